@@ -1,0 +1,56 @@
+# `make demo` and `make test` work on a fresh clone with nothing but python3: the first target that needs it makes .venv.
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# N: how many random cases `make fuzz` runs. JOBS: how many tests run side by side (0: in one process). TESTS: which ones.
+N ?= 20000
+JOBS ?= logical
+TESTS ?= tests
+
+# The models in the tests are tiny: more than one thread for each of their operations only costs.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench fuzz clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make .venv and install hookline with everything in it (once)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@echo "Installing hookline and its tools into $(VENV): once, a minute or so"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[dev,all]'
+	@touch $@
+
+demo: $(STAMP)  ## Train a small net and look inside it (offline, under a minute)
+	@$(BIN)/hookline demo
+
+test: $(STAMP)  ## Run the tests, the examples of the README and the docs among them
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal $(TESTS)
+
+check: $(STAMP)  ## Lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+
+format: $(STAMP)  ## Let ruff put right what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks
+	$(BIN)/python benchmarks/overhead.py
+
+fuzz: $(STAMP)  ## Check N random models and programs of hooks against an oracle: make fuzz N=20000
+	$(BIN)/python -m tests.properties.fuzz $(N)
+
+clean:  ## Remove .venv and everything the tools left
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
