@@ -1,0 +1,80 @@
+"""The exceptions, as a tree: one base class, and each also the built-in it resembles."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import warnings
+from collections.abc import Iterable
+from types import FrameType
+
+
+class HooklineError(Exception):
+    """The base of every error hookline raises."""
+
+
+class SiteError(HooklineError, LookupError):
+    """A place that can't be read as one, or that the model does not have."""
+
+
+class NotCaptured(HooklineError, KeyError):
+    """A value that is not in the cache, and why."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError would show the message in quotes.
+
+
+class NeverFired(HooklineError, RuntimeError):
+    """A site at which nothing passed, or a gradient that cannot exist."""
+
+
+class StaleValue(HooklineError, RuntimeError):
+    """A value that the model has overwritten since it was captured."""
+
+
+class EditError(HooklineError, ValueError):
+    """A new value that does not fit in the place of the old one."""
+
+
+class StoreError(HooklineError, OSError):
+    """A file that can't be written, or is not what it claims to be."""
+
+
+class HooklineWarning(UserWarning):
+    """The run is valid, but probably not what was meant."""
+
+
+class StopForward(BaseException):
+    """Ends a forward early. Not an Exception, so that a model's `except Exception` can't eat it."""
+
+    @property
+    def owner(self) -> object:
+        """Whoever is to catch it."""
+        return self.args[0]
+
+
+def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
+    """Warn at the line of the user: the nearest that is neither hookline's nor torch's."""
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "hookline",
+        "torch",
+        "contextlib",
+    ):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """Return "; did you mean 'a' or 'b'?" for the nearest names, or nothing."""
+    names = list(names)
+    near = sorted(difflib.get_close_matches(text, names, n=3, cutoff=0.6), key=names.index)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+for _public in (
+    HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, HooklineWarning, StopForward,
+):  # fmt: skip
+    _public.__module__ = "hookline"  # So that a traceback names them as users do.
