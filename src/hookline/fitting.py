@@ -1,0 +1,54 @@
+"""Whether a new value can stand where an old one passes: `fit` makes it so, `agree` insists on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import EditError
+from hookline.values import check_fits, check_kind, children, describe, rebuild, share, share_tensor
+
+
+def fit(new: Any, old: Any) -> Any:
+    """Return `new` as a value that can stand where `old` passes: broadcast, of its type, no tensor the caller's own."""
+    if isinstance(old, Tensor):
+        return _fit_tensor(new, old)
+    parts = children(old)
+    if parts is None:
+        return share(new)
+    new_parts = children(new)
+    if new_parts is None or len(new_parts) != len(parts) or isinstance(new, Mapping) != isinstance(old, Mapping):
+        raise EditError(f"{describe(new)} given where {describe(old)} passes; name the part to change, as in '[0]'")
+    if isinstance(old, Mapping) and new_parts.keys() != parts.keys():
+        raise EditError(f"{describe(new)} given where {describe(old)} passes: the keys differ")
+    if not isinstance(old, Mapping):
+        new_parts = dict(zip(parts, new_parts.values(), strict=True))  # A record read from a file has other names.
+    return rebuild(old, {key: fit(new_parts[key], part) for key, part in parts.items()})
+
+
+def agree(new: Any, old: Any) -> None:
+    """Raise unless `new` has the structure, shapes, dtypes and devices of `old`."""
+    if isinstance(old, Tensor):
+        if not isinstance(new, Tensor):
+            raise EditError(f"{describe(new)} given where {describe(old)} passes")
+        if new.shape != old.shape:
+            raise EditError(f"shape {tuple(new.shape)} given where {tuple(old.shape)} passes")
+        check_kind(new, old)
+        return
+    parts, new_parts = children(old), children(new)
+    if parts is None:
+        return
+    if new_parts is None or type(new) is not type(old) or parts.keys() != new_parts.keys():
+        raise EditError(f"{describe(new)} given where {describe(old)} passes")
+    for key, part in parts.items():
+        agree(new_parts[key], part)
+
+
+def _fit_tensor(new: Any, old: Tensor) -> Tensor:
+    check_fits(new, old)
+    if not isinstance(new, Tensor):
+        return torch.full_like(old, new, requires_grad=False)
+    return share_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()

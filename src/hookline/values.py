@@ -1,0 +1,385 @@
+"""Nested values: what a module takes or returns, of any shape.
+
+`children` and `rebuild` say what a container is; everything else here is written in terms of them:
+`get` and `put` a part, `map_tensors` and `leaves` over all tensors, `share` and `copy_tensor` to keep them.
+Nothing the caller holds is ever modified.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import types
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+STAR = _Star()  # In a parsed subscript: every index of that dimension.
+DEEPEST = 40  # Levels of nesting that are looked into.
+ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
+CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
+ITERATORS = (Iterator, AsyncIterator, Coroutine)
+
+lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
+
+
+def children(value: Any) -> dict[Any, Any] | None:
+    """Return the parts of a container by key, or None for anything that is not one."""
+    if isinstance(value, (Tensor, *ATOMS)):
+        return None
+    if isinstance(value, (tuple, list, deque)):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return None
+
+
+def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """Return a container like `value` that holds `parts`."""
+    if isinstance(value, tuple):
+        items = list(parts.values())
+        try:
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        except TypeError:  # A subclass with a constructor of its own.
+            raise HooklineError(
+                f"a {type(value).__name__} passes here, which can't be made anew from its items"
+            ) from None
+    if type(value) is list:
+        return list(parts.values())
+    if type(value) in (dict, types.MappingProxyType):
+        return type(value)(dict(parts))
+    try:
+        new = copy.copy(value)
+    except Exception as error:
+        raise HooklineError(f"a {type(value).__name__} passes here, which can't be copied: {error}") from None
+    for key, part in parts.items():
+        if isinstance(value, (list, deque, Mapping)):
+            new[key] = part
+        else:
+            object.__setattr__(new, key, part)  # Frozen dataclasses refuse setattr.
+    return new
+
+
+def members(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object that is no container but holds what may change: a distribution, a KV cache."""
+    if isinstance(value, (Tensor, *ATOMS, *CLOSED)):
+        return None
+    attributes = _own_attributes(value)
+    holds = any(isinstance(part, (list, dict, deque)) or _holds_tensor(part, depth=6) for part in attributes.values())
+    return attributes if holds else None
+
+
+def get(value: Any, subscripts: Iterable[Any]) -> Any:
+    """Return the part of `value` at `subscripts`."""
+    for subscript in subscripts:
+        value = _get_one(value, subscript)
+    return value
+
+
+def put(value: Any, subscripts: tuple[Any, ...], new: Any) -> Any:
+    """Return `value` with `new` at `subscripts`."""
+    if not subscripts:
+        return new
+    if isinstance(value, Tensor):
+        return _put_in_tensor(value, subscripts, new)
+    first, rest = subscripts[0], subscripts[1:]
+    if isinstance(value, (tuple, list)) and isinstance(first, slice):
+        return _put_slice(value, first, rest, new)
+    part = put(_get_one(value, first), rest, new)
+    parts = children(value)
+    if parts is None:
+        parts = _own_attributes(value)
+    return rebuild(value, {**parts, _key_of(value, parts, first): part})
+
+
+def split(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Follow `subscripts` into the containers; return what is there and the subscripts left for a tensor."""
+    for position, subscript in enumerate(subscripts):
+        if isinstance(value, Tensor):
+            return value, subscripts[position:]
+        value = _get_one(value, subscript)
+    return value, ()
+
+
+def expand(value: Any, subscripts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the subscripts that a `[*]` stands for on this value; without one, just those given."""
+    for position, subscript in enumerate(subscripts):
+        items = subscript if isinstance(subscript, tuple) else (subscript,)
+        if STAR not in items:
+            continue
+        head, tail = subscripts[:position], subscripts[position + 1 :]
+        here = get(value, head)
+        found = []
+        for choice in _choices(here, items):
+            one = choice if isinstance(subscript, tuple) else choice[0]
+            found += [(*head, *rest) for rest in _expand_tail(here, one, tail)]
+        return found
+    return [subscripts]
+
+
+def map_tensors(
+    function: Callable[[Tensor], Any], value: Any, _inside: tuple[int, ...] = (), _in_object: bool = False
+) -> Any:
+    """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, ATOMS):
+        return value
+    if isinstance(value, ITERATORS):
+        raise HooklineError(f"a {type(value).__name__} passes here, and reading it would use it up; hook what makes it")
+    if isinstance(value, (set, frozenset)) and any(isinstance(part, Tensor) for part in value):
+        raise HooklineError(f"a {type(value).__name__} of tensors passes here, which has no order to name its parts by")
+    if id(value) in _inside:
+        return value
+    parts = children(value)
+    if parts is None:
+        # Inside an object that is copied, so are its objects: an empty key-value cache has nothing yet that changes.
+        parts = _own_attributes(value) if _in_object and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
+        _in_object = parts is not None
+    if parts is None or len(_inside) > DEEPEST:
+        return value
+    inside = (*_inside, id(value))
+    return rebuild(value, {key: map_tensors(function, part, inside, _in_object) for key, part in parts.items()})
+
+
+def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
+    """Return every tensor in `value`, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if id(value) in _inside or isinstance(value, ITERATORS):
+        return []
+    parts = children(value)
+    if parts is None:
+        parts = members(value)
+    inside = (*_inside, id(value))
+    return [tensor for part in parts.values() for tensor in leaves(part, inside)] if parts else []
+
+
+def share(value: Any, objects: bool = False) -> Any:
+    """Return `value` with every tensor copied on write: a write on either side leaves the other alone.
+
+    Args:
+        objects: Copy objects too that hold no tensor, so that their attributes can be set.
+    """
+    return map_tensors(share_tensor, value, _in_object=objects)
+
+
+def share_tensor(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write where torch does that right, else now. Autograd flows through."""
+    if torch.compiler.is_dynamo_compiling():
+        return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
+    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
+    if not tensor.is_cpu or tensor.is_quantized or peek_interpreter_stack() is not None:
+        return copy_tensor(tensor)
+    return share_on_any_device(tensor)
+
+
+def share_on_any_device(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
+    try:
+        return lazy_clone(tensor)
+    except (RuntimeError, NotImplementedError):  # Sparse, nested, shared-memory and numpy-owned tensors.
+        return copy_tensor(tensor)
+
+
+def copy_tensor(tensor: Tensor) -> Tensor:
+    """Copy a tensor now; dimensions of stride 0 stay expanded."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0 or tensor.is_quantized:
+        return tensor.clone()
+    if peek_interpreter_stack() is not None or 0 not in tensor.stride():
+        return tensor.clone()
+    narrow = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    return tensor[narrow].clone().expand(tensor.shape)
+
+
+def address(tensor: Tensor) -> int:
+    """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
+    try:
+        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+    except (RuntimeError, NotImplementedError):  # No memory of its own: sparse, nested, a subclass that wraps others.
+        return 0
+
+
+def shape_of(tensor: Tensor) -> str:
+    """Return a tensor's shape as text; a nested one has a shape for each of its parts."""
+    if tensor.is_nested:
+        return f"{tensor.size(0)} nested"
+    return str(tuple(tensor.shape))
+
+
+def describe(value: Any) -> str:
+    """Say in a few words what `value` is: "float32 (2, 5)", "a tuple of 2"."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {shape_of(value)}"
+    if isinstance(value, Mapping):
+        keys = ", ".join(map(str, value))
+        return f"{type(value).__name__} of {keys}" if len(keys) < 60 else f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, (bool, int, float, complex)) or value is None:
+        return repr(value)
+    return type(value).__name__
+
+
+def _get_one(value: Any, subscript: Any) -> Any:
+    try:
+        if isinstance(subscript, str) and not (isinstance(value, Mapping) and subscript in value):
+            return _attributes(value)[subscript]
+        if isinstance(subscript, str) and isinstance(value, Tensor):
+            raise KeyError(subscript)
+        return value[subscript]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        near = did_you_mean(subscript, _attributes(value)) if isinstance(subscript, str) else ""
+        problem = f": {error}" if isinstance(error, (IndexError, ValueError)) and error.args else ""
+        raise SiteError(f"[{subscript!r}] is not a part of {describe(value)}{problem}{near}") from None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what may be named by a string: keys, fields and plain attributes, but no property and no method."""
+    found = _own_attributes(value)
+    found |= {name: getattr(value, name) for name in _fields(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found |= children(value) or {}
+    if isinstance(value, Mapping):
+        found |= {key: part for key, part in value.items() if isinstance(key, str)}
+    return found
+
+
+def _own_attributes(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, in its `__dict__` or in slots."""
+    declared = [getattr(base, "__slots__", ()) for base in type(value).__mro__]
+    slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _fields(value: Any) -> tuple[str, ...]:
+    """Return the names of a tuple's items: a namedtuple's, or those of what torch.max and its like return."""
+    if not isinstance(value, tuple):
+        return ()
+    fields: Any = getattr(value, "_fields", None) or getattr(type(value), "__match_args__", ())
+    return tuple(fields)
+
+
+def _key_of(value: Any, parts: Mapping[Any, Any], subscript: Any) -> Any:
+    """Return the key among `parts` that a subscript means."""
+    if isinstance(subscript, int) and isinstance(value, (tuple, list, deque)):
+        return range(len(parts))[subscript]
+    if isinstance(subscript, str) and subscript in _fields(value):
+        return _fields(value).index(subscript)
+    if isinstance(subscript, int) and isinstance(value, Mapping) and subscript not in value:
+        return list(parts)[subscript]  # A ModelOutput answers to integers too.
+    return subscript
+
+
+def _put_in_tensor(tensor: Tensor, subscripts: tuple[Any, ...], new: Any) -> Tensor:
+    result = tensor.clone()
+    part = result
+    for subscript in subscripts[:-1]:
+        part = _get_one(part, subscript)
+    old = _get_one(part, subscripts[-1])
+    check_fits(new, old)
+    part[subscripts[-1]] = new
+    return result
+
+
+def _put_slice(value: Any, where: slice, rest: tuple[Any, ...], new: Any) -> Any:
+    items = list(value)
+    part = put(value[where], rest, new)
+    if isinstance(part, (Tensor, int, float)) or len(part) != len(items[where]):
+        raise EditError(f"{describe(part)} given where {describe(value[where])} passes")
+    items[where] = part
+    return rebuild(value, dict(enumerate(items)))
+
+
+def _expand_tail(here: Any, one: Any, tail: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    if not tail:
+        return [(one,)]
+    return [(one, *rest) for rest in expand(_get_one(here, one), tail)]
+
+
+def _choices(value: Any, items: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Replace each STAR among the items of one subscript by every index it can take."""
+    if not isinstance(value, Tensor):
+        keys = list(value) if isinstance(value, Mapping) else range(len(children(value) or ()))
+        return [(key,) for key in keys]
+    consumed = [item for item in items if item is not None and item is not Ellipsis]
+    if len(consumed) > value.dim():
+        raise SiteError(f"{len(consumed)} indices for {describe(value)}")
+    found: list[tuple[Any, ...]] = [()]
+    dimension = 0
+    for item in items:
+        if item is Ellipsis:
+            dimension += value.dim() - len(consumed)
+        indices: Iterable[Any] = range(value.shape[dimension]) if item is STAR else [item]
+        found = [(*chosen, index) for chosen in found for index in indices]
+        dimension += item is not None and item is not Ellipsis
+    return found
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, (*ATOMS, *CLOSED)):
+        return False
+    parts = children(value)
+    if parts is None:
+        parts = _own_attributes(value)
+    return any(_holds_tensor(part, depth - 1) for part in list(parts.values()))
+
+
+def check_fits(new: Any, old: Tensor) -> None:
+    """Raise unless `new` can be written over `old`: a number it can hold, or a tensor of its kind that broadcasts."""
+    if isinstance(new, Tensor):
+        check_kind(new, old)
+        _check_broadcast(new, old)
+    else:
+        _check_number(new, old)
+
+
+def check_kind(new: Tensor, old: Tensor) -> None:
+    """Raise unless a new tensor has the layout, dtype and device of the old one."""
+    if new.layout != old.layout:
+        raise EditError(f"a {new.layout} tensor given where a {old.layout} one passes")
+    if new.dtype != old.dtype:
+        raise EditError(f"{new.dtype} given where {old.dtype} passes; cast it with .to({old.dtype})")
+    if new.device != old.device:
+        raise EditError(
+            f"a value on {new.device} given where one on {old.device} passes; move it with .to('{old.device}')"
+        )
+
+
+def _check_broadcast(new: Tensor, old: Tensor) -> None:
+    offset = old.dim() - new.dim()
+    fits = offset >= 0 and all(size in (1, old.shape[offset + i]) for i, size in enumerate(new.shape))
+    if not fits:
+        raise EditError(f"shape {tuple(new.shape)} does not fit where {tuple(old.shape)} passes")
+
+
+def _check_number(new: Any, old: Tensor) -> None:
+    if not isinstance(new, (bool, int, float, complex)):
+        raise EditError(f"{describe(new)} given where {describe(old)} passes; give a tensor or a number")
+    whole = isinstance(new, (bool, int)) or (isinstance(new, float) and new.is_integer())
+    if isinstance(new, complex) and not old.is_complex():
+        raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a complex number")
+    if old.is_floating_point() or old.is_complex() or isinstance(new, complex):
+        return
+    if not whole:
+        raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a fraction")
+    if old.dtype is not torch.bool and not torch.iinfo(old.dtype).min <= new <= torch.iinfo(old.dtype).max:
+        raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a number of that size")
