@@ -1,0 +1,338 @@
+"""WHERE, as text: `Site`, one place in a model, and `Pattern`, what a user writes to name some.
+
+    path [#call] [:port] [subscripts]        h.3#2:inputs["mask"][:, -1]
+
+Text is parsed here, once, and never evaluated. `where.py` says which modules of a model a pattern means.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+from hookline.errors import SiteError, did_you_mean
+from hookline.values import STAR
+
+PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs")
+LONGEST_TEXT = 4096
+LARGEST_INTEGER = 2**31
+MOST_ALTERNATIVES = 1024
+
+_SPECIAL = re.compile(r"[\\*{}\[\]:#/()]")
+_TOKEN = re.compile(
+    r"\s*(?:(-?\d+)|(\.\.\.)|(None)|(\*)|(:)|(,)|(\])|(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'))", re.DOTALL
+)
+_PLAIN = re.compile(r"[^.:\[#/(*{\\]+")
+
+
+Segments = tuple[tuple[tuple[str, ...], ...] | None, ...]  # For each name its alternatives, cut at `*`; None is `**`.
+_ANY_NAME = (("", ""),)  # A `*` alone.
+
+
+class Site(NamedTuple):
+    """One place in a model where a value passes.
+
+    >>> Site.parse("h.3:inputs['mask'][:,-1]")
+    Site('h.3:inputs["mask"][:, -1]')
+    """
+
+    path: str
+    port: str = "output"
+    index: str = ""  # type: ignore[assignment]  # Hides tuple.index, which nobody needs of a site.
+    call: int | None = None
+    member: str = ""
+
+    @staticmethod
+    def parse(text: str) -> Site:
+        """Read the text of one site; wildcards in the path are refused."""
+        pattern = parse(text)
+        if pattern.path is None:
+            raise SiteError(f"{text!r} has a wildcard and names no single site; hl.sites(model, {text!r}) lists them")
+        return pattern.at(pattern.path)
+
+    @property
+    def subscripts(self) -> tuple[Any, ...]:
+        """The subscripts as Python objects."""
+        return parse_subscripts(self.index)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether a gradient passes here, and not a value."""
+        return self.port.startswith("grad")
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        return f"Site({str(self)!r})"
+
+
+class Pattern(NamedTuple):
+    """A parsed text: which modules (`path`, or else `segments` with wildcards), and where at each."""
+
+    text: str
+    path: str | None
+    segments: Segments
+    port: str = "output"
+    index: str = ""  # type: ignore[assignment]
+    call: int | None = None
+
+    def at(self, path: str) -> Site:
+        """Return this place at the module `path`."""
+        return Site(path, self.port, self.index, self.call)
+
+    def matches(self, path: str) -> bool:
+        """Whether the wildcards match this module path; linear in its length."""
+        if not path or (None not in self.segments and path.count(".") != len(self.segments) - 1):
+            return False
+        return _match_names(path.split("."), self.segments)
+
+
+@lru_cache(maxsize=16384)
+def text_of(site: Site) -> str:
+    """Return the one canonical text of a site."""
+    call = "" if site.call is None else f"#{site.call}"
+    port = "" if site.port == "output" else f":{site.port}"
+    return _SPECIAL.sub(r"\\\g<0>", site.path) + site.member + call + port + site.index
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Pattern:
+    """Read one text of the site language."""
+    if not isinstance(text, str):
+        raise SiteError(f"a site is text, not {type(text).__name__}")
+    if len(text) > LONGEST_TEXT:
+        raise SiteError(f"a site of {len(text)} characters; at most {LONGEST_TEXT} are read")
+    segments, position = _parse_path(text)
+    call, position = _parse_call(text, position)
+    port, position = _parse_port(text, position)
+    index, position = _parse_index(text, position)
+    if call is None:
+        call, position = _parse_call(text, position)
+    if position < len(text):
+        _refuse(text, position, _unknown(text[position]))
+    literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)
+    path = ".".join(names[0][0] for names in segments if names) if literal else None
+    return Pattern(text, path, segments, port, index, call)
+
+
+@lru_cache(maxsize=4096)
+def parse_subscripts(index: str) -> tuple[Any, ...]:
+    """Return the Python subscripts that the text of an index stands for."""
+    found = []
+    position = 0
+    while position < len(index):
+        subscript, position = _parse_subscript(index, position)
+        found.append(subscript)
+    return tuple(found)
+
+
+def write_subscripts(subscripts: tuple[Any, ...]) -> str:
+    """Return the canonical text of subscripts."""
+    return "".join(f"[{_write_items(subscript)}]" for subscript in subscripts)
+
+
+def _refuse(text: str, position: int, problem: str) -> NoReturn:
+    raise SiteError(f"{problem}\n    {text}\n    {' ' * position}^")
+
+
+def _unknown(character: str) -> str:
+    if character in "/(":
+        return "functions and methods inside a forward are not sites yet; a name with this character takes a backslash"
+    return f"unexpected {character!r}"
+
+
+def _parse_path(text: str) -> tuple[tuple[tuple[tuple[str, ...], ...] | None, ...], int]:
+    """Read names up to the first mark; return the alternatives of each name, and where the path ends."""
+    segments: list[tuple[tuple[str, ...], ...] | None] = []
+    alternatives = [[""]]  # Each alternative is the pieces of literal text between its `*`s.
+    position = stars = 0
+    while True:
+        character = text[position : position + 1]
+        if character in ("", ".", ":", "[", "#", "/", "("):
+            segments.append(
+                None if stars == 2 and alternatives == [["", "", ""]] else _finish(text, alternatives, stars)
+            )
+            if character != ".":
+                return tuple(segments), position
+            alternatives, stars = [[""]], 0
+        elif character == "*":
+            stars += 1
+            alternatives = [[*pieces, ""] for pieces in alternatives]
+        elif character == "{":
+            alternatives, position = _parse_braces(text, position, alternatives)
+        elif character == "\\" and position + 1 < len(text):
+            position += 1
+            _append(alternatives, text[position])
+        else:
+            plain = _PLAIN.match(text, position)
+            run = plain.group() if plain else character
+            _append(alternatives, run)
+            position += len(run) - 1
+        position += 1
+
+
+def _finish(text: str, alternatives: list[list[str]], stars: int) -> tuple[tuple[str, ...], ...]:
+    if stars > 1 and any("" in pieces[1:-1] for pieces in alternatives):
+        raise SiteError(f"{text!r}: '**' stands alone between dots, as in 'h.**' or '**.mlp'")
+    return tuple(tuple(pieces) for pieces in alternatives)
+
+
+def _parse_braces(text: str, position: int, alternatives: list[list[str]]) -> tuple[list[list[str]], int]:
+    end = text.find("}", position)
+    if end < 0:
+        _refuse(text, position, "'{' is not closed")
+    choices = [choice.strip() for choice in text[position + 1 : end].split(",")]
+    if len(choices) * len(alternatives) * (len(text) // 64 + 1) > MOST_ALTERNATIVES:
+        _refuse(text, position, f"more than {MOST_ALTERNATIVES} alternatives")
+    if any(not choice or _SPECIAL.search(choice) or "." in choice for choice in choices):
+        _refuse(text, position, "'{...}' takes plain names between commas, as in 'h.{0,3}'")
+    return [[*pieces[:-1], pieces[-1] + choice] for pieces in alternatives for choice in choices], end
+
+
+def _append(alternatives: list[list[str]], text: str) -> None:
+    for pieces in alternatives:
+        pieces[-1] += text
+
+
+def _parse_call(text: str, position: int) -> tuple[int | None, int]:
+    if text[position : position + 1] != "#":
+        return None, position
+    match = re.compile(r"\d{1,10}").match(text, position + 1)
+    if match is None:
+        _refuse(text, position, "'#' takes the number of a call, from 0")
+    return int(match.group()), match.end()
+
+
+def _parse_port(text: str, position: int) -> tuple[str, int]:
+    if text[position : position + 1] != ":":
+        return "output", position
+    match = re.compile(r"\w*").match(text, position + 1)
+    name = match.group() if match else ""
+    if name not in PORTS:
+        _refuse(text, position, f"{name!r} is not a port{did_you_mean(name, PORTS) or ': ' + ', '.join(PORTS)}")
+    return name, position + 1 + len(name)
+
+
+def _parse_index(text: str, position: int) -> tuple[str, int]:
+    found = []
+    while text[position : position + 1] == "[":
+        subscript, position = _parse_subscript(text, position)
+        found.append(subscript)
+    return write_subscripts(tuple(found)), position
+
+
+def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
+    """Read one `[...]`; a single item stands for itself, several are a tuple."""
+    items: list[Any] = []
+    parts: list[Any] = []  # The item being read, with the colons of a slice in it.
+    start, position = position, position + 1
+    while True:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            position += len(text[position:]) - len(text[position:].lstrip())
+            _refuse(text, position, "not a subscript: integers, slices, '...', None, '*' and quoted keys are")
+        token, kind = match.group().strip(), match.lastindex
+        if kind in (6, 7):  # A comma or the closing bracket.
+            items.append(_finish_item(text, start, parts))
+            parts = []
+            if kind == 7:
+                return _finish_subscript(text, start, items), match.end()
+        else:
+            parts.append(_read_token(text, position, token, kind or 0))
+        position = match.end()
+
+
+def _read_token(text: str, position: int, token: str, kind: int) -> Any:
+    if kind == 1:
+        if abs(int(token)) >= LARGEST_INTEGER:
+            _refuse(text, position, "an index of 2**31 or more")
+        return int(token)
+    if kind == 8:
+        return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
+    return {2: Ellipsis, 3: None, 4: STAR, 5: _COLON}[kind]
+
+
+_COLON = object()
+
+
+def _finish_item(text: str, start: int, parts: list[Any]) -> Any:
+    if _COLON not in parts:
+        if len(parts) != 1:
+            _refuse(text, start, "an empty subscript" if not parts else "a comma is missing")
+        return parts[0]
+    bounds: list[int | None] = [None]
+    for part in parts:
+        if part is _COLON:
+            bounds.append(None)
+        elif isinstance(part, int) and bounds[-1] is None:
+            bounds[-1] = part
+        else:
+            _refuse(text, start, "not a slice")
+    if len(bounds) > 3 or 0 in bounds[2:]:
+        _refuse(text, start, "not a slice")
+    return slice(*bounds)
+
+
+def _finish_subscript(text: str, start: int, items: list[Any]) -> Any:
+    if len(items) > 1 and any(isinstance(item, str) for item in items):
+        _refuse(text, start, "a key stands alone in its brackets")
+    if items.count(Ellipsis) > 1:
+        _refuse(text, start, "more than one '...'")
+    return items[0] if len(items) == 1 else tuple(items)
+
+
+def _write_items(subscript: Any) -> str:
+    if isinstance(subscript, str):
+        return '"' + re.sub(r'[\\"]', r"\\\g<0>", subscript) + '"'
+    return ", ".join(map(_write_item, subscript if isinstance(subscript, tuple) else (subscript,)))
+
+
+def _write_item(item: Any) -> str:
+    if item is Ellipsis:
+        return "..."
+    if not isinstance(item, slice):
+        return str(item)
+    start, stop, step = ("" if bound is None else str(bound) for bound in (item.start, item.stop, item.step))
+    return f"{start}:{stop}" + (f":{step}" if step else "")
+
+
+def _match_names(names: list[str], segments: Segments) -> bool:
+    """Match names against segments with two pointers; a last `**` takes at least one name, any other may take none."""
+    if segments[-1] is None:
+        segments = (*segments[:-1], _ANY_NAME, None)
+    name = segment = 0
+    restart: tuple[int, int] | None = None
+    while name < len(names):
+        if segment < len(segments) and segments[segment] is None:
+            restart = (segment, name)
+            segment += 1
+        elif segment < len(segments) and _match_name(names[name], segments[segment] or ()):
+            name, segment = name + 1, segment + 1
+        elif restart is not None:
+            restart = (restart[0], restart[1] + 1)
+            segment, name = restart[0] + 1, restart[1]
+        else:
+            return False
+    return all(left is None for left in segments[segment:])
+
+
+def _match_name(name: str, alternatives: tuple[tuple[str, ...], ...]) -> bool:
+    if alternatives == _ANY_NAME:
+        return True
+    return any(name == pieces[0] if len(pieces) == 1 else _match_pieces(name, pieces) for pieces in alternatives)
+
+
+def _match_pieces(name: str, pieces: tuple[str, ...]) -> bool:
+    """Whether the pieces occur in this order, at the ends too, with at least one character in each gap."""
+    first, *middle, last = pieces
+    if not (name.startswith(first) and name.endswith(last)):
+        return False
+    position = len(first)
+    for piece in middle:
+        position = name.find(piece, position + 1)
+        if position < 0:
+            return False
+        position += len(piece)
+    return position + 1 <= len(name) - len(last)
