@@ -1,0 +1,150 @@
+"""A model's modules by name, seen through what wraps them: `torch.compile`, DDP, FSDP, PEFT."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+# Wrappers that hold one model and change its names: the child's name, and what the wrapper's class is called.
+_WRAPPERS = {
+    "_orig_mod": ("OptimizedModule",),
+    "module": ("DistributedDataParallel", "DataParallel", "AveragedModel"),
+    "_fsdp_wrapped_module": ("FullyShardedDataParallel",),
+    "_checkpoint_wrapped_module": ("ActivationWrapper",),
+    "base_model": ("PeftModel",),
+    "model": ("BaseTuner",),
+}
+
+Children = Mapping[str, nn.Module | None]
+Named = tuple[str, nn.Module, Children | None]  # A module, its name and its siblings.
+
+
+def inner(module: nn.Module) -> nn.Module | None:
+    """Return the model inside a known wrapper, or None."""
+    held = children_of(module)
+    for key in held if len(held) <= 2 else ():
+        if key in _WRAPPERS and any(base.__name__ in _WRAPPERS[key] for base in type(module).__mro__):
+            return held[key]
+    return None
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the model inside all known wrappers."""
+    found = inner(module)
+    while found is not None:
+        module = found
+        found = inner(module)
+    return module
+
+
+def replaced_by(path: str, module: nn.Module, siblings: Children | None) -> nn.Module | None:
+    """Return the module that now stands where another did, or None if nothing has changed."""
+    if siblings is None:
+        return None
+    now = siblings.get(path.rpartition(".")[2])
+    return None if now is None or now is module or unwrap(now) is module else now
+
+
+class Names:
+    """The modules of one model by name, held weakly."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+
+    def walk(self) -> list[Named]:
+        """Return every name, its module and that module's siblings; the model itself first.
+
+        Tied modules come under each of their names.
+        """
+        model = self._model()
+        found: list[Named] = []
+        if model is not None:
+            found.append(("", unwrap(model), None))
+            _collect("", unwrap(model), set(), found)
+        return found
+
+    def once(self) -> list[tuple[str, nn.Module]]:
+        """Return every module once, under its first name."""
+        found: dict[int, tuple[str, nn.Module]] = {}
+        for name, module, _ in self.walk():
+            found.setdefault(id(module), (name, module))
+        return list(found.values())
+
+    def find(self, path: str) -> nn.Module | None:
+        """Return the module of that name, with or without the names that wrappers add; None if there is none."""
+        place = self.locate(path)
+        return None if place is None else place[1]
+
+    def locate(self, path: str) -> tuple[str, nn.Module, Children | None] | None:
+        """Return a module by its name: the name without what wrappers add to it, the module, and its siblings."""
+        model = self._model()
+        if model is None:
+            return None
+        place = _descend(model, path.split(".") if path else [], (), None)
+        return None if place is None else (".".join(place[0]), place[1], place[2])
+
+    def of(self, module: nn.Module) -> list[str]:
+        """Return every name of a module object; one that is held outside the module tree has its class for a name."""
+        target = unwrap(module)
+        return [name for name, found, _ in self.walk() if found is target] or [
+            f"<{type(target).__name__} {id(target):x}>"
+        ]
+
+
+def children_of(module: nn.Module) -> Children:
+    """Return a module's direct children."""
+    found: object = module._modules
+    return found if isinstance(found, dict) else dict(module.named_children())  # A ScriptModule keeps them in C++.
+
+
+def is_container(module: nn.Module) -> bool:
+    """Whether the module has no forward of its own, as ModuleList and ModuleDict."""
+    return "forward" not in module.__dict__ and type(module).forward is nn.Module.forward
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether the module runs inside a torch.jit graph, where nothing can be seen."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Return how many parameters a module has, those of lazy modules that have not run yet not counted."""
+    return sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))  # type: ignore[misc, redundant-expr]
+
+
+def _collect(name: str, module: nn.Module, above: set[int], found: list[Named]) -> None:
+    """Add all modules below one. Leaves, the most of them, cost no call."""
+    above.add(id(module))
+    prefix = name + "." if name else ""
+    siblings = children_of(module)
+    for key, child in siblings.items():
+        if child is None:
+            continue
+        if not child._modules:
+            found.append((prefix + key, child, siblings))
+            continue
+        child = unwrap(child)
+        if id(child) not in above:  # Else the modules hold each other in a ring.
+            found.append((prefix + key, child, siblings))
+            _collect(prefix + key, child, above, found)
+    above.discard(id(module))
+
+
+def _descend(
+    module: nn.Module, parts: list[str], above: tuple[str, ...], siblings: Children | None
+) -> tuple[tuple[str, ...], nn.Module, Children | None] | None:
+    """Follow `parts` through the children alone: no property runs, no attribute is reached."""
+    wrapped, module = module, unwrap(module)
+    if not parts:
+        return above, module, siblings
+    held = children_of(module)
+    child = held.get(parts[0])
+    place = _descend(child, parts[1:], (*above, parts[0]), held) if child is not None else None
+    inside = inner(wrapped)
+    if place is None and inside is not None and children_of(wrapped).get(parts[0]) is inside:
+        return _descend(inside, parts[1:], above, siblings)  # A wrapper's own name for what it holds.
+    return place
