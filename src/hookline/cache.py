@@ -1,0 +1,356 @@
+"""What was captured, in memory: a mapping from site to value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline import files
+from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
+from hookline.records import EMPTY, Record, Session
+from hookline.sites import Pattern, Site, parse, parse_subscripts, write_subscripts
+from hookline.stats import Stats
+from hookline.tables import count, html_table, table
+from hookline.tree import Names
+from hookline.values import (
+    STAR,
+    address,
+    children,
+    copy_tensor,
+    describe,
+    expand,
+    get,
+    leaves,
+    map_tensors,
+    rebuild,
+    shape_of,
+)
+
+Key = str | Site | nn.Module
+
+
+class Cache(Mapping[str, Any]):
+    """What passed at each site, in the order the sites first fired.
+
+    >>> cache = Cache({"h.0": torch.ones(2, 3), "h.1": torch.zeros(2, 3)})
+    >>> cache
+    2 sites, 48 bytes
+    site  calls  dtype    shape
+    ────  ─────  ───────  ──────
+    h.0       1  float32  (2, 3)
+    h.1       1  float32  (2, 3)
+    >>> (cache - cache).stack("h.*").shape
+    torch.Size([2, 2, 3])
+    """
+
+    def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
+        self._asked: list[Record] = []
+        self._index: dict[Site, Record] = {}
+        self._names: Names | None = None
+        self._session = Session()
+        for key, value in (values or {}).items():
+            self._keep(key if isinstance(key, Site) else Site.parse(key), [value])
+
+    def __getitem__(self, key: Key) -> Any:
+        record = self._find(key)
+        if not self._is_readable(record):
+            raise NotCaptured(self._why_empty(record))
+        return record.latest()
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(record.site) for record in self._fired())
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(list(self))
+
+    def __len__(self) -> int:
+        return len(self._fired())
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self._is_readable(self._find(key))  # type: ignore[arg-type]
+        except (NotCaptured, SiteError):
+            return False
+
+    def calls(self, key: Key) -> list[Any]:
+        """Return every value kept of a site, oldest call first; empty if it has not fired."""
+        return self._find(key).all()
+
+    def select(self, *where: str | Site) -> Cache:
+        """Return the sites that match, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
+        result = self._like()
+        for text in map(str, where):
+            pattern = parse(text)
+            chosen = [(record, rest) for record in self._fired() if (rest := _rest(pattern, record.site)) is not None]
+            if not chosen and pattern.path is not None:
+                tied = pattern._replace(index="").at(pattern.path)  # A tied module's other name.
+                chosen = [(self._find(tied), parse_subscripts(pattern.index))] if str(tied) in self else []
+            if not chosen:
+                raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
+            for record, rest in chosen:
+                values = record.all()
+                for subscripts in expand(values[-1], rest):
+                    site = record.site._replace(index=record.site.index + write_subscripts(subscripts))
+                    result._keep(site, [_part(value, subscripts) for value in values])
+        return result
+
+    def map(self, function: Callable[[Any], Any]) -> Cache:
+        """Return a cache with `function(value)` in place of each value."""
+        result = self._like()
+        for record in self._fired():
+            result._keep(record.site, [function(value) for value in record.all()])
+        return result
+
+    def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
+        """Return a cache on another device or in another dtype; integers and booleans keep their dtype."""
+        if isinstance(target, torch.dtype):
+            return self.map(lambda value: map_tensors(lambda tensor: _cast(tensor, target), value))
+        return self.map(lambda value: map_tensors(lambda tensor: tensor.to(target), value))
+
+    def stack(self, *where: str | Site) -> Tensor:
+        """Return the latest values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
+
+        They come in the order of their names, so that values and gradients of the same layers stand beside each other.
+        """
+        chosen = self.select(*where) if where else self
+        values = {site: chosen[site] for site in sorted(chosen, key=_natural)}
+        shapes = {site: describe(value) for site, value in values.items()}
+        if len(set(shapes.values())) > 1 or not all(isinstance(value, Tensor) for value in values.values()):
+            found = ", ".join(f"'{site}' is {shape}" for site, shape in shapes.items())
+            raise EditError(f"only tensors of one shape and dtype stack: {found}")
+        return torch.stack(list(values.values()))
+
+    def stats(self) -> Stats:
+        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table."""
+        return Stats({site: leaves(value) for site, value in self.items()})
+
+    def clear(self) -> None:
+        """Forget every value; the hooks that fill this cache go on."""
+        self._session.began, self._session.failed = self._session.forwards, 0
+        for record in self._records.values():
+            record.clear()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write every call of every site to one safetensors file, whole or not at all."""
+        files.write(path, {str(record.site): record.all() for record in self._fired()}, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Cache:
+        """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file is a StoreError."""
+        cache = cls()
+        for text, values in files.read(path).items():
+            try:
+                cache._keep(Site.parse(text), values)
+            except SiteError as error:
+                raise StoreError(f"{os.fspath(path)} holds a name that is no site: {error}") from None
+        return cache
+
+    def __add__(self, other: Mapping[str, Any]) -> Cache:
+        return self._combine(other, torch.add)
+
+    def __sub__(self, other: Mapping[str, Any]) -> Cache:
+        return self._combine(other, torch.sub)
+
+    def __repr__(self) -> str:
+        return table(("site", "calls", "dtype", "shape"), self._rows(), self._title())
+
+    def _repr_html_(self) -> str:
+        return html_table(("site", "calls", "dtype", "shape"), self._rows(), self._title())
+
+    @property
+    def _records(self) -> dict[Site, Record]:
+        """The records by site. Made when first read: a cache that is never read should not cost it."""
+        if len(self._index) < len(self._asked):
+            self._index = {record.site: record for record in self._asked}
+            self._asked = list(self._index.values())  # A site that was captured anew counts once.
+        return self._index
+
+    def _like(self) -> Cache:
+        """Return an empty cache that knows the same names."""
+        result = Cache()
+        result._names = self._names
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_names": None}  # A model's names are of no use in another process.
+
+    def _keep(self, site: Site, values: list[Any]) -> None:
+        if not values:
+            return
+        record = Record(site, 1 if len(values) == 1 else None)
+        for stamp, value in enumerate(values):
+            record.put(value, stamp, 0)
+        self._asked.append(record)
+
+    def _all(self) -> Iterator[Record]:
+        for record in self._records.values():
+            if record.family is None:
+                yield record
+            else:
+                yield from record.family.values()
+
+    def _fired(self) -> list[Record]:
+        found = {record.site: record for record in self._all() if self._is_readable(record)}
+        return sorted(found.values(), key=lambda record: record.order)
+
+    def _find(self, key: Key) -> Record:
+        """Find a record by its text, any other spelling of it, a Site or a module object."""
+        if isinstance(key, nn.Module):
+            wanted = [Site(name) for name in self._names.of(key)] if self._names is not None else []
+        elif isinstance(key, Site):
+            wanted = [key]
+        elif isinstance(key, str):
+            wanted = [Site(key)]  # Text that equals a module's name is that module.
+            if wanted[0] not in self._records and (pattern := parse(key)).path is not None:
+                wanted.append(pattern.at(pattern.path))
+        else:
+            raise NotCaptured(f"a cache is read by site, not by {type(key).__name__}")
+        for site in wanted:
+            record = self._records.get(site)
+            if record is not None and record.family is None:
+                return record
+        records = {record.site: record for record in self._all()}
+        for site in wanted:
+            if site in records:
+                return records[site]
+        tied = next(
+            (record for site in wanted for record in records.values() if self._is_tied(record.site, site)), None
+        )
+        if tied is None:
+            raise NotCaptured(self._why_unknown(key))
+        return tied
+
+    def _is_readable(self, record: Record) -> bool:
+        return not (record.value is EMPTY or record.reason or self._session.forked or self._was_missed(record))
+
+    def _was_missed(self, record: Record) -> bool:
+        """Whether the value is from before the latest forward, which failed before it came to this site."""
+        session = self._session
+        return 0 < session.broke == session.forwards != record.seen and not record.site.is_gradient
+
+    def _is_tied(self, one: Site, other: Site) -> bool:
+        """Whether two sites are one place of one module that has several names."""
+        if self._names is None or one._replace(path="") != other._replace(path=""):
+            return False
+        module = self._names.find(one.path)
+        return module is not None and module is self._names.find(other.path)
+
+    def _why_unknown(self, key: Key) -> str:
+        name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
+        for site, record in self._records.items():
+            if record.family == {}:
+                return f"{name} was not captured: nothing has passed '{site}' yet"
+            if record.family is not None and str(site) == str(key):
+                first = next(iter(record.family.values())).site
+                return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
+        near = "" if isinstance(key, nn.Module) else did_you_mean(str(key), map(str, self._records))
+        return f"{name} was not captured{near}"
+
+    def _why_empty(self, record: Record) -> str:
+        session = self._session
+        if session.forked:
+            return f"'{record.site}' can't be read here: this process was forked from the one that placed the hooks"
+        if record.reason:
+            return record.reason
+        if record.value is not EMPTY:
+            return f"nothing passed '{record.site}' in the latest forward, which failed before it"
+        if session.elsewhere and not session.any_forward:
+            return (
+                f"nothing has passed '{record.site}' on this thread, where the block was opened; to run the model on "
+                "another one, start it with contextvars.copy_context().run(...)"
+            )
+        if record.site.is_gradient:
+            return f"no gradient has reached '{record.site}': call backward() after the forward"
+        if session.over:
+            return f"nothing passed '{record.site}': {session.over}"
+        if session.any_forward:
+            return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
+        return f"nothing has passed '{record.site}' yet: run the model first"
+
+    def _combine(self, other: Mapping[str, Any], operation: Callable[[Tensor, Tensor], Tensor]) -> Cache:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        differ = sorted(set(self) ^ set(other))
+        if differ:
+            raise HooklineError(
+                f"the two caches don't hold the same sites; only one has {', '.join(map(repr, differ[:5]))}"
+            )
+        result = self._like()
+        for site in self:
+            ours = self.calls(site)
+            theirs = other.calls(site) if isinstance(other, Cache) else [other[site]]
+            if len(ours) != len(theirs):
+                raise HooklineError(f"'{site}' has {len(ours)} calls in one cache and {len(theirs)} in the other")
+            pairs = zip(ours, theirs, strict=True)
+            result._keep(Site.parse(site), [_apply(operation, one, other_one, site) for one, other_one in pairs])
+        return result
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        rows: list[tuple[object, ...]] = []
+        for record in self._fired():
+            value = record.peek()
+            tensors = leaves(value)
+            shapes = ", ".join(map(shape_of, tensors[:4])) + (", …" if len(tensors) > 4 else "")
+            dtypes = ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+            rows.append((str(record.site) or '""', record.count or "?", dtypes or describe(value), shapes))
+        return rows
+
+    def _title(self) -> str:
+        tensors = [tensor for record in self._fired() for tensor in leaves(record.peek_all())]
+        sizes = {address(tensor): _size(tensor) for tensor in tensors}
+        return f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
+
+
+def _natural(site: str) -> list[tuple[int, int | str]]:
+    """Sort "h.2" before "h.10"."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", site) if part]
+
+
+def _size(tensor: Tensor) -> int:
+    """Return the bytes that a tensor holds: those of all its memory, of which it may show only a part."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or address(tensor) == 0:
+        return tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes()
+
+
+def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
+    """Return the subscripts of `pattern` beyond those of `site`, or None if it means another place."""
+    same_path = site.path == pattern.path if pattern.path is not None else pattern.matches(site.path)
+    asked, had = parse_subscripts(pattern.index), site.subscripts
+    if not same_path or pattern.port != site.port or pattern.call not in (None, site.call):
+        return None
+    return asked[len(had) :] if all(map(_means, asked, had)) and len(asked) >= len(had) else None
+
+
+def _means(asked: Any, had: Any) -> bool:
+    """Whether a subscript that was asked for is the one that was captured: `*` is any index."""
+    if asked is STAR or asked == had:
+        return True
+    both = isinstance(asked, tuple) and isinstance(had, tuple) and len(asked) == len(had)
+    return both and all(map(_means, asked, had))
+
+
+def _part(value: Any, subscripts: tuple[Any, ...]) -> Any:
+    return map_tensors(copy_tensor, get(value, subscripts)) if subscripts else value
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _apply(operation: Callable[[Tensor, Tensor], Tensor], one: Any, other: Any, site: str) -> Any:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or torch.bool in (one.dtype, other.dtype):
+            raise EditError(f"{site!r} is {describe(one)} in one cache and {describe(other)} in the other")
+        return operation(one, other)
+    parts, others = children(one), children(other)
+    if parts is None and others is None and type(one) is type(other) and not isinstance(one, Tensor):
+        return one
+    if parts is None or others is None or list(parts) != list(others):
+        raise EditError(f"{site!r} is {describe(one)} in one cache and {describe(other)} in the other")
+    return rebuild(one, {key: _apply(operation, part, others[key], site) for key, part in parts.items()})

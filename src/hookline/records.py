@@ -1,0 +1,200 @@
+"""What one capture has kept of one site: its values, call by call, and whether they may still be read."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from hookline.errors import HooklineError, StaleValue, warn
+from hookline.sites import Site
+from hookline.values import address, map_tensors, share_tensor
+
+EMPTY: Any = object()
+NEVER = 1 << 62
+INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"
+ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
+
+
+class Session:
+    """What is known of the runs that fill a cache. It holds no model."""
+
+    def __init__(self) -> None:
+        self.forwards = 0  # Forwards of the model.
+        self.began = 0  # How many of them were before the hooks were last entered.
+        self.failed = 0  # How many since then ended with an exception.
+        self.broke = 0  # The number of the latest that did.
+        self.stopped = False  # Whether one of them was ended early.
+        self.ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
+        self.elsewhere = False  # Whether it ran on another thread or task than the block's.
+        self.over = ""  # Why no further value will come.
+        self.forked = False  # Whether this process is a copy of the one that placed the hooks.
+
+    def restart(self) -> None:
+        """Count anew, at the beginning of a block."""
+        self.began = self.forwards
+        self.failed = 0
+        self.ran = self.elsewhere = self.stopped = False
+        self.over = ""
+
+    def fail(self) -> None:
+        """Note that the forward that is running ends with an exception."""
+        self.failed += 1
+        self.broke = self.forwards
+
+    @property
+    def since(self) -> int:
+        """Forwards since the hooks were last entered."""
+        return self.forwards - self.began
+
+    @property
+    def any_forward(self) -> bool:
+        """Whether the model has run to its end since the hooks were last entered."""
+        return self.since > self.failed or self.ran
+
+
+class Guarded:
+    """A value and the tensors it shares memory with, each with the version at which it was captured."""
+
+    __slots__ = ("sources", "value")
+
+    def __init__(self, value: Any, sources: list[tuple[Tensor, int, Tensor | None]]) -> None:
+        self.value = value
+        self.sources = sources
+
+    def read(self, site: Site) -> Any:
+        """Return the value, unless the model has overwritten it since."""
+        for source, version, copy in self.sources:
+            if source._version != version and (copy is None or address(source) == address(copy) != 0):
+                raise StaleValue(
+                    f"'{site}' was overwritten in place after it was captured "
+                    f"(version {version}, now {source._version}); "
+                    "capture it with clone=True"
+                )
+        # Those that have parted from their copies can't harm it any more, and need not be held.
+        self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
+        return self.value
+
+
+class Record:
+    """The calls kept of one site. `keep` is how many; None is all.
+
+    What is the same for every new record stands on the class: one is made for each hooked module.
+    """
+
+    keep: int | None = 1
+    value: Any = EMPTY  # The latest, by the time its call began.
+    stamp: Any = -1
+    count = 0
+    order = 0  # When it first fired.
+    seen = NEVER  # The forward of the model in which it last fired.
+    repeated = False  # Whether it fired several times in one forward.
+    is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
+    reason = ""  # Why there is nothing to read.
+    family: dict[str, Record] | None = None  # For `[*]`: a record for each index met so far.
+
+    def __init__(self, site: Site, keep: int | None = 1) -> None:
+        self.site = site
+        if keep != 1:
+            self.keep = keep
+            self.calls: list[tuple[Any, Any]] = []  # (stamp, value)
+
+    def put(self, value: Any, stamp: Any, forward: int) -> None:
+        """Keep the value of the call that began at `stamp`."""
+        if not self.order:
+            self.order = next(ticks)
+            self.stamp = stamp
+        elif self.seen == forward and forward:
+            self.repeated = True
+        self.seen = forward
+        self.count += 1
+        if self.reason:
+            self.reason = ""
+        if self.keep != 1:
+            self._put_call(value, stamp)
+        if stamp >= self.stamp:  # A recursive module's first call ends last: the pair of input and output must hold.
+            self.stamp = stamp
+            self.value = value
+
+    def _put_call(self, value: Any, stamp: Any) -> None:
+        bisect.insort(self.calls, (stamp, value), key=_stamp)
+        if self.keep is not None and len(self.calls) > self.keep:
+            del self.calls[0]
+
+    def explain(self, reason: str) -> None:
+        """Say why there is nothing to read, until the next value comes."""
+        self.reason = reason
+        self.seen = NEVER
+        for record in (self.family or {}).values():
+            record.explain(reason)
+
+    def settle(self) -> None:
+        """Copy what a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
+        self.is_traced = False
+        self.value = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, self.value)
+
+    def latest(self) -> Any:
+        """Return the latest value."""
+        if self.is_traced:
+            self.settle()
+        if self.repeated and self.keep == 1:
+            self.repeated = False
+            warn(
+                f"'{self.site}' fired several times in one forward and only the latest is kept; "
+                f"keep='all' keeps every call, '#n' in the site chooses one"
+            )
+        return _read(self.value, self.site)
+
+    def all(self) -> list[Any]:
+        """Return the values kept, oldest call first."""
+        if self.keep == 1:
+            return [] if self.value is EMPTY else [_read(self.value, self.site)]
+        return [_read(value, self.site) for _, value in self.calls]
+
+    def peek(self) -> Any:
+        """Return the latest value as it is, overwritten or not."""
+        return _look(self.value)
+
+    def peek_all(self) -> list[Any]:
+        """Return every value kept, overwritten or not."""
+        return [self.peek()] if self.keep == 1 else [_look(value) for _, value in self.calls]
+
+    def clear(self) -> None:
+        """Forget every value."""
+        self.value = EMPTY
+        self.stamp = -1
+        if self.keep != 1:
+            self.calls = []
+        self.count = self.order = 0
+        self.seen = NEVER
+        self.repeated = False
+        self.family = None if self.family is None else {}
+
+
+def _stamp(call: tuple[Any, Any]) -> Any:
+    return call[0]
+
+
+def _read(value: Any, site: Site) -> Any:
+    if isinstance(value, Guarded):
+        return value.read(site)
+    return _look(value, lambda part: part.read(site) if isinstance(part, Guarded) else part)
+
+
+def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
+    if type(value) is Tensor:
+        if is_functorch_wrapped_tensor(value):
+            raise HooklineError(INSIDE_TRANSFORM)
+        if not value.is_inference():
+            return value
+        with torch.inference_mode(False):  # Kept in inference mode: autograd could not use it.
+            return share_tensor(value)
+    if isinstance(value, Guarded):
+        return value.value
+    build = getattr(type(value), "build_gradient", None)  # The gradient of a nested value: see wiring/gradients.py.
+    return value if build is None else build(value, read)

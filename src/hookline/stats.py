@@ -1,0 +1,81 @@
+"""Statistics of captured values, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookline.tables import html_table, table
+
+
+class Numbers(NamedTuple):
+    """The statistics of one value; zeros, nan and inf are shares between 0 and 1."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    norm: float
+    zeros: float
+    nan: float
+    inf: float
+
+
+class Stats(Mapping[str, Numbers]):
+    """Statistics by site.
+
+    >>> Stats({"h.0": [torch.tensor([0.0, 3.0, 4.0])]})["h.0"].norm
+    5.0
+    """
+
+    def __init__(self, tensors: Mapping[str, list[Tensor]]) -> None:
+        self._numbers = {site: numbers(found) for site, found in tensors.items()}
+
+    def __getitem__(self, site: str) -> Numbers:
+        return self._numbers[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def _rows(self) -> list[list[str]]:
+        return [[site or '""', *(f"{number:.4g}" for number in row)] for site, row in self._numbers.items()]
+
+    def __repr__(self) -> str:
+        return table(("site", *Numbers._fields), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(("site", *Numbers._fields), self._rows())
+
+
+@torch.no_grad()
+def numbers(tensors: list[Tensor]) -> Numbers:
+    """Return the statistics of all elements together; NaN and Inf count for their shares only."""
+    parts = [tensor.detach() for tensor in tensors if tensor.numel()]
+    if not parts:
+        return Numbers(*(float("nan"),) * 5, 0.0, 0.0, 0.0)
+    flat = torch.cat([_real(part) for part in parts])
+    finite = flat[flat.isfinite()]
+    nothing = finite.numel() == 0
+    return Numbers(
+        mean=float("nan") if nothing else finite.mean().item(),
+        std=float("nan") if nothing else finite.std(unbiased=False).item(),
+        min=float("nan") if nothing else finite.min().item(),
+        max=float("nan") if nothing else finite.max().item(),
+        norm=finite.norm().item(),
+        zeros=(flat == 0).double().mean().item(),
+        nan=flat.isnan().double().mean().item(),
+        inf=flat.isinf().double().mean().item(),
+    )
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Return the elements as numbers that can be averaged: complex ones by their size."""
+    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    dense = dense.dequantize() if dense.is_quantized else dense
+    return (dense.abs() if dense.is_complex() else dense).reshape(-1).to("cpu", torch.float64)

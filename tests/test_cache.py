@@ -1,0 +1,381 @@
+"""A cache is a mapping from site to value: read by any spelling, narrowed, mapped, stacked, compared and described."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.models import GPT, Nested, mlp, tokens
+
+
+class Repeats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(self.cell(self.cell(x)))
+
+
+def captured(*where: Any, **options: Any) -> tuple[GPT, hl.Cache]:
+    model = GPT()
+    with hl.capture(model, *where, **options) as acts:
+        model(tokens())
+    return model, acts
+
+
+def test_a_cache_is_a_mapping_in_the_order_in_which_sites_first_fired() -> None:
+    _, acts = captured("head", "h.1", "h.0.mlp:input", "h.0")
+    assert isinstance(acts, Mapping)
+    assert list(acts) == ["h.0.mlp:input", "h.0", "h.1", "head"]
+    assert len(acts) == 4
+    assert [site for site, _ in acts.items()] == list(acts)
+    assert acts.get("h.7", "nothing") == "nothing"
+    assert dict(acts).keys() == acts.keys()
+
+
+def test_a_site_is_read_by_any_spelling_by_a_site_and_by_its_module() -> None:
+    model, acts = captured("h.0", 'h.1:inputs["x"][:, -1]')
+    assert acts["h.0:output"] is acts["h.0"]
+    assert acts[hl.Site.parse("h.0")] is acts["h.0"]
+    assert acts[model.h[0]] is acts["h.0"]
+    assert acts.calls(model.h[0]) == [acts["h.0"]]
+    for spelling in ("h.1:inputs['x'][:,-1]", 'h.1:inputs["x"][ : , -1 ]'):
+        assert acts[spelling] is acts['h.1:inputs["x"][:, -1]']
+        assert spelling in acts
+    assert model.h[0] in acts
+    assert model.h[1] not in acts
+    assert "h.2" not in acts
+    assert 3 not in acts
+
+
+def test_a_tied_module_is_read_by_each_of_its_names() -> None:
+    model = nn.Sequential(shared := nn.Linear(4, 4), nn.ReLU(), shared)
+    with hl.capture(model, "2", keep="all") as acts:
+        model(torch.randn(2, 4))
+    assert list(acts) == ["2"]
+    assert acts["0"] is acts["2"]
+    assert acts[shared] is acts["2"]
+    assert len(acts.calls("0")) == 2
+
+
+def test_names_that_look_like_the_language_are_read_as_they_are() -> None:
+    model = nn.Sequential()
+    for name in ("a:input", "b[0]", "c#1", "*"):
+        model.add_module(name, nn.Identity())
+    with hl.capture(model, nn.Identity) as acts:
+        model(torch.ones(1))
+    for name in ("a:input", "b[0]", "c#1", "*"):
+        assert acts[name].item() == 1.0
+    assert list(acts) == [r"a\:input", r"b\[0\]", r"c\#1", r"\*"]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("h.0.mpl", "'h.0.mpl' was not captured; did you mean 'h.0.mlp'"),
+        ("head", "'head' was not captured"),
+        (nn.ReLU(), "ReLU was not captured"),
+        (3, "not by int"),
+    ],
+)
+def test_reading_what_was_not_asked_for_says_what_is_near(key: Any, message: str) -> None:
+    _, acts = captured("h.0.mlp")
+    with pytest.raises(hl.NotCaptured, match=message):
+        acts[key]
+    with pytest.raises(hl.NotCaptured, match=message):
+        acts.calls(key)
+
+
+def test_reading_too_early_says_what_to_do() -> None:
+    model = mlp()
+    with hl.capture(model, "0", "0:grad_output", "1[*]") as acts:
+        with pytest.raises(hl.NotCaptured, match="nothing has passed '0' yet: run the model first"):
+            acts["0"]
+        with pytest.raises(hl.NotCaptured, match=r"1\[\*\]"):
+            acts["1[0]"]
+        assert len(acts) == 0
+        output = model(torch.ones(1, 4))
+        with pytest.raises(hl.NotCaptured, match=r"no gradient has reached '0:grad_output'.*backward\(\)"):
+            acts["0:grad_output"]
+        output.sum().backward()
+        assert acts["0:grad_output"].shape == (1, 8)
+
+
+def test_reading_after_a_block_in_which_the_model_did_not_run_says_so() -> None:
+    with hl.capture(mlp(), "0") as acts:
+        pass
+    with pytest.raises(hl.NotCaptured, match="nothing passed '0': its block is over"):
+        acts["0"]
+
+
+def test_a_star_gives_a_site_for_each_index_that_is_read_like_any_other() -> None:
+    _, acts = captured("h.0[*]", "head[..., *]")
+    assert list(acts)[:2] == ["h.0[0]", "h.0[1]"]
+    assert acts["h.0[1]"].shape == (5, 8)
+    assert acts["head[..., 3]"].shape == (2, 5)
+    with pytest.raises(hl.NotCaptured, match=r"'h.0\[2\]' was not captured; did you mean 'h.0\["):
+        acts["h.0[2]"]
+    assert acts.select("h.0[1][0]")["h.0[1][0]"].equal(acts["h.0[1]"][0])
+
+
+def test_every_call_is_listed_oldest_first_and_the_latest_is_read() -> None:
+    model = Repeats()
+    with hl.capture(model, "cell", keep="all") as acts:
+        model(torch.ones(2))
+    assert len(acts.calls("cell")) == 3
+    assert acts["cell"] is acts.calls("cell")[-1]
+    assert model.cell(acts.calls("cell")[0]).equal(acts.calls("cell")[1])
+    assert "3" in repr(acts)
+
+
+def test_with_the_last_call_alone_a_repeated_module_warns_once_when_read() -> None:
+    model = Repeats()
+    with hl.capture(model, "cell") as acts:
+        model(torch.ones(2))
+    with pytest.warns(hl.HooklineWarning, match=r"'cell' .*several times.*keep='all'.*#n") as warned:
+        acts["cell"]
+    assert warned[0].filename == __file__
+    assert len(acts.calls("cell")) == 1
+    assert acts["cell"] is acts.calls("cell")[0]
+
+
+def test_selecting_by_pattern_narrows_and_further_subscripts_cut() -> None:
+    _, acts = captured("h.*", "h.*.mlp", "h.0:input", "head", keep="all")
+    assert list(acts.select("h.*")) == ["h.0", "h.1", "h.2"]
+    assert list(acts.select("h.{0,2}", "head")) == ["h.0", "h.2", "head"]
+    assert list(acts.select("**.mlp")) == ["h.0.mlp", "h.1.mlp", "h.2.mlp"]
+    assert list(acts.select("h.*:input")) == ["h.0:input"]
+    assert list(acts.select(hl.Site.parse("h.0"))) == ["h.0"]
+    last = acts.select("h.*[:, -1]")
+    assert list(last) == ["h.0[:, -1]", "h.1[:, -1]", "h.2[:, -1]"]
+    assert last["h.1[:, -1]"].equal(acts["h.1"][:, -1])
+    assert last["h.1[:, -1]"].untyped_storage().nbytes() == 2 * 8 * 4
+    assert list(last.select("h.0[:, -1][0]")) == ["h.0[:, -1][0]"]
+    with pytest.raises(hl.NotCaptured, match=r"'h.\*.atn' matches nothing in this cache"):
+        acts.select("h.*.atn")
+    with pytest.raises(hl.NotCaptured, match="'h.0.mpl' matches nothing in this cache; did you mean 'h.0.mlp'"):
+        acts.select("h.0.mpl")
+
+
+def test_a_selected_part_of_a_nested_value_keeps_every_call() -> None:
+    model = Nested()
+    with hl.capture(model, "", keep="all") as acts:
+        for _ in range(3):
+            model(torch.randn(2, 4))
+    part = acts.select('["hidden"][1][0]')
+    assert len(part.calls('["hidden"][1][0]')) == 3
+    assert part['["hidden"][1][0]'].equal(acts[""]["hidden"][1][0])
+
+
+def test_what_is_derived_from_a_cache_still_answers_to_module_objects() -> None:
+    model, acts = captured("h.*")
+    for derived in (acts.select("h.*"), acts.map(lambda value: value * 2), acts.to(torch.float64), acts - acts):
+        assert derived[model.h[1]] is derived["h.1"]
+
+
+def test_mapping_gives_every_call_of_every_site_to_the_function() -> None:
+    model = Repeats()
+    with hl.capture(model, "cell", "cell:input", keep="all") as acts:
+        model(torch.ones(2))
+    before = [value.clone() for value in acts.calls("cell")]
+    norms = acts.map(torch.norm)
+    assert [value.item() for value in norms.calls("cell")] == pytest.approx([value.norm().item() for value in before])
+    assert list(norms) == list(acts)
+    assert all(one.equal(other) for one, other in zip(acts.calls("cell"), before, strict=True))
+
+
+def test_moving_to_a_dtype_leaves_integers_and_other_things_alone() -> None:
+    cache = hl.Cache(
+        {"a": {"x": torch.ones(2), "mask": torch.tensor([True]), "ids": torch.tensor([3]), "name": "text"}}
+    )
+    moved = cache.to(torch.bfloat16)["a"]
+    assert moved["x"].dtype is torch.bfloat16
+    assert (moved["mask"].dtype, moved["ids"].dtype, moved["name"]) == (torch.bool, torch.int64, "text")
+    assert cache["a"]["x"].dtype is torch.float32
+    assert cache.to("meta")["a"]["ids"].is_meta
+    assert cache.to(torch.device("cpu"))["a"]["x"].equal(torch.ones(2))
+
+
+def test_equal_shapes_stack_into_one_tensor_and_others_are_named() -> None:
+    _, acts = captured("h.*", "head")
+    stacked = acts.stack("h.*")
+    assert stacked.shape == (3, 2, 5, 8)
+    assert stacked[1].equal(acts["h.1"])
+    assert acts.stack("h.*[:, -1]").shape == (3, 2, 8)
+    with pytest.raises(hl.EditError, match=r"'h.0' is float32 \(2, 5, 8\).*'head' is float32 \(2, 5, 4\)"):
+        acts.stack("**")
+    with pytest.raises(hl.EditError, match="'a' is dict of x"):
+        hl.Cache({"a": {"x": torch.ones(1)}}).stack("a")
+
+
+def test_statistics_are_those_of_all_elements() -> None:
+    value = torch.tensor([[1.0, -2.0], [0.0, 5.0]])
+    cache = hl.Cache({"a": value, "nested": (value, {"more": value}), "ids": torch.tensor([0, 4]), "text": "text"})
+    stats = cache.stats()
+    assert stats["a"] == pytest.approx(
+        (1.0, value.std(unbiased=False).item(), -2.0, 5.0, math.sqrt(30), 0.25, 0.0, 0.0)
+    )
+    assert stats["nested"].mean == stats["a"].mean
+    assert stats["nested"].norm == pytest.approx(math.sqrt(60))
+    assert (stats["ids"].mean, stats["ids"].zeros) == (2.0, 0.5)
+    assert math.isnan(stats["text"].mean)
+    assert list(stats) == list(cache)
+    assert len(stats) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "mean", "zeros"),
+    [
+        (torch.tensor([True, False, False, False]), 0.25, 0.75),
+        (torch.tensor([3 + 4j, 0]), 2.5, 0.5),
+        (torch.eye(2).to_sparse(), 0.5, 0.5),
+        (torch.tensor([60000.0, 60000.0], dtype=torch.float16), 60000.0, 0.0),
+        (torch.full((3,), 2.0, requires_grad=True), 2.0, 0.0),
+    ],
+    ids=["bool", "complex", "sparse", "half", "requires grad"],
+)
+def test_statistics_of_every_kind_of_tensor(value: Tensor, mean: float, zeros: float) -> None:
+    numbers = hl.Cache({"a": value}).stats()["a"]
+    assert (numbers.mean, numbers.zeros) == (mean, zeros)
+
+
+def test_statistics_print_as_a_table_in_text_and_html() -> None:
+    stats = hl.Cache({"": torch.ones(2), "<b>": torch.tensor([math.nan, 0.0])}).stats()
+    assert repr(stats).splitlines()[0].split() == ["site", "mean", "std", "min", "max", "norm", "zeros", "nan", "inf"]
+    assert repr(stats).splitlines()[3].split() == ["<b>", "0", "0", "0", "0", "0", "0.5", "0.5", "0"]
+    assert "<td" in stats._repr_html_()
+    assert "&lt;b&gt;" in stats._repr_html_()
+
+
+def test_two_caches_add_and_subtract_value_by_value() -> None:
+    model, x = GPT(), tokens()
+    _, clean = hl.run(model, x, capture=["h.*", "h.0:inputs"])
+    _, other = hl.run(model, x + 1, capture=["h.*", "h.0:inputs"])
+    difference = clean - other
+    assert list(difference) == list(clean)
+    torch.testing.assert_close(difference["h.1"], clean["h.1"] - other["h.1"])
+    torch.testing.assert_close(difference["h.0:inputs"]["x"], torch.full_like(x, -1.0))
+    assert difference["h.0:inputs"]["scale"] == 0.5
+    torch.testing.assert_close((difference + other)["h.2"], clean["h.2"])
+    torch.testing.assert_close((clean + dict(other))["h.2"], clean["h.2"] + other["h.2"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({"a": 1.0, "b": 1.0}, {"b": 1.0, "c": 1.0}, "only one has 'a', 'c'"),
+        (
+            {"a": torch.ones(2)},
+            {"a": torch.ones(3)},
+            r"'a' is float32 \(2,\) in one cache and float32 \(3,\) in the other",
+        ),
+        ({"a": torch.ones(2)}, {"a": None}, r"'a' is float32 \(2,\) in one cache and None in the other"),
+        (
+            {"a": (torch.ones(2),)},
+            {"a": [torch.ones(2), 3]},
+            "'a' is tuple of 1 in one cache and list of 2 in the other",
+        ),
+        ({"a": {"x": torch.ones(1)}}, {"a": {"y": torch.ones(1)}}, "'a' is dict of x"),
+    ],
+)
+def test_caches_that_differ_are_not_combined(one: dict[str, Any], other: dict[str, Any], message: str) -> None:
+    for combine in (hl.Cache.__add__, hl.Cache.__sub__):
+        with pytest.raises(hl.HooklineError, match=message):
+            combine(hl.Cache(one), hl.Cache(other))
+
+
+def test_what_cannot_be_subtracted_is_named() -> None:
+    mask = hl.Cache({"mask": torch.tensor([True, False])})
+    with pytest.raises(hl.HooklineError, match="'mask'"):
+        mask - mask
+    with pytest.raises(TypeError):
+        mask - 3  # type: ignore[operator]
+
+
+def test_a_cache_made_of_values_is_read_and_patched_with_like_any_other() -> None:
+    model, x = GPT(), tokens()
+    cache = hl.Cache({hl.Site.parse("h.0"): torch.zeros(2, 5, 8), "h.1[:,-1]": torch.ones(2, 8)})
+    assert list(cache) == ["h.0", "h.1[:, -1]"]
+    with hl.patch(model, cache), hl.capture(model, "h.0", "h.1") as acts:
+        model(x)
+    assert acts["h.0"].count_nonzero() == 0
+    assert acts["h.1"][:, -1].equal(torch.ones(2, 8))
+    with pytest.raises(hl.SiteError, match="wildcard"):
+        hl.Cache({"h.*": 1})
+
+
+def test_clearing_forgets_the_values_and_the_hooks_go_on() -> None:
+    model = mlp()
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("0", "2[*]", keep="all")
+    model(torch.ones(3, 4))
+    acts.clear()
+    assert len(acts) == 0
+    with pytest.raises(hl.NotCaptured, match="nothing has passed '0' yet"):
+        acts["0"]
+    model(torch.ones(3, 4))
+    assert len(acts.calls("0")) == len(acts.calls("2[0]")) == 1
+    hooks.remove()
+
+
+def test_the_table_shows_sites_calls_dtypes_and_shapes() -> None:
+    model = Nested()
+    with hl.capture(model, "", "body", "body:input", keep="all") as acts:
+        model(torch.ones(2, 4))
+        model(torch.ones(2, 4))
+    lines = repr(acts).splitlines()
+    assert lines[0].startswith("3 sites, ")
+    assert lines[1].split() == ["site", "calls", "dtype", "shape"]
+    assert lines[3].split() == ["body:input", "2", "float32", "(2,", "4)"]
+    assert lines[5].split()[:3] == ['""', "2", "float32"]
+    assert lines[5].endswith("(2, 4), (2, 4), (2, 4)")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hl.Cache(),
+        lambda: hl.Cache(
+            {"a": None, "b": "text", "c": 3, "d": [], "e": torch.empty(0), "f": torch.ones(1, device="meta")}
+        ),
+        lambda: hl.Cache({"a": torch.eye(2).to_sparse(), "b": torch.nested.nested_tensor([torch.ones(1)])}),
+    ],
+    ids=["empty", "odd", "exotic"],
+)
+def test_every_cache_has_a_table(make: Callable[[], hl.Cache]) -> None:
+    assert "site" in repr(make())
+    assert "<table>" in make()._repr_html_()
+
+
+def test_the_table_of_an_overwritten_reference_can_still_be_looked_at() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    with hl.capture(model, "*", clone=False) as acts:
+        model(torch.randn(1, 2))
+    assert "(1, 2)" in repr(acts)
+    with pytest.raises(hl.StaleValue):
+        acts["0"]
+
+
+def test_html_is_escaped() -> None:
+    assert "&lt;script&gt;" in hl.Cache({"<script>": torch.ones(1)})._repr_html_()
+
+
+def test_a_saved_cache_is_read_back_with_its_calls_and_structure(tmp_path: Any) -> None:
+    model = Nested()
+    with hl.capture(model, "", "body", keep="all") as acts:
+        for _ in range(2):
+            model(torch.randn(2, 4))
+    acts.save(tmp_path / "acts.safetensors")
+    loaded = hl.Cache.load(tmp_path / "acts.safetensors")
+    assert list(loaded) == list(acts)
+    assert len(loaded.calls("")) == 2
+    assert loaded[""]["hidden"][1].equal(acts[""]["hidden"][1])
+    assert (loaded[""]["loss"], loaded[""]["steps"]) == (None, 3)
+    torch.testing.assert_close((loaded - acts)["body"], torch.zeros(2, 4))
