@@ -1,0 +1,313 @@
+"""WHAT is done to a passing value: Save, Set, Apply, Skip, Stop.
+
+An action is called with the value (or the part of it that the site's subscripts name) and the call it belongs to, and
+returns what passes on: the very same object, if it leaves the value alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from hookline.context import call_user
+from hookline.errors import EditError, HooklineError
+from hookline.fitting import agree, fit
+from hookline.records import INSIDE_TRANSFORM, Guarded
+from hookline.sites import Site
+from hookline.values import (
+    address,
+    children,
+    copy_tensor,
+    describe,
+    leaves,
+    map_tensors,
+    members,
+    share,
+    share_on_any_device,
+    share_tensor,
+)
+
+NOTHING: Any = object()
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
+
+
+class Call(NamedTuple):
+    """The call of a module that an edit takes part in."""
+
+    site: Site
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    number: int
+
+
+class Save:
+    """Keep what passes. The model goes on with its own value."""
+
+    kind = "capture"
+
+    def __init__(
+        self,
+        detach: bool = True,
+        clone: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.detach = detach
+        self.device = device
+        self.dtype = dtype
+        self.transform = transform
+        # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
+        self.clone = False if clone is None and not detach else clone
+        self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
+
+    def keep(self, value: Any) -> Any:
+        """Return what to keep of a whole value. On the CPU the hot path in wiring/modules.py does the usual case."""
+        if not self.quick or type(value) is not Tensor or value.is_inference():
+            return self.keep_part(value, is_part=False)
+        source = value.detach() if value.requires_grad else value
+        if self.clone is False:
+            return Guarded(source, [(source, source._version, None)])
+        if not value.is_cuda or value.is_quantized:
+            return self.keep_part(value, is_part=False)
+        if not _may_share_on_cuda(value):
+            return copy_tensor(source)
+        kept = share_on_any_device(source)
+        return Guarded(kept, [(source, source._version, kept)])  # Foreach functions write through: check on reading.
+
+    def keep_part(self, value: Any, is_part: bool) -> Any:
+        """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._keep_compiled(value)
+        refuse_tracers(value)
+        refuse_transforms(value)
+        if self.transform is not None:
+            value = self._transformed(value)
+        sources: list[tuple[Tensor, int, Tensor | None]] = []
+        kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources), value)
+        return Guarded(kept, sources) if sources else kept
+
+    def _keep_compiled(self, value: Any) -> Any:
+        """Keep a value from inside a compiled graph, where a copy fuses with what made it."""
+        value = map_tensors(Tensor.detach, value)
+        if self.transform is not None:
+            value = self.transform(value)
+        return map_tensors(lambda tensor: tensor.to(self.device, self.dtype or tensor.dtype, copy=True), value)
+
+    def _transformed(self, value: Any) -> Any:
+        """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
+        value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
+        devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
+        with torch.random.fork_rng(devices):
+            return call_user(self.transform, value)  # type: ignore[arg-type]
+
+    def _keep_tensor(self, tensor: Tensor, is_part: bool, sources: list[tuple[Tensor, int, Tensor | None]]) -> Tensor:
+        source = tensor.detach() if self.detach else tensor
+        if not self.detach:
+            refuse_tangent(tensor)
+        if self.device is not None or self.dtype is not None:
+            with torch.inference_mode(False) if tensor.is_inference() else nullcontext():
+                moved = source.to(self.device, self.dtype or source.dtype)
+            if moved is not source:
+                return moved
+        if tensor.is_inference():
+            return self._keep_inference(source, is_part)
+        if self.clone is False and not is_part:
+            sources.append((source, source._version, None))
+            return source
+        if self.clone or is_part or not source.is_cuda or not _may_share_on_cuda(tensor):
+            return copy_tensor(source) if self.clone or is_part else share_tensor(source)
+        kept = share_on_any_device(source)
+        sources.append((source, source._version, kept))
+        return kept
+
+    def _keep_inference(self, source: Tensor, is_part: bool) -> Tensor:
+        """Copy a tensor made in inference mode into one that autograd can use later."""
+        if self.clone is False and self.detach:
+            raise HooklineError(
+                "clone=False can't tell in inference mode whether a value is overwritten; use clone=None"
+            )
+        with torch.inference_mode(False):
+            return copy_tensor(source) if self.clone or is_part else share_tensor(source)
+
+    def __repr__(self) -> str:
+        options = {"detach": True, "clone": None, "device": None, "dtype": None, "transform": None}
+        given = [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
+        return f"save({', '.join(given)})"
+
+
+class Set:
+    """Put a given value in the place of what passes."""
+
+    kind = "patch"
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
+        refuse_tracers(value)
+        return fit(self.value, value)
+
+    def __repr__(self) -> str:
+        return f"set to {describe(self.value)}"
+
+
+class Apply:
+    """Put `function(value)` in the place of what passes; None leaves it alone."""
+
+    kind = "edit"
+
+    def __init__(self, function: Callable[..., Any], with_call: bool = False, check: bool = True) -> None:
+        self.function = function
+        self.with_call = with_call
+        self.check = check
+
+    def __call__(self, value: Any, call: Call | None, whole: bool) -> Any:
+        refuse_tracers(value)
+        given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
+        before = _state(given)
+        result = call_user(self.function, *((given, call) if self.with_call else (given,)))
+        written = _state(given) != before
+        if result is None and written:
+            raise EditError("the function wrote into its argument but returned None; return the changed value")
+        if result is None or (result is given and not written and _can_tell(given)):
+            return value
+        if self.check and whole:
+            agree(result, value)
+        elif self.check:
+            return fit(result, value)
+        return result if result is given else share(result)  # What the user holds is not the model's to overwrite.
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", None) or repr(self.function)
+
+
+class Skip:
+    """Don't run the module: pass its first argument on, or the given value."""
+
+    kind = "skip"
+
+    def __init__(self, value: Any = NOTHING) -> None:
+        self.value = value
+
+    def output(self, module: nn.Module, first: Any) -> Any:
+        """Return what the module gives instead of running."""
+        refuse_tracers(first)
+        if self.value is not NOTHING:
+            return share(self.value)
+        if first is NOTHING:
+            raise EditError(
+                "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
+            )
+        other = _returns_another_structure(module, first)
+        if other:
+            raise EditError(f"{other}; give the value to return, as in skip(model, site, value)")
+        return share(first)  # As an output it may be overwritten; the model's input may not.
+
+    def __repr__(self) -> str:
+        return "pass the input on" if self.value is NOTHING else f"give {describe(self.value)}"
+
+
+class Stop:
+    """End the forward when every site that waits for it has fired: see wiring/forwards.py."""
+
+    kind = "stop"
+
+    def __repr__(self) -> str:
+        return "stop"
+
+
+Action = Save | Set | Apply | Skip | Stop
+
+
+def refuse_tracing() -> None:
+    """Raise while the model is being traced, scripted or exported: the result would keep what the hooks do for ever."""
+    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
+    if getattr(torch.compiler, "_is_exporting_flag", False) or torch._C._get_tracing_state() is not None:
+        raise HooklineError(
+            "the model is being traced or exported, and the result would keep the hooks; leave the block first"
+        )
+
+
+def refuse_tracers(value: Any) -> None:
+    """Raise where a value is not a value but a stand-in, of something that traces the model."""
+    if torch.compiler.is_dynamo_compiling() or type(value) is Tensor:
+        return
+    for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
+        name = type(part).__name__
+        if isinstance(part, torch.fx.Proxy) or name in ("FakeTensor", "FunctionalTensor"):
+            raise HooklineError(f"the model is being traced or exported (a {name} passes); leave the block first")
+
+
+def refuse_transforms(value: Any) -> None:
+    """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in leaves(value)):
+        raise HooklineError(INSIDE_TRANSFORM)
+
+
+def _may_share_on_cuda(tensor: Tensor) -> bool:
+    """Whether torch copies this CUDA tensor right when somebody writes."""
+    if _raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
+        if torch.cuda.is_current_stream_capturing():
+            raise HooklineError("a CUDA graph is being recorded, and each replay would overwrite what was captured")
+        return False
+    root = tensor._base if tensor._is_view() else tensor
+    if root is None or (root.is_leaf and root.requires_grad):  # Fused optimizers write into parameters unseen.
+        return False
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")  # The memory of compiled CUDA graphs can't be shared.
+    try:
+        return trees is None or trees.get_manager(tensor.get_device(), create_if_none_exists=False) is None
+    except AssertionError:  # Another thread has them.
+        return False
+
+
+def refuse_tangent(tensor: Tensor) -> None:
+    """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise HooklineError(
+            "a tangent of forward-mode AD can't outlive its level; take it with "
+            "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"
+        )
+
+
+def _can_tell(value: Any) -> bool:
+    """Whether every write into a value shows: through `.data` it moves no version, but copy-on-write memory."""
+    return isinstance(value, Tensor) and value.is_cpu and not torch.compiler.is_dynamo_compiling()
+
+
+def _state(value: Any, _inside: tuple[int, ...] = ()) -> Any:
+    """Return what changes when somebody writes into a value: its parts, its tensors' versions and memory."""
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    if isinstance(value, Tensor):
+        # A write through .data or numpy moves no version, but a copy-on-write tensor to memory of its own.
+        return id(value), 0 if value.is_inference() else value._version, address(value)
+    parts = children(value)
+    if parts is None:
+        parts = members(value)
+    if parts is None or id(value) in _inside:
+        return id(value)
+    inside = (*_inside, id(value))
+    return [(key, _state(part, inside)) for key, part in parts.items()]
+
+
+def _returns_another_structure(module: nn.Module, first: Any) -> str:
+    """Say how the module is known to return something else than what it takes, or nothing."""
+    name = type(module).__name__
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return f"{name} returns a tuple, not what it takes"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return f"{name} returns vectors, not the indices it takes"
+    if isinstance(module, nn.Linear) and module.in_features != module.out_features:
+        return f"{name} takes {module.in_features} features and returns {module.out_features}"
+    annotation = str(getattr(type(module).forward, "__annotations__", {}).get("return", ""))
+    if annotation.lower().removeprefix("typing.").startswith("tuple") and not isinstance(first, tuple):
+        return f"{name}.forward is declared to return {annotation}, and takes {describe(first)}"
+    return ""

@@ -1,0 +1,316 @@
+"""patch and edit: what is put in the place of a passing value, what is refused, and that nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.models import GPT, Nested, mlp, tokens
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.0, 3, True, torch.ones(2, 8), torch.ones(8), torch.ones(2, 1), torch.tensor(2.0), torch.ones(1, 1, 8)[0]],
+)
+def test_a_patch_is_broadcast_onto_what_passes(value: Any) -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    expected = torch.broadcast_to(torch.as_tensor(value, dtype=torch.float32), (2, 8))
+    output, acts = hl.run(model, x, capture="0", patch={"0": value})
+    assert torch.equal(acts["0"], expected)
+    assert torch.equal(output, model[2](expected.relu()))
+
+
+def test_a_patch_is_broadcast_into_the_part_that_the_subscripts_name() -> None:
+    model, x = GPT(), tokens()
+    plain = model.h[0](x, scale=0.5)
+    _, acts = hl.run(model, x, capture="h.0", patch={"h.0[:, 3:5]": 0.0, "h.0[0, 0]": torch.arange(8.0)})
+    assert acts["h.0"][:, 3:5].count_nonzero() == 0
+    assert torch.equal(acts["h.0"][0, 0], torch.arange(8.0))
+    assert torch.equal(acts["h.0"][1, :3], plain[1, :3])
+
+
+def test_an_input_is_patched_before_the_module_runs() -> None:
+    model, x = GPT(), tokens()
+    output = hl.run(model, x, patch={"h.0:input": torch.zeros_like(x), 'h.1:inputs["scale"]': 0.25})
+    expected = model.h[2](model.h[1](model.h[0](torch.zeros_like(x), scale=0.5), scale=0.25), scale=0.5)
+    assert torch.equal(output, model.head(expected))
+
+
+def test_a_patch_comes_from_another_run() -> None:
+    model, clean, corrupted = GPT(), tokens(), tokens()
+    clean_output, acts = hl.run(model, clean, capture=["h.1", "h.2"])
+    assert torch.equal(hl.run(model, corrupted, patch=acts), clean_output)
+    last = hl.run(model, corrupted, patch=acts.select("h.2[:, -1]"))
+    assert torch.equal(last[:, -1], clean_output[:, -1])
+    assert torch.equal(last[:, :-1], model(corrupted)[:, :-1])
+
+
+def test_a_patch_from_a_run_with_several_calls_is_the_latest() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with hl.capture(model, "0", keep="all") as acts:
+        model(x)
+        model(x * 2)
+    assert torch.equal(hl.run(model, x, patch=acts), model(x * 2))
+
+
+def test_a_patch_takes_any_place_for_a_key() -> None:
+    model, x = GPT(), tokens()
+    for where in ("h.*.mlp", nn.Sequential, hl.Site("h.0.mlp"), model.h[0].mlp, (nn.Sequential, "[0]")):
+        with hl.patch(model, {where: 0.0}), hl.capture(model, "h.0.mlp") as acts:
+            model(x)
+        assert acts["h.0.mlp"][0].count_nonzero() == 0
+    assert torch.equal(hl.run(model, x, patch={}), model(x))
+
+
+BAD_VALUES: dict[str, tuple[Any, str]] = {
+    "a shape": (torch.ones(3, 8), r"shape \(3, 8\) does not fit where \(2, 8\) passes"),
+    "too many dimensions": (torch.ones(1, 2, 8), r"shape \(1, 2, 8\) does not fit where \(2, 8\) passes"),
+    "a dtype": (
+        torch.ones(8, dtype=torch.float64),
+        r"torch\.float64 .*torch\.float32 passes; .*\.to\(torch\.float32\)",
+    ),
+    "an integer dtype": (torch.ones(8, dtype=torch.long), r"torch\.int64 given where torch\.float32 passes"),
+    "a device": (torch.ones(8, device="meta"), r"on meta .*on cpu passes; move it with \.to\('cpu'\)"),
+    "a structure": ((torch.ones(2, 8),), r"tuple of 1 given where float32 \(2, 8\) passes"),
+    "text": ("zero", r"str given where float32 \(2, 8\) passes; give a tensor or a number"),
+    "nothing": (None, r"None given where float32 \(2, 8\) passes"),
+    "a complex number": (1j, "complex"),
+    "a list of numbers": ([0.0] * 8, r"list of 8 given where float32 \(2, 8\) passes"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_VALUES)
+@pytest.mark.parametrize("site", ["0", "0[:, :]"])
+def test_a_value_that_cannot_fit_is_refused_with_both_sides(what: str, site: str) -> None:
+    value, message = BAD_VALUES[what]
+    model = mlp()
+    with pytest.raises(hl.EditError, match=message) as said, hl.patch(model, {site: value}):
+        model(torch.ones(2, 4))
+    assert str(said.value).startswith(f"'{site}': ")
+
+
+def test_a_number_must_fit_the_dtype() -> None:
+    model = nn.Sequential(nn.Identity())
+    whole = torch.arange(3)
+    assert hl.run(model, whole, patch={"0": 2.0}).tolist() == [2, 2, 2]
+    assert hl.run(model, whole, patch={"0": 2.0}).dtype == torch.long
+    with pytest.raises(hl.EditError, match=r"'0': 0\.5 given where int64 \(3,\) passes; it can't hold a fraction"):
+        hl.run(model, whole, patch={"0": 0.5})
+    with pytest.raises(hl.EditError, match=r"'0\[0\]': nan given where int64"):
+        hl.run(model, whole, patch={"0[0]": float("nan")})
+    with pytest.raises(hl.EditError, match="'0': 300 given where uint8"):
+        hl.run(model, whole.to(torch.uint8), patch={"0": 300})
+
+
+def test_a_nested_patch_must_have_the_structure_of_what_passes() -> None:
+    model, x = Nested(), torch.ones(2, 4)
+    output = hl.run(model, x, patch={'["hidden"]': (0.0, torch.ones(2, 4))})
+    assert output["hidden"][0].count_nonzero() == 0
+    for value, message in {
+        0.0: "0.0 given where tuple of 2 passes; name the part",
+        (0.0,): "tuple of 1 given where tuple of 2 passes",
+        (0.0, torch.ones(3)): r"shape \(3,\) does not fit where \(2, 4\) passes",
+    }.items():
+        with pytest.raises(hl.EditError, match=message):
+            hl.run(model, x, patch={'["hidden"]': value})
+    with pytest.raises(hl.EditError, match="the keys differ|given where dict of logits"):
+        hl.run(model, x, patch={"": {"logit": 0.0, "hidden": (0.0, 0.0), "loss": None, "steps": 3}})
+
+
+def test_gradients_flow_through_a_patch() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    value = torch.ones(8, requires_grad=True)
+    hl.run(model, x, patch={"0[0]": value}).sum().backward()
+    with torch.no_grad():
+        expected = model[2].weight.sum(0)
+    assert torch.allclose(value.grad, expected)
+    assert model[0].weight.grad is not None
+    assert model[0].bias.grad.count_nonzero() > 0
+
+
+def test_nothing_that_the_caller_holds_is_written_to() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    x, value = torch.ones(2, 4), torch.full((2, 4), -1.0)
+    part = torch.full((4,), -1.0)
+    hl.run(model, x, patch={"0": value})
+    hl.run(model, x, patch={"0[0]": part})
+    hl.run(model, x, patch={"0:input": value})
+    hl.run(model, x, edit={"0": lambda _: value})
+    assert value.eq(-1).all()
+    assert part.eq(-1).all()
+    structure = {"logits": -1.0, "hidden": (value, value), "loss": None, "steps": 3}
+    hl.run(Nested(), x, patch={"": structure})["hidden"][0].fill_(5)
+    assert value.eq(-1).all()
+
+
+def test_what_a_model_is_given_is_not_written_to_by_an_edit_of_a_part() -> None:
+    model = nn.Sequential(nn.Identity())
+    x = torch.ones(2, 4)
+    assert hl.run(model, x, patch={"0[0]": 0.0}).sum() == 4
+    assert hl.run(model, x, edit={"0:input[0]": lambda value: value.mul_(0)}).sum() == 4
+    given = {"logits": x}
+    with hl.patch(keyed := nn.Identity(), {'["logits"]': 0.0}):
+        assert keyed(given)["logits"].count_nonzero() == 0
+    assert given["logits"] is x
+    assert x.eq(1).all()
+
+
+def test_an_edit_puts_in_what_its_function_returns_and_none_leaves_the_value_alone() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    seen: list[Tensor] = []
+    assert torch.equal(hl.run(model, x, edit={"2": lambda value: value * 2}), model(x) * 2)
+    assert torch.equal(hl.run(model, x, edit={"2": seen.append}), model(x))
+    assert torch.equal(seen[0], model(x))
+    output = hl.run(model, x, edit={"2[:, 0]": lambda value: value + 1, "0:input": torch.zeros_like})
+    assert torch.equal(output, model(torch.zeros(2, 4)) + torch.tensor([1.0, 0.0]))
+
+
+def test_an_edit_may_write_into_its_argument_if_it_returns_it() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.ones(2, 4)
+
+    def write(value: Tensor) -> Tensor:
+        value[:, 0] = 0
+        return value
+
+    assert hl.run(model, x, edit={"0": write}).sum() == 6
+    assert x.eq(1).all()
+    with pytest.raises(hl.EditError, match="'0': the function wrote into its argument but returned None; return"):
+        hl.run(model, x, edit={"0": lambda value: value.__setitem__(0, 0)})
+    assert x.eq(1).all()
+
+
+def test_an_edit_may_write_into_a_container_if_it_returns_it() -> None:
+    x = torch.ones(2, 4)
+
+    def write(value: dict[str, Any]) -> dict[str, Any]:
+        value["logits"] = value["logits"] * 0
+        return value
+
+    def count(value: dict[str, Any]) -> dict[str, Any]:
+        value["steps"] = 7
+        return value
+
+    assert hl.run(Nested(), x, edit={"": write})["logits"].count_nonzero() == 0
+    assert hl.run(Nested(), x, edit={"": count})["steps"] == 7
+    for function in (write, count):
+        with pytest.raises(hl.EditError, match="'': the function wrote into its argument but returned None"):
+            hl.run(Nested(), x, edit={"": lambda value, function=function: function(value) and None})
+
+
+BAD_RESULTS: dict[str, tuple[Any, str]] = {
+    "a shape": (lambda value: value[:1], r"shape \(1, 8\) given where \(2, 8\) passes"),
+    "a dtype": (
+        lambda value: value.double(),
+        r"torch\.float64 given where torch\.float32 passes; .*\.to\(torch\.float32\)",
+    ),
+    "a number": (lambda value: 0.0, r"0\.0 given where float32 \(2, 8\) passes"),
+    "a structure": (lambda value: (value,), r"tuple of 1 given where float32 \(2, 8\) passes"),
+    "a device": (lambda value: value.to("meta"), "on meta given where one on cpu passes"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_RESULTS)
+def test_an_edit_that_returns_something_else_is_refused_with_both_sides(what: str) -> None:
+    function, message = BAD_RESULTS[what]
+    with pytest.raises(hl.EditError, match=f"'0': .*{message}"):
+        hl.run(mlp(), torch.ones(2, 4), edit={"0": function})
+
+
+def test_without_the_check_an_edit_may_return_anything() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with hl.edit(model, "2", lambda value: {"logits": value[:1].double()}, check=False):
+        output = model(x)
+    assert output["logits"].shape == (1, 2)
+    assert output["logits"].dtype == torch.float64
+    hooks = hl.Hooks(model)
+    hooks.edit("0", lambda value: value[:1], check=False)
+    assert model(x).shape == (1, 2)
+    hooks.remove()
+
+
+def test_the_result_of_an_edit_of_a_part_is_broadcast_into_it() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.arange(8.0).reshape(2, 4)
+    assert torch.equal(hl.run(model, x, edit={"0[1:]": lambda value: value.mean()})[1], torch.full((4,), 5.5))
+    assert hl.run(model, x, edit={"0[1:]": lambda value: 0})[1].count_nonzero() == 0
+    with pytest.raises(hl.EditError, match=r"'0\[1:\]': shape \(3,\) does not fit where \(1, 4\) passes"):
+        hl.run(model, x, edit={"0[1:]": lambda value: torch.ones(3)})
+
+
+def test_an_edit_may_ask_for_the_call_it_takes_part_in() -> None:
+    model, x = GPT(depth=2), tokens()
+    calls: list[Any] = []
+
+    def note(value: Tensor, call: Any) -> Tensor:
+        calls.append(call)
+        return value * call.number
+
+    with hl.edit(model, "h.*", note, with_call=True):
+        model(x)
+        second = model(x)
+    assert [(str(call.site), call.number) for call in calls] == [("h.0", 0), ("h.1", 0), ("h.0", 1), ("h.1", 1)]
+    assert calls[1].module is model.h[1]
+    assert torch.equal(calls[0].args[0], x)
+    assert calls[0].kwargs == {"scale": 0.5}
+    assert torch.equal(second, model(x))
+
+
+def test_an_input_edit_sees_the_arguments_as_earlier_edits_left_them() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.ones(2)
+    found: list[Tensor] = []
+    hooks = hl.Hooks(model)
+    hooks.edit("0:input", lambda value: value + 1)
+    hooks.edit("0:input", lambda value, call: found.append(call.args[0]), with_call=True)
+    hooks.edit("0", lambda value, call: found.append(call.args[0]), with_call=True)
+    model(x)
+    hooks.remove()
+    assert [value.tolist() for value in found] == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_all_arguments_can_be_changed_together_by_name() -> None:
+    model, x = GPT(depth=1), tokens()
+
+    def change(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, "x": arguments["x"] * 0, "scale": 2.0}
+
+    assert torch.equal(hl.run(model, x, edit={"h.0:inputs": change}), model.head(model.h[0](x * 0, scale=2.0)))
+    with pytest.raises(hl.EditError, match="'h.0:inputs': dict of x given where dict of x, scale passes"):
+        hl.run(model, x, edit={"h.0:inputs": lambda arguments: {"x": arguments["x"]}})
+
+
+def test_gradients_flow_through_an_edit() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    direction = torch.ones(8, requires_grad=True)
+    hl.run(model, x, edit={"1": lambda value: value + direction}).sum().backward()
+    assert direction.grad.count_nonzero() > 0
+    assert model[0].weight.grad.count_nonzero() > 0
+
+
+def test_hooks_of_each_kind_at_one_site_act_in_the_order_they_were_added() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.ones(1)
+    hooks = hl.Hooks(model)
+    hooks.patch({"0": 5.0})
+    hooks.edit("0", lambda value: value * 2)
+    hooks.capture("0")
+    hooks.patch({"0": 7.0})
+    hooks.skip("0", torch.full((1,), 3.0))
+    hooks.edit("0:input", F.relu)
+    assert model(x).item() == 7
+    assert hooks.cache["0"].item() == 10
+    hooks.remove()
+
+
+@pytest.mark.parametrize("function", [3, None, "relu", torch.ones(2)])
+def test_an_edit_takes_a_function(function: Any) -> None:
+    with pytest.raises(hl.EditError, match="edit takes a function of the value, not .*; patch puts values in"):
+        hl.edit(mlp(), "0", function)
+
+
+@pytest.mark.parametrize("values", [3, [("0", 1.0)], "0", None])
+def test_a_patch_takes_a_mapping(values: Any) -> None:
+    with pytest.raises(hl.EditError, match="patch takes a mapping of site to value or a Cache, not "):
+        hl.patch(mlp(), values)
