@@ -1,0 +1,1 @@
+"""HOW: the only code that touches a model."""

@@ -1,0 +1,142 @@
+"""One call of a watched module: inputs, the forward or what stands in for it, outputs.
+
+`run` does it in Python, `trace` inside a graph that dynamo is tracing. Both are called by the shadow in modules.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hookline.actions import NOTHING, Apply, Call, Skip, Stop, refuse_tracing
+from hookline.context import Blocks, open_blocks
+from hookline.errors import HooklineError
+from hookline.wiring import arguments, checkpoints, forwards, gradients
+from hookline.wiring.checkpoints import Attached
+from hookline.wiring.taps import Tap, blame
+
+if TYPE_CHECKING:
+    from hookline.wiring.modules import Watch
+
+_current_graph_task = torch._C._current_graph_task_id
+
+
+def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
+    """Run a module's forward with any taps around it."""
+    if module is not watch.module:  # This is a copy of the module, or the last tap is gone.
+        return watch.forward(module, args, kwargs)
+    here = open_blocks.get()
+    refuse_tracing()
+    if watch.around and _current_graph_task() == -1 and any(tap.acts(here) or tap.blocks for tap in watch.around):
+        if any(tap.acts(here) for tap in watch.around):
+            return forwards.follow(watch.around, here, lambda: run_taps(watch, module, args, kwargs, here, attached))
+        for tap in watch.around:
+            tap.session.elsewhere = True
+    return run_taps(watch, module, args, kwargs, here, attached)
+
+
+def run_taps(
+    watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks, attached: Attached
+) -> Any:
+    """Run a module's forward with those taps that act here."""
+    event = checkpoints.event_of(module, watch.taps, here, attached)
+    if not event.taps:
+        return watch.forward(module, args, kwargs)
+    if gradients.is_unsettled() and any([tap.site.port[0] == "g" for tap, _ in event.taps]):
+        with gradients.settled():  # The model's own forward does not run: settle at the end of this call.
+            return _pass(watch, module, (args, kwargs), event)
+    return _pass(watch, module, (args, kwargs), event)
+
+
+def _pass(watch: Watch, module: nn.Module, passed: arguments.Arguments, event: checkpoints.Event) -> Any:
+    """Inputs, then the forward or what stands in for it, then outputs; in each, taps in the order they were added."""
+    skip: Tap | None = None
+    for tap, number in event.taps:
+        if isinstance(tap.action, Skip):
+            skip = tap
+        elif tap.site.port not in ("output", "grad_output"):
+            passed = _pass_input(tap, Call(tap.site, module, *passed, number), event, watch)
+    output = watch.forward(module, *passed) if skip is None else _skipped(skip, module, passed, watch)
+    for tap, number in event.taps:
+        if tap.watch is None or isinstance(tap.action, Skip):  # Taken off while the module ran.
+            continue
+        if tap.site.port == "output":
+            output = _act(tap, output, Call(tap.site, module, *passed, number), event)
+        elif tap.site.port == "grad_output":
+            output = gradients.watch_output(tap, output, Call(tap.site, module, *passed, number), event)
+    return output
+
+
+def _act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
+    if isinstance(tap.action, Stop):
+        forwards.reached(tap)
+        return value
+    new = tap.act(value, call, event.stamp)
+    if isinstance(tap.action, Apply):
+        event.check(tap, new)
+    return new
+
+
+def _pass_input(tap: Tap, call: Call, event: checkpoints.Event, watch: Watch) -> arguments.Arguments:
+    """Let a tap see, and change, one or all of the arguments."""
+    passed = (call.args, dict(call.kwargs))
+    parameters = watch.parameters
+    act = gradients.watch_input if tap.site.is_gradient else _act
+    if tap.site.port.endswith("inputs"):
+        bound = arguments.bind(passed, parameters)
+        new = act(tap, bound, call, event)
+        return passed if new is bound else arguments.unbind(new, passed, parameters)
+    first = arguments.first(passed, parameters)
+    if first is NOTHING:
+        return passed
+    new = act(tap, first, call, event)
+    return passed if new is first else arguments.with_first(passed, parameters, new)
+
+
+def _skipped(tap: Tap, module: nn.Module, passed: arguments.Arguments, watch: Watch) -> Any:
+    tap.fired = True
+    try:
+        return tap.action.output(module, arguments.first(passed, watch.parameters))  # type: ignore[union-attr]
+    except HooklineError as error:
+        blame(tap.site, error)
+
+
+_run_uncompiled = torch._disable_dynamo(run)  # type: ignore[attr-defined]
+
+
+def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
+    """The same inside a graph that dynamo is tracing, where nothing is counted and every thread is meant."""
+    if module is not watch.module:
+        return type(module).forward(module, *args, **kwargs)
+    refuse_tracing()
+    if not watch.is_traceable:
+        return _run_uncompiled(watch, module, args, kwargs, attached)
+    for tap in watch.around:
+        tap.session.ran = True
+    skip = None
+    for tap in watch.taps:
+        if isinstance(tap.action, Skip):
+            skip = tap
+        elif tap.site.port != "output":
+            args, kwargs = _trace_input(tap, args, kwargs, watch)
+    if skip is not None:
+        output = _skipped(skip, module, (args, kwargs), watch)
+    elif watch.found is not None:
+        output = watch.found(*args, **kwargs)
+    else:
+        output = type(module).forward(module, *args, **kwargs)
+    for tap in watch.taps:
+        if tap.site.port == "output" and not isinstance(tap.action, Skip):
+            output = tap.trace(output)
+    return output
+
+
+def _trace_input(tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> arguments.Arguments:
+    parameters = watch.parameters
+    if tap.site.port == "inputs":
+        bound = arguments.bind((args, kwargs), parameters)
+        return arguments.unbind(tap.trace(bound), (args, kwargs), parameters)
+    first = arguments.first((args, kwargs), parameters)
+    return (args, kwargs) if first is NOTHING else arguments.with_first((args, kwargs), parameters, tap.trace(first))

@@ -1,0 +1,185 @@
+"""Activation checkpointing: a forward that autograd runs a second time, during backward.
+
+What was captured in the first pass is not captured again. What was changed is changed again in the same way, call by
+call, also when the block has been left since: the segment's own recomputation is wrapped in a `Replay`, which knows
+what happened at each call of each watched module in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+
+from hookline.context import Blocks, open_blocks
+from hookline.errors import HooklineError
+from hookline.records import ticks
+from hookline.values import leaves
+from hookline.wiring.taps import NO_BLOCKS, Tap
+
+Attached = Callable[[list[Tap]], AbstractContextManager[None]]
+
+_current_graph_task = torch._C._current_graph_task_id
+_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)  # Since torch 2.5.
+_replaying: ContextVar[Replay | None] = ContextVar("replaying", default=None)
+_reentrant_code = checkpoint.CheckpointFunction.forward.__code__
+_checkpoint_file = checkpoint.__file__
+
+
+class Event:
+    """One call of a watched module: when it began, and which taps act on it, each with the number of the call."""
+
+    __slots__ = ("followed", "is_replayed", "marks", "stamp", "taps", "task")
+
+    def __init__(self, taps: list[tuple[Tap, int]]) -> None:
+        self.stamp = next(ticks)
+        self.taps = taps
+        self.marks: dict[Tap, list[Tensor]] | None = None  # Of edits in a checkpointed segment: what they made.
+        self.is_replayed = False
+        self.task: int | None = None  # The backward in which it is replayed.
+        # The tensors whose gradients it follows, apart for inputs and outputs: see gradients.py.
+        self.followed: dict[bool, list[Tensor]] = {}
+
+    def again(self, taps: list[tuple[Tap, int]], task: int) -> Event:
+        """Return the same call on its recomputation."""
+        event = Event(taps)
+        event.stamp, event.marks, event.is_replayed, event.task = self.stamp, self.marks, True, task
+        return event
+
+    def check(self, tap: Tap, value: Any) -> None:
+        """Hold an edit to what it made the first time: a recomputation that differs gives wrong gradients."""
+        if self.marks is None:
+            return
+        tensors = [tensor.detach().double() for tensor in leaves(value) if tensor.is_floating_point()]
+        marks = [torch.stack((tensor.mean(), tensor.abs().mean())) for tensor in tensors]
+        first = self.marks.setdefault(tap, marks)
+        if self.is_replayed and not all(map(_is_close, marks, first)):
+            raise HooklineError(
+                f"'{tap.site}': the edit made another value when checkpointing ran the forward again; it must not "
+                "depend on state that changes, but may on call.number (with_call=True)"
+            )
+
+
+class Replay:
+    """A segment's recomputation, with what happened in it the first time."""
+
+    def __init__(self, recompute: Callable[..., Any], attached: Attached) -> None:
+        self.recompute = recompute
+        self.attached = attached
+        self.parent = _replaying.get()
+        self.events: dict[nn.Module, list[Event]] = {}
+        self.left: dict[nn.Module, deque[Event]] = {}
+        self.task = -1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.left = {module: deque(events) for module, events in self.events.items()}
+        self.task = self.parent.task if self.parent is not None else _current_graph_task()
+        taps = {tap: None for events in self.events.values() for event in events for tap, _ in event.taps}
+        before, blocks = _replaying.get(), open_blocks.get()
+        try:
+            _replaying.set(self)
+            open_blocks.set(NO_BLOCKS)
+            with self.attached(list(taps)):  # They may have been taken off since.
+                return self.recompute(*args, **kwargs)
+        finally:
+            open_blocks.set(blocks)
+            _replaying.set(before)
+
+
+def event_of(module: nn.Module, taps: Iterable[Tap], here: Blocks, attached: Attached) -> Event:
+    """Return this call of a module: which of its taps act on it."""
+    if _current_graph_task() != -1:
+        return _event_again(module, taps, attached)
+    acting = []
+    changes = False
+    for tap in taps:
+        if tap.acts(here):
+            number = tap.count
+            tap.count = number + 1
+            changes = changes or tap.changes
+            if tap.site.call is None or tap.site.call == number:
+                acting.append((tap, number))
+    event = Event(acting)
+    if changes:
+        _log(module, event, attached)
+    return event
+
+
+def is_first_pass_of_reentrant() -> bool:
+    """Whether this is the first pass of a reentrant checkpoint: without gradients, but its recomputation has them."""
+    return any(frame.f_code is _reentrant_code for frame in _frames())
+
+
+def _event_again(module: nn.Module, taps: Iterable[Tap], attached: Attached) -> Event:
+    replay = _replaying.get()
+    if replay is None:
+        if any(frame.f_code.co_filename == _checkpoint_file for frame in _frames()):
+            return Event([])  # Torch recomputes what no hook of ours took part in.
+        # On CUDA backward runs on a thread of autograd's own, where no block is open: any block counts.
+        open_taps = [tap for tap in taps if (tap.active or tap.blocks) and tap.changes and not tap.site.is_gradient]
+        for tap in open_taps:
+            if tap.site.call is not None:
+                raise HooklineError(
+                    f"'{tap.site}': backward runs the forward again, and which of its calls this is can't be told"
+                )
+        return Event([(tap, 0) for tap in open_taps])
+    left = replay.left.get(module)
+    if not left:
+        return Event([])
+    event = left.popleft()
+    has_gradients = torch.is_grad_enabled()
+    again = event.again([(tap, n) for tap, n in event.taps if has_gradients or not tap.site.is_gradient], replay.task)
+    for inner in _segments(attached):  # A checkpoint within the checkpoint, run for the first time since.
+        inner.events.setdefault(module, []).append(event)
+    return again
+
+
+def _log(module: nn.Module, event: Event, attached: Attached) -> None:
+    """Note a call in every checkpointed segment that is running for the first time."""
+    kept = [(tap, number) for tap, number in event.taps if tap.changes]
+    for replay in _segments(attached):
+        event.marks = {} if event.marks is None else event.marks
+        logged = event.again(kept, -1)
+        replay.events.setdefault(module, []).append(logged)
+
+
+def _segments(attached: Attached) -> list[Replay]:
+    """Return the recomputation of each checkpointed segment that is running for the first time, wrapped."""
+    if torch.is_grad_enabled() and _saving_hooks(True) is None:
+        return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
+    found = []
+    for frame in _frames():
+        if frame.f_code is _reentrant_code:
+            context = frame.f_locals["ctx"]
+            context.run_function = _wrapped(context.run_function, attached)
+            found.append(context.run_function)
+        elif frame.f_code.co_filename == _checkpoint_file and "gen" in frame.f_locals:
+            suspended = frame.f_locals["gen"].gi_frame
+            segment = suspended.f_locals.get("new_frame") if suspended is not None else None
+            if segment is not None and torch.is_grad_enabled():
+                segment.recompute_fn = _wrapped(segment.recompute_fn, attached)
+                found.append(segment.recompute_fn)
+    return found
+
+
+def _wrapped(recompute: Callable[..., Any], attached: Attached) -> Replay:
+    return recompute if isinstance(recompute, Replay) else Replay(recompute, attached)
+
+
+def _frames() -> Iterable[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, equal_nan=True)

@@ -1,0 +1,153 @@
+"""Following the forwards of a whole model: counting them, and ending one early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+from torch import nn
+from torch._C._functorch import peek_interpreter_stack
+
+from hookline.actions import Save
+from hookline.context import Blocks
+from hookline.errors import HooklineError, StopForward, warn
+from hookline.records import INSIDE_TRANSFORM
+from hookline.tree import Children, replaced_by
+from hookline.wiring import gradients
+from hookline.wiring.taps import Tap
+
+STOPPED: Any = object()
+_waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  # Innermost last.
+
+
+class Forward:
+    """Stands at the model itself, for all hooks of one `Hooks`."""
+
+    kind = "forward"
+
+    def __init__(self) -> None:
+        self.owner: object = None  # The ledger, while its hooks are attached: the model keeps it alive.
+        self.taps: list[Tap] = []
+        self.stops: list[Tap] = []  # Those that have to fire before the forward may end.
+        self.has_gradients = False
+        self.links: list[tuple[Children, str, nn.Module | None, Tap]] = []  # Where the modules of active taps stand.
+
+    def follow_links(self) -> None:
+        """Note where the modules of the taps stand that act everywhere, to notice when one is replaced."""
+        places = [(tap.siblings, tap.site.path.rpartition(".")[2], tap) for tap in self.taps if tap.active]
+        self.links = [(siblings, key, siblings.get(key), tap) for siblings, key, tap in places if siblings is not None]
+
+    def left(self, here: Blocks) -> set[Tap]:
+        """Return the stops that wait here: a '#n' that has passed waits no more."""
+        return {stop for stop in self.stops if stop.acts(here) and not (stop.fired and stop.site.call is not None)}
+
+
+def follow(around: Iterable[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
+    """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
+    following: list[Tap] = []
+    waiting: set[Tap] = set()
+    for tap in around:
+        if not tap.acts(here):
+            tap.session.elsewhere = True
+            continue
+        following.append(tap)
+        _refuse_transforms(tap.action)  # type: ignore[arg-type]
+        tap.session.forwards += 1
+        waiting |= tap.action.left(here)  # type: ignore[union-attr]
+        _warn_of_replaced(tap.action)  # type: ignore[arg-type]
+    try:
+        with gradients.settled() if any(tap.action.has_gradients for tap in following) else nullcontext():  # type: ignore[union-attr]
+            output = run_until(waiting, run, following[0].module) if waiting else run()
+    except StopForward:
+        for tap in following:
+            tap.session.stopped = True
+        raise
+    except BaseException:
+        for tap in following:
+            tap.session.fail()
+        raise
+    if output is not STOPPED:
+        return output
+    for tap in following:
+        tap.session.stopped = True
+    return None
+
+
+def run_until(stops: set[Tap], run: Callable[[], Any], model: nn.Module) -> Any:
+    """Run something until these stops are reached; return its result, or STOPPED."""
+    stacked = _waiting.get()
+    waiting = {stop for stop in stops if not any(stop in outer for outer in stacked)}
+    if not waiting:  # Somebody further out waits for them.
+        return run()
+    counters = _counters(model)
+    try:
+        _waiting.set((*stacked, waiting))
+        output = run()
+    except StopForward as stop:
+        if stop.owner is not waiting:
+            raise
+        _warn_of_batchnorm(counters)
+        return STOPPED
+    finally:
+        _waiting.set(stacked)
+    if not waiting:
+        raise HooklineError(
+            f"{type(model).__name__} caught the signal that ends its forward (a bare `except:`, or one of "
+            "BaseException), so it ran on; take stop=True away"
+        )
+    return output
+
+
+def reached(tap: Tap) -> None:
+    """Note that a stop's site has fired; if it was the last that its owner waits for, end the forward."""
+    tap.fired = True
+    for waiting in reversed(_waiting.get()):
+        if tap in waiting:
+            waiting.discard(tap)
+            if not waiting:
+                raise StopForward(waiting)
+
+
+def _refuse_transforms(forward: Forward) -> None:
+    """Refuse to capture what belongs to a torch.func transform and is gone after it."""
+    if peek_interpreter_stack() is not None:
+        for tap in forward.taps:
+            if isinstance(tap.action, Save):
+                raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
+
+
+def _warn_of_replaced(forward: Forward) -> None:
+    """Warn of hooks that act everywhere, and of whose module another one has taken the place."""
+    for siblings, key, child, one in forward.links:
+        if siblings.get(key) is child:
+            continue
+        now = replaced_by(one.site.path, one.module, one.siblings)
+        if now is not None:
+            one.siblings = None
+            forward.links = [link for link in forward.links if link[3] is not one]
+            if one.record is not None:
+                one.record.clear()
+                one.record.explain(f"'{one.site}' was replaced by another {type(now).__name__}; make the hooks anew")
+            warn(
+                f"'{one.site}' was replaced by another {type(now).__name__} while hooked, and its hooks act no more; "
+                "make them anew"
+            )
+
+
+def _counters(model: nn.Module) -> list[tuple[Any, int]]:
+    """Return what BatchNorm layers in train mode count with, to tell afterwards which of them ran."""
+    if not model.training:
+        return []
+    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    counters = [layer.num_batches_tracked for layer in layers if layer.training and layer.track_running_stats]
+    return [(counter, counter._version) for counter in counters if counter is not None]
+
+
+def _warn_of_batchnorm(counters: list[tuple[Any, int]]) -> None:
+    if any(counter._version != version for counter, version in counters):
+        warn(
+            "a forward was ended early in train mode: the BatchNorm layers before the stop have updated their running "
+            "statistics; call model.eval() first if that is not meant"
+        )

@@ -1,0 +1,309 @@
+"""Gradients: hooks on the tensors that pass, so that in-place operations, keywords and any nesting are right.
+
+For `:grad_input` the module is given an alias of its input, so that other consumers of the same tensor don't count.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookline.actions import Call, Save, refuse_tracers
+from hookline.errors import HooklineError, NeverFired, warn
+from hookline.records import Guarded
+from hookline.values import expand, get, leaves, map_tensors, put, split
+from hookline.wiring import checkpoints
+from hookline.wiring.taps import Tap, blame
+
+Hook = Callable[[Tensor], Tensor | None]
+
+
+class View(NamedTuple):
+    """A view whose gradient is followed. If it is written in place later, torch leads the gradient past its hooks."""
+
+    tensor: Tensor
+    version: int
+    before: Any  # What made the base, when the view was followed.
+    hook: Hook
+    tap: Tap
+    stamp: int
+
+
+_views: ContextVar[list[View] | None] = ContextVar("views", default=None)
+
+
+def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
+    """Follow the gradient of what a module returns, as it is seen from outside the module."""
+    entered = {id(tensor) for tensor in leaves((call.args, dict(call.kwargs)))}
+    # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
+    return _watch(
+        tap, value, call, event, lambda tensor: tensor.is_leaf or id(tensor) in entered or bool(tensor._backward_hooks)
+    )
+
+
+def watch_input(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
+    """Follow the gradient of what a module takes, through this use of it alone."""
+    return _watch(tap, value, call, event, lambda tensor: True)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Follow gradients through a forward; at its end see to those of values that were written in place."""
+    views: list[View] = []
+    before = _views.get()
+    try:
+        _views.set(views)
+        yield
+        # What lies downstream first: later calls, and of one call the output before the input.
+        for view in sorted(views, key=lambda view: (-view.stamp, view.tap.site.port != "grad_output")):
+            _settle(view)
+    finally:
+        _views.set(before)
+
+
+def is_unsettled() -> bool:
+    """Whether no forward is followed here, at whose end gradients are seen to."""
+    return _views.get() is None
+
+
+def _watch(tap: Tap, value: Any, call: Call, event: checkpoints.Event, needs_alias: Callable[[Tensor], bool]) -> Any:
+    tap.fired = True
+    try:
+        refuse_tracers(value)
+        for subscripts in expand(value, tap.subscripts) if tap.star else (tap.subscripts,):
+            value = _watch_part(tap, value, subscripts, call, event, needs_alias)
+        return value
+    except HooklineError as error:
+        blame(tap.site, error)
+
+
+def _watch_part(
+    tap: Tap,
+    value: Any,
+    subscripts: tuple[Any, ...],
+    call: Call,
+    event: checkpoints.Event,
+    needs_alias: Callable[[Tensor], bool],
+) -> Any:
+    part, rest = split(value, subscripts)
+    tensors = leaves(part)
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        _say_why_not(tap, tensors)
+        return value
+    arrival = Arrival(tap, part, subscripts, rest, call, event)
+    aliases: dict[int, Tensor] = {}  # A tensor that is there twice is followed once.
+
+    # The next tap follows the same tensors, so that taps act in their order.
+    own = event.followed.setdefault(tap.site.port == "grad_output", [])
+
+    def follow(tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        if id(tensor) not in aliases:
+            hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
+            base = _private_base(tensor, call)
+            if base is not None:
+                base.register_hook(_reshaped(hook, tensor.shape))
+                alias = tensor
+            else:
+                is_own = any(tensor is other for other in own)
+                alias = tensor.view_as(tensor) if needs_alias(tensor) and not is_own else tensor
+                alias.register_hook(hook)
+                _note_view(alias, hook, tap, event)
+            own.append(alias)
+            aliases[id(tensor)] = alias
+        return aliases[id(tensor)]
+
+    followed = map_tensors(follow, part)
+    if all(one is other for one, other in zip(leaves(followed), tensors, strict=True)):
+        return value
+    return put(value, subscripts[: len(subscripts) - len(rest)], followed)
+
+
+def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
+    """Return the base of a view that a layer of torch.nn returns, if the layer made it and nobody else can use it.
+
+    A linear layer returns a view for inputs of three dimensions. The gradient of its base is the same, and torch leads
+    it there also when the view is written in place later.
+    """
+    layer = call.module
+    if (
+        not tensor._is_view()
+        or call.site.port != "grad_output"
+        or not type(layer).__module__.startswith("torch.nn.modules")
+    ):
+        return None
+    base = tensor._base
+    if base is None or base.is_leaf or base.numel() != tensor.numel() or len(list(layer.children())):
+        return None
+    entered = leaves((call.args, dict(call.kwargs)))
+    if any(other is base or other._base is base for other in entered):
+        return None
+    return base if base.is_contiguous() and tensor.is_contiguous() else None
+
+
+def _reshaped(hook: Hook, shape: torch.Size) -> Hook:
+    def arrived(gradient: Tensor) -> Tensor | None:
+        new = hook(gradient.reshape(shape))
+        return None if new is None else new.reshape(gradient.shape)
+
+    return arrived
+
+
+class Arrival:
+    """The gradients of one value of one call: they come tensor by tensor, once for each backward pass."""
+
+    def __init__(
+        self,
+        tap: Tap,
+        part: Any,
+        subscripts: tuple[Any, ...],
+        rest: tuple[Any, ...],
+        call: Call,
+        event: checkpoints.Event,
+    ) -> None:
+        self.action = tap.action
+        self.site = tap.site
+        self.number = call.number
+        self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
+        # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
+        self.record = weakref.ref(tap.record_at(subscripts)) if tap.record is not None else lambda: None
+        self.rest = rest
+        self.stamp = event.stamp
+        self.task = event.task
+        self.passes: weakref.WeakValueDictionary[int, Gradient] = weakref.WeakValueDictionary()
+        self.template = map_tensors(lambda _: torch.empty(0), part)
+        self.came: set[tuple[int, int]] = set()
+
+    def hook(self, numbers: list[int]) -> Hook:
+        """Return the tensor hook for the tensor at these places of the value."""
+
+        def arrived(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:  # A custom function upstream has none to give.
+                return None
+            try:
+                self._refuse_second_part(numbers[0])
+                part = get(gradient, self.rest)
+                if isinstance(self.action, Save):
+                    self._save(self.action, numbers, part)
+                    return None
+                new = self.action(part, self._call(), not self.rest)  # type: ignore[operator]
+                return None if new is part else put(gradient, self.rest, new)
+            except Exception as error:
+                blame(self.site, error)
+
+        return arrived
+
+    def _call(self) -> Call:
+        """Return the call for the user's function, without its arguments: they would hold the graph."""
+        return Call(self.site, self.module(), (), {}, self.number)  # type: ignore[arg-type]
+
+    def _refuse_second_part(self, number: int) -> None:
+        """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
+        part = (torch._C._current_graph_task_id(), number)
+        if part in self.came and not (isinstance(self.action, Save) and self.action.transform is None):
+            raise HooklineError(
+                "the gradient comes in two parts, since the value is used and then overwritten in place"
+            )
+        self.came.add(part)
+
+    def _save(self, action: Save, numbers: list[int], part: Tensor) -> None:
+        record = self.record()
+        if record is None:
+            return
+        # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
+        kept = action.keep_part(part, is_part=bool(self.rest) or (part.is_cuda and action.clone is not False))
+        task = self.task if self.task is not None else torch._C._current_graph_task_id()
+        gradient = self.passes.get(task)
+        if gradient is None:
+            gradient = self.passes[task] = Gradient(self.template)
+            record.put(gradient, (task, self.stamp), task)
+        for number in numbers:
+            gradient.add(number, kept)
+
+
+class Gradient:
+    """The gradient of a value, as far as it has arrived."""
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+        self.arrived: dict[int, Any] = {}
+
+    def add(self, number: int, kept: Any) -> None:
+        """Take in what has come for one tensor; a second part of it when the tensor was written in place."""
+        self.arrived[number] = _plain(self.arrived[number]) + _plain(kept) if number in self.arrived else kept
+
+    def build_gradient(self, read: Callable[[Any], Any]) -> Any:
+        """Return it in the structure of the value, None where no gradient came; `read` checks what is shared."""
+        numbers = iter(range(len(leaves(self.template))))
+        return map_tensors(lambda _: _plain(read(self.arrived.get(next(numbers)))), self.template)
+
+
+def _plain(kept: Any) -> Any:
+    return kept.value if isinstance(kept, Guarded) else kept
+
+
+def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: checkpoints.Event) -> None:
+    views = _views.get()
+    if views is not None and tensor._is_view() and tensor._base is not None:
+        views.append(View(tensor, tensor._version, tensor._base.grad_fn, hook, tap, event.stamp))
+
+
+def _settle(view: View) -> None:
+    """Lead the gradient of a view that was written in place since back to its hook.
+
+    Torch makes such a write a node of the view's base, CopySlices, whose own gradient is that of the value before.
+    """
+    tensor, base = view.tensor, view.tensor._base
+    if tensor._version == view.version or base is None:
+        return
+    if base.grad_fn is view.before:  # Written past autograd: torch has made the view anew, without its hook.
+        tensor.register_hook(view.hook)
+        return
+    node = base.grad_fn
+    while node is not None and node.next_functions and node.next_functions[0][0] is not view.before:
+        node = node.next_functions[0][0]
+    whole = base.numel() == tensor.numel() and base.is_contiguous() and tensor.is_contiguous()
+    if node is None or not whole:
+        problem = f"'{view.tap.site}' can get no gradient: a part of it is written in place later"
+        if view.tap.exact:
+            raise NeverFired(problem)
+        warn(problem)
+        return
+
+    hook = _reshaped(view.hook, tensor.shape)
+
+    def arrived(gradients: tuple[Tensor | None, ...], _outer: Any) -> tuple[Tensor | None, ...] | None:
+        new = None if gradients[0] is None else hook(gradients[0])
+        return None if new is None else (new, *gradients[1:])
+
+    node.register_hook(arrived)
+
+
+def _say_why_not(tap: Tap, tensors: list[Tensor]) -> None:
+    """Raise, or warn for a site found by a pattern, when no gradient can ever come."""
+    if not torch.is_grad_enabled() and checkpoints.is_first_pass_of_reentrant():
+        return
+    if not tensors:
+        why = "no tensor passes here"
+    elif torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        mode = "torch.inference_mode" if torch.is_inference_mode_enabled() else "torch.no_grad"
+        why = f"{mode} is on; run the model outside it"
+    elif not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+        why = f"{tensors[0].dtype} values have none"
+    else:
+        why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
+    problem = f"'{tap.site}' can get no gradient: {why}"
+    if tap.exact:
+        raise NeverFired(problem)
+    if tap.record is not None:
+        tap.record.explain(problem)
+    if not tap.has_warned:
+        tap.has_warned = True
+        warn(problem)
