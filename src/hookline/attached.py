@@ -1,0 +1,133 @@
+"""Every hook on a model, hookline's and other people's; and a way to take hookline's away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
+
+from torch import nn
+
+from hookline.errors import SiteError
+from hookline.tables import html_table, table
+from hookline.tree import Names, is_scripted
+from hookline.wiring.forwards import Forward
+from hookline.wiring.modules import attached_to, detach, is_shadow
+from hookline.wiring.taps import NO_BLOCKS
+
+_TORCH_TABLES = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_pre_hooks": "state_dict pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
+    "_load_state_dict_post_hooks": "load_state_dict post-hook",
+}
+_TENSOR_TABLES = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks": "accumulated gradient hook"}
+
+
+class Attachment(NamedTuple):
+    """One hook on a model: where, of what kind, whose, and what it does."""
+
+    site: str
+    kind: str
+    owner: str
+    action: str
+
+
+class Attached(Sequence[Attachment]):
+    """Every hook on a model; prints as a table."""
+
+    def __init__(self, found: list[Attachment]) -> None:
+        self._found = found
+
+    @overload
+    def __getitem__(self, index: int) -> Attachment: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Attachment]: ...
+    def __getitem__(self, index: int | slice) -> Attachment | list[Attachment]:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return (
+            table(Attachment._fields, [(row.site or '""', *row[1:]) for row in self._found])
+            if self._found
+            else "no hooks"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(Attachment._fields, [(row.site or '""', *row[1:]) for row in self._found])
+
+
+def attached(model: nn.Module) -> Attached:
+    """List every hook on a model with its owner: hookline's, torch's own tables, and replaced forwards.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> handle = model[0].register_forward_hook(print)
+    >>> attached(model)
+    site  kind          owner     action
+    ────  ────────────  ────────  ──────
+    0     forward hook  builtins  print
+    """
+    if not isinstance(model, nn.Module):
+        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    found: list[Attachment] = []
+    for name, module in Names(model).once():
+        for tap in attached_to(module):
+            if not isinstance(tap.action, Forward):
+                found.append(Attachment(str(tap.site), tap.action.kind, "hookline", repr(tap.action)))
+        found += _foreign(name, module)
+    return Attached(found)
+
+
+def clear(model: nn.Module) -> int:
+    """Remove every hook of hookline from a model, whoever holds it, and return how many there were."""
+    if not isinstance(model, nn.Module):
+        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    removed = 0
+    for _, module in Names(model).once():
+        taps = attached_to(module)
+        for tap in taps:
+            tap.active = False
+            tap.blocks = NO_BLOCKS
+            tap.removed = not isinstance(tap.action, Forward)
+            removed += not isinstance(tap.action, Forward)
+        detach(taps)
+    return removed
+
+
+def _foreign(name: str, module: nn.Module) -> list[Attachment]:
+    found: list[Attachment] = []
+    if is_scripted(module):
+        return found
+    names = module.__dict__
+    for attribute, kind in _TORCH_TABLES.items():
+        for hook in list((names.get(attribute) or {}).values()):
+            found.append(Attachment(name, kind, _owner(hook), _name(hook)))
+    for key, parameter in module._parameters.items():
+        for attribute, kind in _TENSOR_TABLES.items():
+            for hook in list((getattr(parameter, attribute, None) or {}).values()):
+                found.append(Attachment(f"{name}.{key}".lstrip("."), kind, _owner(hook), _name(hook)))
+    forward = names.get("forward")
+    if forward is not None and not is_shadow(forward) and not _is_own(forward, module):
+        found.append(Attachment(name, "replaced forward", _owner(forward), _name(forward)))
+    return found
+
+
+def _is_own(forward: Any, module: nn.Module) -> bool:
+    """Whether this is just the class's forward, as unpickling a hooked module leaves it on the copy."""
+    return getattr(forward, "__self__", None) is module and getattr(forward, "__name__", "") == "forward"
+
+
+def _owner(hook: Any) -> str:
+    function = getattr(hook, "func", hook)
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def _name(hook: Any) -> str:
+    function = getattr(hook, "func", hook)
+    return str(getattr(function, "__qualname__", None) or type(function).__name__)

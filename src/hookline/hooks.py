@@ -1,0 +1,367 @@
+"""Hook and Hooks: an ordered set of hooks on one model, with one life cycle."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
+from hookline.cache import Cache
+from hookline.context import open_blocks
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
+from hookline.ledger import Block, Ledger
+from hookline.records import Record
+from hookline.sites import Site
+from hookline.tables import count, html_table, table
+from hookline.tree import Names, unwrap
+from hookline.where import Found, Where, find
+from hookline.wiring.taps import Tap
+
+PLAIN = ("output", "", None)  # The port, index and call of a site that is the whole output, at every call.
+KINDS = ("capture", "patch", "edit", "skip", "stop")
+
+
+class Hook:
+    """One action at one site."""
+
+    __slots__ = ("_ledger", "_tap")
+
+    def __init__(self, tap: Tap, ledger: Ledger) -> None:
+        self._tap = tap
+        self._ledger = ledger
+
+    @property
+    def site(self) -> Site:
+        """Where it acts."""
+        return self._tap.site
+
+    @property
+    def action(self) -> Action:
+        """What it does."""
+        return self._tap.action
+
+    @property
+    def kind(self) -> str:
+        """One of capture, patch, edit, skip, stop."""
+        return self._tap.action.kind
+
+    @property
+    def name(self) -> str:
+        """The name it was given, or ""."""
+        return self._tap.name
+
+    @property
+    def active(self) -> bool:
+        """Whether it acts here: everywhere, or in a block that is open on this thread."""
+        return self._ledger.acts_here(self._tap)
+
+    def activate(self) -> None:
+        """Let it act, on all threads."""
+        self._ledger.activate([self._tap])
+
+    def deactivate(self) -> None:
+        """Let it rest, at no cost to the model."""
+        self._ledger.deactivate([self._tap])
+
+    def remove(self) -> None:
+        """Take it off the model for good."""
+        self._ledger.remove([self._tap])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hook) and other._tap is self._tap
+
+    def __hash__(self) -> int:
+        return id(self._tap)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<{self.kind}{name} at '{self.site}': {self.action!r}, {'active' if self.active else 'inactive'}>"
+
+
+class Hooks:
+    """An ordered set of hooks on one model.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> hooks = Hooks(model)
+    >>> acts = hooks.capture("0", "2")
+    >>> _ = hooks.edit("1", lambda value: value * 2, name="double")
+    >>> output = model(torch.ones(3, 4))
+    >>> acts["2"].equal(output)
+    True
+    >>> hooks["double"].deactivate()
+    >>> hooks.of("capture").remove()
+    >>> len(hooks)
+    1
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        self._model = model
+        self._cache = Cache()
+        self._cache._names = Names(model)
+        self._ledger = Ledger(model, self._cache._session)
+        self._chosen: list[Tap] | None = None  # None: all of the ledger's.
+        self._parent: Hooks | None = None
+        self._open: list[Block] = []
+        self._brief = False  # A short form: attached on entering, detached on leaving.
+        weakref.finalize(self, _drop, weakref.ref(self._ledger)).atexit = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model these hooks are on."""
+        return self._model
+
+    @property
+    def cache(self) -> Cache:
+        """What the captures among these hooks have seen."""
+        return self._cache
+
+    def capture(
+        self,
+        *where: Where,
+        name: str = "",
+        keep: str | int = "last",
+        detach: bool = True,
+        clone: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        stop: bool = False,
+    ) -> Cache:
+        """Keep what passes at these places, and return the cache it lands in.
+
+        Args:
+            keep: "last", "all", or how many of the latest calls.
+            detach: Cut the value off the graph. With False it is the graph's own tensor, checked when read.
+            clone: None copies when somebody writes, True now; False never, and reading an overwritten value raises.
+            transform: Keep `transform(value)` instead.
+            stop: End the forward when all these places have fired.
+        """
+        if not where:
+            raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
+        _refuse_options(clone, device, dtype, transform)
+        action = Save(detach, clone, device, dtype, transform)
+        places = find(self._model, where)
+        if stop and any(place.site.is_gradient for place in places):
+            raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
+        limit = _limit(keep)
+        taken = {tap.site for tap in self._taps if tap.record is not None}
+        takes_hot_path, copies_on_write = limit == 1 and detach, action.quick and clone is None
+        taps: list[Tap] = []
+        for site, module, exact, siblings in places:
+            if taken and site in taken:
+                raise SiteError(f"'{site}' is captured by these hooks already; use a second Hooks, or remove that one")
+            tap = Tap(site, module, action, self._ledger.session, exact, name)
+            tap.siblings = siblings
+            tap.record = Record(site, limit)
+            taps.append(tap)
+            if takes_hot_path and site[1:4] == PLAIN:
+                tap.is_plain = True
+                tap.copies_on_write = copies_on_write
+            elif tap.star:
+                tap.record.family = {}
+        self._ledger.add(taps, active=not self._brief)
+        self._cache._asked += [tap.record for tap in taps if tap.record is not None]
+        if stop:
+            self._add(self._make(places, Stop(), name))
+        return self._cache
+
+    def patch(self, values: Mapping[Any, Any], name: str = "") -> Hooks:
+        """Put given values in the place of what passes: `{site: value}`, or a cache."""
+        if not isinstance(values, Mapping):
+            raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
+        places = [(find(self._model, [where]), Set(value)) for where, value in values.items()]
+        return self._add([tap for found, action in places for tap in self._make(found, action, name)])
+
+    def edit(
+        self, where: Where, function: Callable[..., Any], name: str = "", with_call: bool = False, check: bool = True
+    ) -> Hooks:
+        """Put `function(value)` in the place of what passes; None leaves it alone.
+
+        Args:
+            with_call: Call `function(value, call)`, where call has site, module, args, kwargs and number.
+            check: Raise if the result has another structure, shape, dtype or device than the value.
+        """
+        if not callable(function):
+            raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
+        return self._add(self._make(find(self._model, [where]), Apply(function, with_call, check), name))
+
+    def skip(self, where: Where, value: Any = NOTHING, name: str = "") -> Hooks:
+        """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own)."""
+        places = find(self._model, [where])
+        for place in places:
+            if place.site.port != "output" or place.site.index:
+                raise SiteError(f"'{place.site}': a module is skipped as a whole; name it without a port or subscripts")
+        if not isinstance(value, Cache):
+            return self._add(self._make(places, Skip(value), name))
+        given = [(place, Skip(value[place.site])) for place in places]
+        return self._add([tap for place, action in given for tap in self._make([place], action, name)])
+
+    def stop_after(self, *where: Where, name: str = "") -> Hooks:
+        """End the forward when all these places have fired; the model's call returns None."""
+        places = find(self._model, where)
+        if any(place.site.is_gradient for place in places):
+            raise SiteError("a forward can't wait for a gradient, which comes after it")
+        return self._add(self._make(places, Stop(), name))
+
+    def __getitem__(self, name: str) -> Hooks:
+        chosen = [tap for tap in self._taps if tap.name == name]
+        if not chosen:
+            if self._brief:
+                raise SiteError("what was captured is in the cache: `with hl.capture(...) as acts:`, then acts[site]")
+            names = sorted({tap.name for tap in self._taps if tap.name})
+            near = did_you_mean(str(name), names) or (f"; there are {', '.join(map(repr, names))}" if names else "")
+            raise SiteError(f"no hook here is named {name!r}{near}")
+        return self._narrow(chosen)
+
+    def at(self, *where: Where) -> Hooks:
+        """Return those at these places; a place without port and subscripts means any at that module."""
+        wanted = find(self._model, where)
+        chosen = [tap for tap in self._taps if any(_is_at(tap, place.site, place.module) for place in wanted)]
+        if not chosen:
+            raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place in wanted[:3])}")
+        return self._narrow(chosen)
+
+    def of(self, kind: str) -> Hooks:
+        """Return those of one kind: capture, patch, edit, skip or stop."""
+        if kind not in KINDS:
+            raise SiteError(f"{kind!r} is no kind of hook{did_you_mean(kind, KINDS) or ': ' + ', '.join(KINDS)}")
+        return self._narrow([tap for tap in self._taps if tap.action.kind == kind])
+
+    def activate(self) -> None:
+        """Let them act, on all threads."""
+        self._ledger.activate(self._taps)
+
+    def deactivate(self) -> None:
+        """Let them rest, at no cost to the model."""
+        self._ledger.deactivate(self._taps)
+
+    def remove(self) -> None:
+        """Take them off the model for good. What was captured stays readable."""
+        self._ledger.remove(self._taps)
+
+    @contextmanager
+    def activated(self) -> Iterator[Cache]:
+        """Let them act for a while on this thread, then restore what was before."""
+        with self as cache:
+            yield cache
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model under these hooks."""
+        with self:
+            return self._model(*args, **kwargs)
+
+    def __enter__(self) -> Cache:
+        self._open.append(self._ledger.enter(self._taps, renew=self._brief))
+        return self._cache
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if not self._open:
+            return
+        here = open_blocks.get()
+        block = next((block for block in reversed(self._open) if block in here), self._open[-1])
+        self._open.remove(block)
+        self._ledger.leave(block, failed=kind, over=self._brief)
+
+    def __iter__(self) -> Iterator[Hook]:
+        return (Hook(tap, self._ledger) for tap in self._taps)
+
+    def __len__(self) -> int:
+        return len(self._taps)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, Hook):
+            return any(tap is item._tap for tap in self._taps)
+        if isinstance(item, str) and any(item == tap.name for tap in self._taps):
+            return True
+        try:
+            return len(self.at(item)) > 0  # type: ignore[arg-type]
+        except SiteError:
+            return False
+
+    def __repr__(self) -> str:
+        return table(*self._table())
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
+    @property
+    def _taps(self) -> list[Tap]:
+        return [tap for tap in (self._ledger.taps if self._chosen is None else self._chosen) if not tap.removed]
+
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+        rows: list[tuple[str, ...]] = [
+            (hook.name, hook.kind, str(hook.site) or '""', repr(hook.action), "yes" if hook.active else "no")
+            for hook in self
+        ]
+        return (
+            ("name", "kind", "site", "action", "active"),
+            rows,
+            f"{count(len(rows), 'hook')} on {type(unwrap(self._model)).__name__}",
+        )
+
+    def _narrow(self, taps: list[Tap]) -> Hooks:
+        narrow = object.__new__(Hooks)
+        narrow._model, narrow._cache, narrow._ledger = self._model, self._cache, self._ledger
+        narrow._chosen, narrow._parent, narrow._brief = taps, self._parent or self, self._brief
+        narrow._open = []
+        return narrow
+
+    def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
+        taps = []
+        for site, module, exact, siblings in places:
+            tap = Tap(site, module, action, self._ledger.session, exact, name)
+            tap.siblings = siblings
+            taps.append(tap)
+        return taps
+
+    def _add(self, taps: list[Tap]) -> Hooks:
+        self._ledger.add(taps, active=not self._brief)
+        return self._narrow(taps)
+
+
+def _drop(ledger: weakref.ref[Ledger]) -> None:
+    """Take the hooks of a Hooks off that nobody holds any more. While they are attached the model holds the ledger."""
+    found = ledger()
+    if found is not None:
+        found.drop()
+
+
+def _limit(keep: str | int) -> int | None:
+    """Return how many calls are kept, None for all."""
+    if keep == "last":
+        return 1
+    if keep == "all":
+        return None
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise HooklineError(f'keep={keep!r} is not "last", "all" or a number of calls')
+    return keep
+
+
+def _refuse_options(clone: Any, device: Any, dtype: Any, transform: Any) -> None:
+    """Raise for an option of capture that means nothing, before the model runs."""
+    if clone not in (None, True, False):
+        raise HooklineError(f"clone={clone!r} is not None, True or False")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise HooklineError(f"dtype={dtype!r} is not a torch.dtype, such as torch.float16")
+    if transform is not None and not callable(transform):
+        raise HooklineError(f"transform={transform!r} is not a function of the value")
+    try:
+        torch.device(device if device is not None else "cpu")
+    except (RuntimeError, TypeError) as error:
+        raise HooklineError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from None
+
+
+def _is_at(tap: Tap, site: Site, module: nn.Module) -> bool:
+    if tap.module is not module:
+        return False
+    return tap.site._replace(path="") == site._replace(path="") or site == Site(site.path)

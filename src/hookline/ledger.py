@@ -1,0 +1,349 @@
+"""The life of a set of hooks: which of them act, in which blocks, and what is said when a block ends.
+
+A tap is attached to its module exactly while it acts somewhere: everywhere (`active`), or in an open block. So a hook
+that rests costs nothing, and the end of a block leaves the model as it was found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Iterable
+from functools import cache
+
+from torch import nn
+
+from hookline.actions import Save, Skip, Stop
+from hookline.context import close_block, open_block, open_blocks
+from hookline.errors import HooklineError, NeverFired, warn
+from hookline.reasons import why_never_fired
+from hookline.records import EMPTY, Session
+from hookline.sites import Site
+from hookline.tree import Names, replaced_by, unwrap
+from hookline.wiring.forwards import Forward
+from hookline.wiring.modules import attach, attached_to, detach, forget_locks
+from hookline.wiring.taps import NO_BLOCKS, Tap
+
+NO_HOOKS = "there are no hooks here: they were removed, or none were added"
+
+_order = itertools.count(1)
+_living: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+class Block:
+    """One entering of some taps: the token of a `with` block, and what to restore at its end."""
+
+    def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
+        self.taps = taps
+        # A short form has nothing to restore, but when it is entered a second time inside itself.
+        held = taps if not brief or taps[0].blocks else ()
+        self.before = [(tap, tap.active, tap.count, tap.fired) for tap in held]
+        self.session_before = session.began, session.failed
+
+    def restore(self) -> None:
+        """Give the taps back the state they had: those that acted already go on counting where they were."""
+        for tap, active, count, fired in self.before:
+            tap.active = active and not tap.removed
+            tap.count += count
+            tap.fired = tap.fired or fired
+        self.before = []
+
+
+class Ledger:
+    """The taps of one `Hooks`, in order, and the blocks in which they are open. It does not know the `Hooks`."""
+
+    def __init__(self, model: nn.Module, session: Session) -> None:
+        self.wrapped = model
+        self.model = unwrap(model)
+        self.session = session
+        self.taps: list[Tap] = []
+        self.blocks: list[Block] = []
+        self.forward = Forward()
+        self.around = Tap(Site(""), self.model, self.forward, session, False, "")  # type: ignore[arg-type]
+        _living.add(self)
+        _follow_forks()
+
+    def add(self, taps: list[Tap], active: bool) -> None:
+        """Take new taps in, and let them act."""
+        if not active and self.blocks:
+            raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
+        self.taps += taps
+        self.forward.taps = self.taps
+        if taps and isinstance(taps[0].action, Stop):
+            self.forward.stops += taps
+        if any([not tap.is_plain and tap.site.is_gradient for tap in taps]):
+            self.forward.has_gradients = True
+        if not active:
+            return
+        order = next(_order)
+        for tap in taps:
+            tap.order = order
+        try:
+            _warn_of_twins(self, taps)
+            self.activate(taps)
+        except BaseException:
+            self.remove(taps)
+            raise
+
+    def acts_here(self, tap: Tap) -> bool:
+        """Whether a tap acts on this thread now."""
+        return tap.acts(open_blocks.get()) and not tap.removed
+
+    def activate(self, taps: Iterable[Tap]) -> None:
+        """Let taps act everywhere."""
+        taps = _living_taps(taps)
+        for tap in taps:
+            tap.active = True
+        self._wire(taps)
+
+    def deactivate(self, taps: Iterable[Tap]) -> None:
+        """Let taps rest everywhere, and in the blocks that are open here."""
+        taps = list(taps)
+        here = open_blocks.get()
+        for tap in taps:
+            tap.active = False
+            tap.blocks -= here
+        self._wire(taps)
+
+    def remove(self, taps: Iterable[Tap]) -> None:
+        """Take taps off for good."""
+        taps = list(taps)
+        for tap in taps:
+            tap.active = False
+            tap.blocks = NO_BLOCKS
+            tap.removed = True
+            if tap.record is not None and tap.record.value is EMPTY and not tap.record.family:
+                tap.record.explain(tap.record.reason or f"nothing passed '{tap.site}' before its hook was removed")
+        self._wire(taps)
+        self.taps = self.forward.taps = [tap for tap in self.taps if not tap.removed]
+        self.forward.stops = [tap for tap in self.forward.stops if not tap.removed]
+
+    def drop(self) -> None:
+        """Take everything off: nobody holds the hooks any more."""
+        if self.blocks:
+            warn("hooks were dropped while their block was open", ResourceWarning)
+        for block in self.blocks:
+            close_block(block)
+            block.taps, block.before = [], []  # Another context may still hold the block.
+        self.blocks = []
+        self.session.over = self.session.over or "the Hooks that filled this cache is gone; keep it in a variable"
+        self.detach_all()
+
+    def detach_all(self) -> None:
+        """Take everything off the model, whatever state it is in."""
+        if self.around.watch is not None:  # It is there while any other is.
+            detach(self.taps)
+            detach((self.around,))
+        self.forward.owner = None
+
+    def enter(self, taps: list[Tap], renew: bool) -> Block:
+        """Open a block: these taps act here, from call 0 on, until it is left."""
+        if not taps:
+            raise HooklineError(NO_HOOKS)
+        self._refuse_second_thread(taps)
+        block = Block(taps, self.session, renew)
+        token = frozenset((block,))
+        order = next(_order)
+        try:
+            self.blocks.append(block)
+            for tap in taps:
+                tap.blocks = token if not tap.blocks else tap.blocks | token
+                if tap.count or tap.fired:
+                    tap.count = 0
+                    tap.fired = False
+                if renew:
+                    tap.order = order
+            self.session.restart()
+            attach(taps)
+            self._follow()
+            open_block(block)
+        except BaseException:
+            self._close(block)
+            raise
+        return block
+
+    def leave(self, block: Block, failed: type[BaseException] | None = None, over: bool = False) -> None:
+        """Close a block, restore what was before it, and say what did not fire."""
+        taps = [tap for tap in block.taps if tap.watch is not None]
+        try:
+            missing = [tap for tap in taps if not tap.fired]
+            messages = self._explain(missing, taps, failed)
+            self._close(block)
+        except BaseException:
+            self._close(block)  # A second time, for a Ctrl-C in the midst of the first.
+            raise
+        if self.session.ran:
+            for tap in taps:
+                if tap.record is not None and tap.record.is_traced:
+                    tap.record.settle()
+        if over:
+            self.session.over = "its block is over"
+        if failed is None and self.session.since:
+            messages += self._find_replaced(taps)
+        began, failures = block.session_before
+        self.session.began = began
+        self.session.failed += failures
+        if failed is None:
+            _speak(messages)
+
+    def _close(self, block: Block) -> None:
+        close_block(block)
+        if block in self.blocks:
+            self.blocks.remove(block)
+        for tap in block.taps:
+            tap.blocks = NO_BLOCKS if len(tap.blocks) <= 1 else tap.blocks - {block}
+        block.restore()
+        self._wire(block.taps)
+
+    def _explain(
+        self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None
+    ) -> list[tuple[bool, str]]:
+        """Note why these sites did not fire; return what to say, unless the model never ran or something failed."""
+        session = self.session
+        ran = session.any_forward or (not session.failed and len(missing) < len(taps))
+        messages = []
+        if self.forward.stops and ran and not session.since:
+            name = type(self.model).__name__
+            messages.append(
+                (
+                    False,
+                    f"nothing was stopped: {name} itself was not called; hl.run(model.method, ...) can stop a method",
+                )
+            )
+        for tap in missing:
+            if failed is not None or session.failed:
+                message = f"nothing passed '{tap.site}' before {failed.__name__ if failed else 'the forward failed'}"
+            elif ran:
+                skipped = self._skipped_above(tap)
+                message = skipped or why_never_fired(tap.site, tap.module, self.model, session, tap.count)
+            else:
+                continue
+            if tap.record is not None:
+                tap.record.explain(message)
+            if not isinstance(tap.action, Stop):
+                messages.append((tap.exact, message))
+        return messages if ran else []
+
+    def _skipped_above(self, tap: Tap) -> str:
+        """Say that a module was not called because one that holds it is skipped."""
+        names = Names(self.model)
+        parts = tap.site.path.split(".")
+        for above in (".".join(parts[:length]) for length in range(1, len(parts))):
+            module = names.find(above)
+            if module is not None and any(isinstance(one.action, Skip) for one in attached_to(module)):
+                return f"'{tap.site}' was not called: {above!r}, which holds it, is skipped"
+        return ""
+
+    def _find_replaced(self, taps: list[Tap]) -> list[tuple[bool, str]]:
+        """Say of which taps the module was replaced, or wrapped in another, while they were open."""
+        messages = []
+        for tap in taps:
+            if tap.siblings is None or tap.siblings.get(tap.site.path.rpartition(".")[2]) is tap.module:
+                continue
+            now = replaced_by(tap.site.path, tap.module, tap.siblings)
+            if now is not None:
+                names = [name for name in Names(self.model).of(tap.module) if not name.startswith("<")]
+                hint = f"; what was hooked is now {names[0]!r}" if names else ""
+                messages.append(
+                    (True, f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}")
+                )
+        return messages
+
+    def _wire(self, taps: list[Tap]) -> None:
+        """Attach the taps that act somewhere, detach the others."""
+        idle = [tap for tap in taps if not (tap.active or tap.blocks)]
+        detach(idle)
+        if len(idle) < len(taps):
+            attach([tap for tap in taps if tap.active or tap.blocks])
+        self._follow()
+
+    def _follow(self) -> None:
+        """Follow the model's forwards while any tap acts."""
+        around = self.around
+        around.active = any([tap.active for tap in self.taps])
+        around.blocks = frozenset(self.blocks)
+        if around.active or around.blocks:
+            self.forward.owner = self
+            attach((around,))
+        else:
+            detach((around,))
+            self.forward.owner = None
+        if around.active or self.forward.links:
+            self.forward.follow_links()
+
+    def _refuse_second_thread(self, taps: list[Tap]) -> None:
+        here = open_blocks.get()
+        elsewhere = [block for block in self.blocks if block not in here]
+        if any(tap in taps for block in elsewhere for tap in block.taps if isinstance(tap.action, Save)):
+            raise HooklineError(
+                "these hooks are open on another thread or task, and captures would mix; make a Hooks for each"
+            )
+        others = any(not tap.blocks <= here for tap in attached_to(self.model))  # Every Hooks has a tap there.
+        if others and is_compiled(self.wrapped):
+            raise HooklineError("a compiled graph acts for all threads, and another one has a block open on this model")
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has wrapped the model or a module in it, and its graphs are in use."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    stance = getattr(dynamo, "_stance", None)
+    if dynamo is None or getattr(stance, "stance", "") == "force_eager":
+        return False  # Nothing in this process was compiled, or nothing compiled is used.
+    return any(
+        module.__dict__.get("_compiled_call_impl") is not None
+        or hasattr(type(module).forward, "_torchdynamo_orig_callable")
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
+def _living_taps(taps: Iterable[Tap]) -> list[Tap]:
+    taps = list(taps)
+    if not taps or any([tap.removed for tap in taps]):
+        raise HooklineError(NO_HOOKS)
+    return taps
+
+
+def _speak(messages: list[tuple[bool, str]]) -> None:
+    certain = [message for exact, message in messages if exact]
+    if certain:
+        more = f" (and {len(certain) - 1} more)" if len(certain) > 1 else ""
+        raise NeverFired(certain[0] + more)
+    if messages:
+        more = f" (and {len(messages) - 1} more that the pattern matches)" if len(messages) > 1 else ""
+        warn(messages[0][1] + more)
+
+
+def _warn_of_twins(ledger: Ledger, taps: list[Tap]) -> None:
+    """Warn when another live Hooks does the same at the same place, as a notebook cell that was run twice."""
+    for tap in taps:
+        for other in attached_to(tap.module) if "forward" in tap.module.__dict__ else ():
+            same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
+            if same and other.session is not ledger.session and _label(other) == _label(tap):
+                warn(
+                    f"'{tap.site}' has the same {tap.action.kind} hook from another Hooks already; "
+                    "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"
+                )
+                return
+
+
+def _label(tap: Tap) -> object:
+    code = getattr(getattr(tap.action, "function", None), "__code__", None)
+    return code.co_code if code is not None else repr(tap.action)
+
+
+def leave_all() -> None:
+    """Take every hook off, in a process that was forked from one with hooks: they belong to the other one."""
+    forget_locks()
+    for ledger in list(_living):
+        if any([tap.watch is not None for tap in ledger.taps]):
+            ledger.session.forked = True
+        ledger.detach_all()
+
+
+@cache
+def _follow_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=leave_all)

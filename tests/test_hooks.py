@@ -1,0 +1,362 @@
+"""Hooks: add, name, narrow, activate, nest and remove."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.failure_modes.states import state_of
+from tests.models import GPT, mlp, tokens
+
+
+def plus(number: float) -> Any:
+    return lambda value: value + number
+
+
+def test_hooks_act_as_soon_as_they_are_added_until_they_are_removed() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    plain, before = model(x), state_of(model)
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("0", "2:input")
+    assert acts is hooks.cache
+    added = hooks.edit("2", plus(1))
+    assert torch.equal(model(x), plain + 1)
+    assert torch.equal(acts["0"], model[0](x))
+    added.remove()
+    assert torch.equal(model(x), plain)
+    assert len(hooks) == 2
+    hooks.remove()
+    assert state_of(model) == before
+    assert torch.equal(acts["2:input"], model[:2](x))
+
+
+def test_adding_returns_the_hooks_just_added() -> None:
+    model = GPT()
+    hooks = hl.Hooks(model)
+    assert len(hooks.edit("h.*.mlp", F.relu)) == 3
+    assert [str(hook.site) for hook in hooks.patch({"h.0": 0.0, "h.1:input": 0.0})] == ["h.0", "h.1:input"]
+    assert [hook.kind for hook in hooks.skip("h.2")] == ["skip"]
+    assert [hook.kind for hook in hooks.stop_after("head")] == ["stop"]
+    assert len(hooks) == 7
+    hooks.remove()
+
+
+def test_a_hook_shows_what_it_does_where() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.edit("0:input[:, 0]", F.relu, name="rectify")
+    hook = next(iter(hooks))
+    assert (str(hook.site), hook.kind, hook.name, hook.active) == ("0:input[:, 0]", "edit", "rectify", True)
+    assert repr(hook) == "<edit 'rectify' at '0:input[:, 0]': relu, active>"
+    hook.deactivate()
+    assert "inactive" in repr(hook)
+    hook.activate()
+    assert hook.active
+    assert hook == next(iter(hooks))
+    assert hash(hook) == hash(next(iter(hooks)))
+    hook.remove()
+    assert not hook.active
+    assert hook not in hooks
+
+
+def test_a_table_lists_the_hooks_in_order() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.capture("0")
+    hooks.edit("2", F.relu, name="rectify")
+    hooks["rectify"].deactivate()
+    assert repr(hooks).splitlines()[0] == "2 hooks on Sequential"
+    assert repr(hooks).splitlines()[1].split() == ["name", "kind", "site", "action", "active"]
+    assert [line.split()[-1] for line in repr(hooks).splitlines()[3:]] == ["yes", "no"]
+    hooks["rectify"].remove()
+    assert repr(hooks).startswith("1 hook on Sequential")
+    hooks.remove()
+    assert repr(hooks).startswith("0 hooks on Sequential")
+
+
+def test_hooks_are_counted_iterated_and_contain_names_sites_and_hooks() -> None:
+    hooks = hl.Hooks(GPT())
+    hooks.edit("h.*.mlp", F.relu, name="rectify")
+    assert len(hooks) == 3
+    assert [str(hook.site) for hook in hooks] == ["h.0.mlp", "h.1.mlp", "h.2.mlp"]
+    assert "rectify" in hooks
+    assert "h.1.mlp" in hooks
+    assert hl.Site("h.1.mlp") in hooks
+    assert next(iter(hooks)) in hooks
+    assert "h.1" not in hooks
+    assert next(iter(hooks)) not in hl.Hooks(GPT())
+    hooks.remove()
+
+
+def test_hooks_are_narrowed_by_name_place_and_kind() -> None:
+    hooks = hl.Hooks(GPT())
+    hooks.capture("h.*", "h.0.mlp:input")
+    hooks.edit("h.*.mlp", F.relu, name="rectify")
+    hooks.edit("h.0.mlp[0]", F.relu, name="first")
+    assert len(hooks["rectify"]) == 3
+    assert len(hooks.of("edit")) == 4
+    assert len(hooks.of("skip")) == 0
+    assert [hook.kind for hook in hooks.at("h.0.mlp")] == ["capture", "edit", "edit"]
+    assert [hook.kind for hook in hooks.at("h.0.mlp:input")] == ["capture"]
+    assert len(hooks.at("h.*")) == 3
+    assert len(hooks.at("h.0", "h.1.mlp")) == 2
+    assert len(hooks.of("edit").at("h.0.mlp")["first"]) == 1
+    assert len(hooks.at(nn.Sequential)) == 5
+    hooks.remove()
+
+
+def test_narrowing_to_nothing_says_what_there_is() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.edit("0", F.relu, name="rectify")
+    with pytest.raises(hl.SiteError, match="no hook here is named 'rectfy'; did you mean 'rectify'?"):
+        hooks["rectfy"]
+    with pytest.raises(hl.SiteError, match="no hook here is named 'x'; there are 'rectify'"):
+        hooks["x"]
+    with pytest.raises(hl.SiteError, match="'edits' is no kind of hook; did you mean 'edit'?"):
+        hooks.of("edits")
+    with pytest.raises(hl.SiteError, match="no hook here is at '2'"):
+        hooks.at("2")
+    with pytest.raises(hl.SiteError, match="'7' matches nothing"):
+        hooks.at("7")
+    hooks.remove()
+
+
+def test_a_place_narrows_tied_modules_under_any_of_their_names() -> None:
+    model = mlp()
+    model.again = model[0]
+    hooks = hl.Hooks(model)
+    hooks.edit("0", F.relu)
+    assert len(hooks.at("again")) == 1
+    assert "again" in hooks
+    hooks.remove()
+
+
+def test_a_hook_at_rest_leaves_nothing_on_its_module() -> None:
+    model = mlp()
+    before = state_of(model)
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("*")
+    hooks.deactivate()
+    assert state_of(model) == before
+    model(torch.ones(2, 4))
+    assert len(acts) == 0
+    hooks.at("1").activate()
+    model(torch.ones(2, 4))
+    assert list(acts) == ["1"]
+    hooks.remove()
+
+
+def test_hooks_at_one_site_act_in_the_order_they_were_added_also_after_a_rest() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.ones(2)
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="first")
+    hooks.capture("0")
+    hooks.edit("0", lambda value: value * 10, name="second")
+    hooks["first"].deactivate()
+    hooks["first"].activate()
+    assert model(x).tolist() == [20.0, 20.0]
+    assert hooks.cache["0"].tolist() == [2.0, 2.0]
+    hooks.remove()
+
+
+def test_activated_restores_what_was_before() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="one")
+    hooks.edit("0", plus(10), name="ten")
+    hooks["ten"].deactivate()
+    with hooks.of("edit").activated():
+        assert model(x).item() == 11
+    assert model(x).item() == 1
+    hooks.deactivate()
+    with hooks["one"].activated():
+        assert model(x).item() == 1
+        with hooks["ten"].activated():
+            assert model(x).item() == 11
+            with hooks.activated():
+                assert model(x).item() == 11
+        assert model(x).item() == 1
+    assert model(x).item() == 0
+    hooks.remove()
+
+
+def test_a_block_may_be_entered_again_and_again_also_inside_itself() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    before = state_of(model)
+    for hooks in (hl.edit(model, "0", plus(1)), hl.Hooks(model)):
+        if len(hooks) == 0:
+            hooks.edit("0", plus(1))
+            hooks.deactivate()
+        for _ in range(3):
+            with hooks:
+                assert model(x).item() == 1
+                with hooks:
+                    assert model(x).item() == 1
+                assert model(x).item() == 1
+            assert model(x).item() == 0
+    assert state_of(model) == before
+
+
+def test_a_block_restores_hooks_that_were_deactivated_or_activated_inside_it() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="one")
+    hooks.edit("0", plus(10), name="ten")
+    hooks["ten"].deactivate()
+    with hooks:
+        hooks.deactivate()
+        assert model(x).item() == 0
+        hooks["ten"].activate()
+        assert model(x).item() == 10
+    assert model(x).item() == 1
+    assert [hook.active for hook in hooks] == [True, False]
+    hooks.remove()
+
+
+def test_hooks_may_be_added_inside_a_block() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    before = state_of(model)
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="one")
+    hooks.deactivate()
+    with hooks:
+        hooks.edit("0", plus(10), name="ten")
+        assert model(x).item() == 11
+    assert not hooks["one"].of("edit").__iter__().__next__().active
+    hooks.deactivate()
+    assert model(x).item() == 0
+    assert state_of(model) == before
+
+
+def test_hooks_may_be_removed_inside_a_block() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    before = state_of(model)
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="one")
+    hooks.edit("0", plus(10), name="ten")
+    hooks.deactivate()
+    with hooks:
+        hooks["one"].remove()
+        assert model(x).item() == 10
+    assert state_of(model) == before
+    assert len(hooks) == 1
+    with hooks:
+        hooks.remove()
+        assert model(x).item() == 0
+    assert state_of(model) == before
+
+
+def test_a_block_counts_calls_from_zero() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    hooks = hl.Hooks(model)
+    hooks.edit("0#1", plus(1))
+    assert [model(x).item() for _ in range(3)] == [0, 1, 0]
+    for _ in range(2):
+        with hooks:
+            assert [model(x).item() for _ in range(3)] == [0, 1, 0]
+    hooks.remove()
+
+
+def test_run_calls_the_model_under_the_hooks() -> None:
+    model, x = GPT(), tokens()
+    hooks = hl.Hooks(model)
+    hooks.edit("head", lambda value: value * 0)
+    hooks.deactivate()
+    assert hooks.run(x=x).count_nonzero() == 0
+    assert hooks.of("edit").run(x).count_nonzero() == 0
+    assert model(x).count_nonzero() > 0
+    hooks.remove()
+
+
+def test_the_short_forms_act_only_inside_their_block() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    plain, before = model(x), state_of(model)
+    block = hl.edit(model, "2", plus(1))
+    assert state_of(model) == before
+    assert not any(hook.active for hook in block)
+    with block:
+        assert all(hook.active for hook in block)
+        assert torch.equal(model(x), plain + 1)
+    assert state_of(model) == before
+    assert torch.equal(model(x), plain)
+
+
+def test_a_stop_is_a_hook_that_can_rest() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    hooks = hl.Hooks(model)
+    hooks.capture("*")
+    hooks.stop_after("0", "1")
+    assert model(x) is None
+    assert list(hooks.cache) == ["0", "1"]
+    hooks.of("stop").deactivate()
+    assert model(x) is not None
+    assert list(hooks.cache) == ["0", "1", "2"]
+    hooks.remove()
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "first", None])
+def test_keep_is_last_all_or_a_number(keep: Any) -> None:
+    with pytest.raises(hl.HooklineError, match=r'keep=.* is not "last", "all" or a number'):
+        hl.capture(mlp(), "0", keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dtype", "float16"), ("dtype", float), ("device", "nowhere"), ("transform", 3), ("clone", "yes")],
+)
+def test_options_that_mean_nothing_are_refused_at_once(option: str, value: Any) -> None:
+    with pytest.raises(hl.HooklineError, match=f"{option}="):
+        hl.capture(mlp(), "0", **{option: value})
+
+
+def test_one_site_is_captured_once_by_one_hooks() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.capture("0")
+    hooks.capture("0:input", "0[0]")
+    with pytest.raises(hl.SiteError, match="'0' is captured by these hooks already; use a second Hooks"):
+        hooks.capture("0", keep="all")
+    hooks.remove()
+
+
+def test_a_block_that_fails_restores_the_state_before_it() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="one")
+    hooks["one"].deactivate()
+    with pytest.raises(ZeroDivisionError), hooks:
+        raise ZeroDivisionError
+    assert model(x).item() == 0
+
+    def fail(_value: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    hooks.edit("0", fail, name="failing")
+    hooks["failing"].deactivate()
+    with pytest.raises(ZeroDivisionError):
+        hooks.run(x)
+    assert model(x).item() == 0
+    hooks.remove()
+
+
+def test_deactivated_hooks_are_not_expected_to_fire() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    hooks = hl.Hooks(model)
+    hooks.edit("0", plus(1), name="one")
+    with hooks:
+        hooks["one"].deactivate()
+        model(torch.zeros(1))
+    hooks.remove()
+
+
+def test_hooks_that_stay_do_not_complain_of_what_did_not_fire() -> None:
+    model = GPT()
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("h.2", "head")
+    model.h[2](tokens())
+    assert list(acts) == ["h.2"]
+    with pytest.raises(hl.NotCaptured, match="nothing has passed 'head' yet: run the model first"):
+        acts["head"]
+    hooks.remove()
