@@ -1,0 +1,172 @@
+"""The short forms: capture, patch, edit, skip, and run, which does any of them in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from hookline.actions import NOTHING
+from hookline.cache import Cache
+from hookline.context import open_blocks
+from hookline.errors import EditError, SiteError
+from hookline.hooks import Hooks
+from hookline.where import Where
+from hookline.wiring.forwards import STOPPED, run_until
+
+
+def capture(
+    model: nn.Module,
+    *where: Where,
+    keep: str | int = "last",
+    detach: bool = True,
+    clone: bool | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    stop: bool = False,
+) -> Hooks:
+    """See what passes at these places. The options are those of `Hooks.capture`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> with capture(model, "*", "2:input") as acts:
+    ...     output = model(torch.ones(3, 4))
+    >>> acts
+    4 sites, 216 bytes
+    site     calls  dtype    shape
+    ───────  ─────  ───────  ──────
+    0            1  float32  (3, 8)
+    1            1  float32  (3, 8)
+    2:input      1  float32  (3, 8)
+    2            1  float32  (3, 2)
+    """
+    hooks = _brief(model)
+    hooks.capture(
+        *where, keep=keep, detach=detach, clone=clone, device=device, dtype=dtype, transform=transform, stop=stop
+    )
+    return hooks
+
+
+def patch(model: nn.Module, values: Mapping[Any, Any]) -> Hooks:
+    """Put given values in the place of what passes: numbers, tensors, any object, or a cache from another run.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    >>> with patch(model, {"0": 0.0, "1[:, 0]": 7.0}):
+    ...     model(torch.ones(1, 4))
+    tensor([[7., 0., 0., 0., 0., 0., 0., 0.]])
+    """
+    hooks = _brief(model)
+    hooks.patch(values)
+    return hooks
+
+
+def edit(
+    model: nn.Module, where: Where, function: Callable[..., Any], with_call: bool = False, check: bool = True
+) -> Hooks:
+    """Put `function(value)` in the place of what passes.
+
+    >>> model = nn.Sequential(nn.Identity(), nn.Identity())
+    >>> with edit(model, "0", lambda value: value + 1):
+    ...     model(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    hooks = _brief(model)
+    hooks.edit(where, function, with_call=with_call, check=check)
+    return hooks
+
+
+def skip(model: nn.Module, where: Where, value: Any = NOTHING) -> Hooks:
+    """Don't run these modules: they pass their first argument on, or give `value`.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
+    >>> with skip(model, "0"):
+    ...     model(torch.zeros(2))
+    tensor([0.5000, 0.5000])
+    """
+    hooks = _brief(model)
+    hooks.skip(where, value)
+    return hooks
+
+
+@overload
+def run(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    capture: None = None,
+    patch: Mapping[Any, Any] | None = None,
+    edit: Mapping[Any, Callable[..., Any]] | None = None,
+    skip: Where | Mapping[Any, Any] | None = None,
+    stop: bool = False,
+    **kwargs: Any,
+) -> Any: ...
+@overload
+def run(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    capture: Where,
+    patch: Mapping[Any, Any] | None = None,
+    edit: Mapping[Any, Callable[..., Any]] | None = None,
+    skip: Where | Mapping[Any, Any] | None = None,
+    stop: bool = False,
+    **kwargs: Any,
+) -> tuple[Any, Cache]: ...
+def run(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    capture: Where | None = None,
+    patch: Mapping[Any, Any] | None = None,
+    edit: Mapping[Any, Callable[..., Any]] | None = None,
+    skip: Where | Mapping[Any, Any] | None = None,
+    stop: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Call a model, or a bound method of one, once; return its output, or (output, cache) when `capture` is given.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> output, acts = run(model, torch.ones(3, 4), capture="1", stop=True)
+    >>> output, acts["1"].shape
+    (None, torch.Size([3, 8]))
+    """
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    if not isinstance(owner, nn.Module):
+        raise SiteError(f"run takes a model or a method of one, not {getattr(model, '__name__', model)!r}")
+    if stop and capture is None:
+        raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
+    hooks = _brief(owner)
+    if patch is not None:
+        hooks.patch(patch)
+    if not isinstance(edit or {}, Mapping):
+        raise EditError(f"edit= takes a mapping of site to function, not {type(edit).__name__}")
+    for where, function in (edit or {}).items():
+        hooks.edit(where, function)
+    if skip is not None:
+        for where, value in skip.items() if isinstance(skip, Mapping) else [(skip, NOTHING)]:
+            hooks.skip(where, value)
+    if capture is not None:
+        hooks.capture(capture, stop=stop)
+    if not len(hooks):
+        return model(*args, **kwargs)
+    with hooks as cache:
+        output = _run_method(hooks, model, args, kwargs) if owner is not model else model(*args, **kwargs)
+    return output if capture is None else (output, cache)
+
+
+def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of the model inside a block; it ends, and gives None, when the stops of the block are reached."""
+    ledger = hooks._ledger
+    output = run_until(ledger.forward.left(open_blocks.get()), lambda: method(*args, **kwargs), ledger.model)
+    if not ledger.session.since:
+        ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.
+    return None if output is STOPPED else output
+
+
+def _brief(model: nn.Module) -> Hooks:
+    """Make hooks that are attached on entering and detached on leaving."""
+    hooks = Hooks(model)
+    hooks._brief = True
+    return hooks

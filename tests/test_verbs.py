@@ -1,0 +1,389 @@
+"""capture, patch, edit, skip, stop and run: what they do to a model, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+import hookline as hl
+from tests.models import GPT, Nested, mlp, tokens
+
+
+def test_run_returns_the_output_and_with_capture_the_cache_too() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    assert torch.equal(hl.run(model, x), model(x))
+    output, acts = hl.run(model, x, capture="*")
+    assert torch.equal(output, model(x))
+    assert list(acts) == ["0", "1", "2"]
+    assert torch.equal(hl.run(model, input=x), model(x))
+
+
+def test_run_does_everything_at_once_and_captures_what_was_changed() -> None:
+    model, x = GPT(), tokens()
+    output, acts = hl.run(
+        model,
+        x=x,
+        capture=["h.0", "h.1:input", "h.2", "head"],
+        patch={"h.0": 1.0},
+        edit={"h.1": lambda value: value * 2},
+        skip="h.2",
+    )
+    ones = torch.ones_like(x)
+    assert torch.equal(acts["h.0"], ones)
+    assert torch.equal(acts["h.1:input"], ones)
+    assert torch.equal(acts["h.2"], model.h[1](ones, scale=0.5) * 2)
+    assert torch.equal(output, model.head(acts["h.2"]))
+
+
+def test_run_skips_several_each_with_its_value() -> None:
+    model, x = GPT(), tokens()
+    output = hl.run(model, x, skip={"h.{0,1}": torch.ones_like(x), "h.2.mlp": 0.0})
+    last = model.h[2]
+    ones = torch.ones_like(x)
+    assert torch.equal(output, model.head(ones + last.attn(last.norm(ones)) * 0.5))
+    assert torch.equal(hl.run(model, x, skip=["h.0", "h.2"]), model.head(model.h[1](x, scale=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"capture": "9"}, "'9' matches nothing"),
+        ({"capture": []}, "nothing"),
+        ({"capture": "0", "patch": 0.0}, "patch takes a mapping of site to value or a Cache, not float"),
+        ({"edit": [("0", F.relu)]}, "edit=? takes a mapping of site to function, not list"),
+        ({"edit": {"0": 1.0}}, "edit takes a function"),
+        ({"stop": True}, "stop=True .*capture="),
+    ],
+)
+def test_run_refuses_what_it_cannot_do_before_the_model_runs(keywords: dict[str, Any], message: str) -> None:
+    def never(_value: Tensor) -> Tensor:
+        raise AssertionError("the model ran")
+
+    model = nn.Sequential(nn.Identity())
+    model[0].register_forward_hook(never)
+    with pytest.raises(hl.HooklineError, match=message):
+        hl.run(model, torch.ones(2), **keywords)
+
+
+def test_run_takes_a_model_or_a_method_of_one() -> None:
+    for thing in (F.relu, 3, [mlp()], nn.Linear):
+        with pytest.raises(hl.SiteError, match="run takes a model or a method of one, not"):
+            hl.run(thing, torch.ones(2), capture="0")
+
+
+class Encoder(nn.Module):
+    """A model with methods: one goes through forward, one around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.h[2](self.encode(x))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.h[1](self.h[0](x))
+
+    def generate(self, x: Tensor, steps: int = 4) -> Tensor:
+        for _ in range(steps):
+            x = self(x)
+            self.steps += 1
+        return x
+
+
+def test_run_takes_a_method_that_goes_around_forward() -> None:
+    model, x = Encoder(), torch.ones(2, 4)
+    output, acts = hl.run(model.encode, x, capture="h.1")
+    assert torch.equal(output, model.encode(x))
+    assert torch.equal(acts["h.1"], output)
+    with pytest.raises(hl.NeverFired, match=r"'h\.2' was not called"):
+        hl.run(model.encode, x, capture="h.2")
+
+
+def test_run_takes_a_method_that_calls_the_model_many_times() -> None:
+    model, x = Encoder(), torch.ones(2, 4)
+    output, acts = hl.run(model.generate, x, steps=3, capture=["h.2", "h.2#0"], patch={"h.1#0": 0.0})
+    first = model.h[2](torch.zeros(2, 4))
+    assert torch.equal(acts["h.2#0"], first)
+    assert torch.equal(output, model(model(first)))
+    assert torch.equal(acts["h.2"], output)
+
+
+def test_a_stopped_forward_returns_none_and_nothing_after_the_stop_runs() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    seen: list[str] = []
+    for name, module in model.named_children():
+        module.register_forward_hook(lambda *_, name=name: seen.append(name))
+    output, acts = hl.run(model, x, capture=["0", "1:input"], stop=True)
+    assert output is None
+    assert torch.equal(acts["0"], acts["1:input"])
+    assert seen == ["0"]
+
+
+def test_a_stop_waits_for_every_site() -> None:
+    model, x = GPT(), tokens()
+    seen: list[str] = []
+    model.head.register_forward_hook(lambda *_: seen.append("head"))
+    output, acts = hl.run(model, x, capture=["h.2.attn", "h.0", "h.1.mlp.*"], stop=True)
+    assert output is None
+    assert len(acts) == 5
+    assert seen == []
+
+
+def test_a_block_with_a_stop_goes_on_and_a_loop_runs_all_batches() -> None:
+    model = mlp()
+    batches = [torch.full((2, 4), float(number)) for number in range(3)]
+    with hl.capture(model, "0", keep="all", stop=True) as acts:
+        outputs = [model(batch) for batch in batches]
+    assert outputs == [None, None, None]
+    assert all(torch.equal(value, model[0](batch)) for value, batch in zip(acts.calls("0"), batches, strict=True))
+    assert model(batches[0]) is not None
+
+
+def test_a_stop_at_the_root_itself_lets_everything_run() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    output, acts = hl.run(model, x, capture=["", "0"], stop=True)
+    assert output is None
+    assert torch.equal(acts[""], model(x))
+
+
+def test_a_stop_in_a_method_that_needs_the_output_ends_the_method() -> None:
+    model, x = Encoder(), torch.ones(2, 4)
+    output, acts = hl.run(model.generate, x, capture="h.1", stop=True)
+    assert output is None
+    assert torch.equal(acts["h.1"], model.encode(x))
+    assert model.steps == 0
+    output, acts = hl.run(model.generate, x, capture="h.1#2", stop=True)
+    assert output is None
+    assert model.steps == 2
+
+
+def test_a_stop_waits_for_the_calls_that_were_asked_for() -> None:
+    model, x = Encoder(), torch.ones(2, 4)
+    output, acts = hl.run(model.generate, x, capture=["h.0#0", "h.1#2"], stop=True)
+    assert output is None
+    assert model.steps == 2
+    assert list(acts) == ["h.0#0", "h.1#2"]
+
+
+def test_a_stop_in_a_method_that_goes_around_forward_ends_it_too() -> None:
+    model, x = Encoder(), torch.ones(2, 4)
+    output, acts = hl.run(model.encode, x, capture="h.0", stop=True)
+    assert output is None
+    assert torch.equal(acts["h.0"], model.h[0](x))
+
+
+class Outer(nn.Module):
+    """Calls a model of its own, and goes on with or without its output."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.head = nn.Linear(4, 4)
+        self.tail = nn.Linear(4, 4)
+        self.call = call
+        self.found: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found.append(self.inner(x) if self.call is None else self.call(self.inner, x))
+        return self.tail(self.head(x))
+
+
+def test_nested_owners_do_not_eat_each_others_stop() -> None:
+    x = torch.ones(2, 4)
+    model = Outer()
+    with hl.capture(model, "head", stop=True) as outer, hl.capture(model.inner, "0", stop=True) as inner:
+        assert model(x) is None
+    assert model.found == [None]
+    assert list(outer) == ["head"]
+    assert list(inner) == ["0"]
+
+
+def test_a_run_inside_a_forward_stops_only_its_own_model() -> None:
+    x = torch.ones(2, 4)
+    model = Outer(lambda inner, x: hl.run(inner, x, capture="0", stop=True)[0])
+    output, acts = hl.run(model, x, capture="head", stop=True)
+    assert output is None
+    assert model.found == [None]
+    assert list(acts) == ["head"]
+    assert torch.equal(hl.run(model, x), model.tail(model.head(x)))
+
+
+def test_an_outer_stop_inside_an_inner_model_ends_the_outer_one() -> None:
+    x = torch.ones(2, 4)
+    model = Outer()
+    with (
+        pytest.warns(hl.HooklineWarning, match="'2' .*(stop|ended early)"),
+        hl.capture(model.inner, nn.Linear, stop=True),
+    ):
+        with hl.capture(model, "inner.0", stop=True) as outer:
+            assert model(x) is None
+    assert model.found == []
+    assert list(outer) == ["inner.0"]
+
+
+def test_a_site_behind_somebody_elses_stop_says_that_the_forward_was_stopped() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with pytest.raises(hl.NeverFired, match="'2' .*(stop|ended early)"), hl.capture(model, "2") as acts:
+        with hl.capture(model, "0", stop=True):
+            assert model(x) is None
+    with pytest.raises(hl.NotCaptured, match="'2' .*(stop|ended early)"):
+        acts["2"]
+
+
+def test_two_stops_on_one_model_both_get_what_they_wait_for() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with hl.capture(model, "0", stop=True) as first, hl.capture(model, "1", stop=True) as second:
+        assert model(x) is None
+    assert list(first) == ["0"]
+    assert list(second) == ["1"]
+
+
+def test_a_stop_that_is_never_reached_is_an_error_when_named() -> None:
+    with pytest.raises(hl.NeverFired, match="'0#5' was not reached"):
+        hl.run(mlp(), torch.ones(2, 4), capture="0#5", stop=True)
+
+
+def test_skip_passes_the_first_argument_on_without_running_the_module() -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+            self.calls += 1
+            return hidden * 2
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Counting()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(mask=x * 9, hidden=x)
+
+    model, x = Model(), torch.ones(2)
+    with hl.skip(model, "layer"), hl.capture(model, "layer", "layer:input") as acts:
+        assert model(x).tolist() == [1.0, 1.0]
+    assert model.layer.calls == 0
+    assert torch.equal(acts["layer"], acts["layer:input"])
+    assert hl.run(model, x, skip={"layer": torch.zeros(2)}).tolist() == [0.0, 0.0]
+    assert hl.run(model, x, skip="layer", patch={"layer:input": 5.0}).tolist() == [5.0, 5.0]
+
+
+def test_skip_gives_each_module_its_own_value_from_a_cache() -> None:
+    model, x = GPT(), tokens()
+    clean, acts = hl.run(model, x, capture="h.*")
+    with hl.skip(model, "h.*", acts):
+        assert torch.equal(model(torch.zeros_like(x)), clean)
+    assert torch.equal(hl.run(model, torch.zeros_like(x), skip={"h.2": acts["h.2"]}), clean)
+
+
+def test_a_skipped_value_is_not_the_callers_own_tensor() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    value = torch.full((2, 4), -1.0)
+    hl.run(model, torch.ones(2, 4), skip={"0": value})
+    assert value.eq(-1).all()
+    x = torch.full((2, 4), -1.0)
+    assert hl.run(model, x, skip="0").eq(0).all()
+    assert x.eq(-1).all(), "what passes on in the place of an output is overwritten, not the model's input"
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "message"),
+    [
+        (nn.LSTM(4, 4), torch.ones(1, 2, 4), "LSTM returns a tuple"),
+        (nn.Embedding(4, 4), torch.ones(2, dtype=torch.long), "Embedding returns vectors"),
+        (nn.Linear(4, 3), torch.ones(2, 4), "Linear takes 4 features and returns 3"),
+    ],
+)
+def test_skip_without_a_value_refuses_modules_that_return_something_else(
+    layer: nn.Module, x: Tensor, message: str
+) -> None:
+    with pytest.raises(hl.EditError, match=rf"'0': {message}.*give the value to return"):
+        hl.run(nn.Sequential(layer), x, skip="0")
+    assert hl.run(nn.Sequential(layer), x, skip={"0": "anything"}) == "anything"
+
+
+@pytest.mark.parametrize("site", ["0:input", "0[0]", "0:grad_output"])
+def test_only_a_whole_module_can_be_skipped(site: str) -> None:
+    with pytest.raises(hl.SiteError, match="a module is skipped as a whole"):
+        hl.skip(mlp(), site)
+
+
+class Twice(nn.Module):
+    """Calls one layer twice and another never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.BatchNorm1d(4)
+        self.dead = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(self.used(x))
+
+
+def block_that_misses_a_site(model: nn.Module, x: Tensor) -> None:
+    with hl.capture(model, "*"):
+        model(x)
+
+
+def hooks_made_twice(model: nn.Module, _x: Tensor) -> None:
+    first, second = hl.Hooks(model), hl.Hooks(model)
+    first.capture("used")
+    second.capture("used")
+    first.remove()
+    second.remove()
+
+
+REASONS_TO_WARN: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "a block": block_that_misses_a_site,
+    "a run": lambda model, x: hl.run(model, x, capture="*"),
+    "several calls": lambda model, x: hl.run(model, x, capture="used")[1]["used"],
+    "twins": hooks_made_twice,
+    "statistics": lambda model, x: hl.run(model, x, capture="used", stop=True),
+    "no gradient": torch.no_grad()(lambda model, x: hl.run(model, x, capture=(nn.BatchNorm1d, ":grad_output"))),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS_TO_WARN)
+def test_warnings_point_at_the_line_of_the_user(reason: str) -> None:
+    with pytest.warns(hl.HooklineWarning) as said:
+        REASONS_TO_WARN[reason](Twice(), torch.ones(2, 4))
+    assert {warning.filename for warning in said} == {__file__}
+
+
+def test_a_value_may_be_any_object() -> None:
+    class Policy(nn.Module):
+        def forward(self, x: Tensor) -> Normal:
+            return Normal(x, 1.0)
+
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy = Policy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.policy(x).mean
+
+    model, x = Agent(), torch.ones(2)
+    output, acts = hl.run(model, x, capture=["policy", 'policy["loc"]'], patch={"policy": Normal(x * 3, 1.0)})
+    assert output.tolist() == [3.0, 3.0]
+    assert isinstance(acts["policy"], Normal)
+    assert acts['policy["loc"]'].tolist() == [3.0, 3.0]
+    assert hl.run(model, x, patch={'policy["loc"]': 7.0}).tolist() == [7.0, 7.0]
+
+
+def test_a_patch_puts_parts_of_nested_values_in() -> None:
+    x = torch.ones(2, 4)
+    model = Nested()
+    output = hl.run(model, x, patch={'["hidden"][0][:, 1:3]': 0.0, '["steps"]': 5, '["loss"]': torch.tensor(0.5)})
+    assert output["hidden"][0].tolist() == [[1, 0, 0, 1], [1, 0, 0, 1]]
+    assert (output["steps"], output["loss"].item()) == (5, 0.5)
+    assert isinstance(output["hidden"], tuple)
+    assert x.eq(1).all()
