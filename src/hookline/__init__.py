@@ -1,0 +1,47 @@
+"""hookline: look inside and reach into any PyTorch model."""
+
+from hookline.attached import attached, clear
+from hookline.cache import Cache
+from hookline.errors import (
+    EditError,
+    HooklineError,
+    HooklineWarning,
+    NeverFired,
+    NotCaptured,
+    SiteError,
+    StaleValue,
+    StopForward,
+    StoreError,
+)
+from hookline.hooks import Hook, Hooks
+from hookline.scan import scan
+from hookline.sites import Site
+from hookline.verbs import capture, edit, patch, run, skip
+from hookline.where import sites
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cache",
+    "EditError",
+    "Hook",
+    "HooklineError",
+    "HooklineWarning",
+    "Hooks",
+    "NeverFired",
+    "NotCaptured",
+    "Site",
+    "SiteError",
+    "StaleValue",
+    "StopForward",
+    "StoreError",
+    "attached",
+    "capture",
+    "clear",
+    "edit",
+    "patch",
+    "run",
+    "scan",
+    "sites",
+    "skip",
+]
