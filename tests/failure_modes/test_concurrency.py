@@ -1,0 +1,350 @@
+"""Threads, asyncio tasks and forked processes that share one model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.failure_modes.states import state_of
+from tests.failure_modes.threads import elsewhere
+from tests.models import GPT, mlp, tokens
+
+
+class Waiting(nn.Module):
+    """Its forward waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        self.entered.set()
+        assert self.leave.wait(10)
+        return x * scale
+
+
+def test_two_threads_with_blocks_on_one_model_get_their_own_values() -> None:
+    """F01"""
+    model, x = GPT(depth=2), tokens()
+    both_open = threading.Barrier(2)
+
+    def work(scale: float) -> tuple[Tensor, Tensor]:
+        with hl.capture(model, "h.1") as acts:
+            both_open.wait(10)
+            for _ in range(20):
+                model(x * scale)
+            both_open.wait(10)
+            return acts["h.1"], model.h[1](model.h[0](x * scale, scale=0.5), scale=0.5)
+
+    with ThreadPoolExecutor(2) as pool:
+        for seen, expected in pool.map(work, (1.0, 2.0)):
+            assert torch.equal(seen, expected)
+
+
+KINDS: dict[str, Callable[[nn.Module], hl.Hooks]] = {
+    "patch": lambda model: hl.patch(model, {"h.1": 0.0}),
+    "edit": lambda model: hl.edit(model, "h.1", lambda value: value * 2),
+    "skip": lambda model: hl.skip(model, "h.1"),
+    "stop": lambda model: hl.capture(model, "h.0", stop=True),
+    "gradient edit": lambda model: hl.edit(model, "h.1:grad_output", lambda value: value * 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_block_changes_is_not_changed_on_another_thread(kind: str) -> None:
+    """F01"""
+    model, x = GPT(depth=2), tokens()
+
+    def run() -> tuple[Tensor, Tensor]:
+        (gradient,) = torch.autograd.grad(model(x).sum(), model.h[0].attn.weight)
+        return model(x), gradient
+
+    output, gradient = run()
+    with KINDS[kind](model):
+        model(x)
+        other_output, other_gradient = elsewhere(run)
+    assert torch.equal(other_output, output)
+    assert torch.equal(other_gradient, gradient)
+
+
+def test_hooks_that_are_kept_act_on_every_thread() -> None:
+    """F01"""
+    model, x = GPT(depth=2), tokens()
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("h.0")
+    hooks.edit("h.1", lambda value: value * 0, name="zero")
+    expected = model(x)
+    assert torch.equal(elsewhere(model, x * 2), model.head(torch.zeros_like(x)))
+    assert torch.equal(acts["h.0"], model.h[0](x * 2, scale=0.5))
+    hooks.deactivate()
+    assert not torch.equal(elsewhere(model, x), expected)
+    hooks.remove()
+
+
+def test_one_set_of_captures_is_not_entered_by_two_threads_at_once() -> None:
+    """F01"""
+    model, x = GPT(depth=2), tokens()
+    block = hl.capture(model, "h.1")
+
+    def enter() -> None:
+        with block:
+            model(x)
+
+    with block as acts:
+        model(x)
+        seen = acts["h.1"]
+        error = elsewhere(enter)
+        assert torch.equal(acts["h.1"], seen)
+    assert isinstance(error, hl.HooklineError)
+    assert "make a Hooks for each" in str(error)
+    assert elsewhere(enter) is None
+
+
+def test_asyncio_tasks_that_interleave_get_their_own_values() -> None:
+    """F02"""
+    model, x = GPT(depth=2), tokens()
+
+    async def work(scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        with hl.capture(model, "h.1") as acts:
+            await asyncio.sleep(0)
+            model(x * scale)
+            await asyncio.sleep(0)
+            with hl.edit(model, "h.0", lambda value: value * scale):
+                await asyncio.sleep(0)
+                edited = model(x)
+                await asyncio.sleep(0)
+            model(x * scale)
+            await asyncio.sleep(0)
+        return acts["h.1"], edited, torch.tensor(scale)
+
+    async def main() -> list[tuple[Tensor, Tensor, Tensor]]:
+        return await asyncio.gather(*(work(scale) for scale in (1.0, 2.0, 3.0)))
+
+    for seen, edited, scale in asyncio.run(main()):
+        first = model.h[0](x * scale, scale=0.5)
+        assert torch.equal(seen, model.h[1](first, scale=0.5))
+        assert torch.equal(edited, model.head(model.h[1](model.h[0](x, scale=0.5) * scale, scale=0.5)))
+
+
+def test_a_task_started_inside_a_block_belongs_to_it_and_one_outside_does_not() -> None:
+    """F02"""
+    model, x = GPT(depth=2), tokens()
+    plain = model(x)
+
+    async def call() -> Tensor:
+        await asyncio.sleep(0)
+        return model(x)
+
+    async def main() -> tuple[Tensor, Tensor]:
+        outside = asyncio.ensure_future(call())
+        with hl.patch(model, {"head": 0.0}):
+            inside = asyncio.ensure_future(call())
+            return await outside, await inside
+
+    outside, inside = asyncio.run(main())
+    assert torch.equal(outside, plain)
+    assert torch.equal(inside, torch.zeros_like(plain))
+
+
+def test_a_model_run_on_a_worker_thread_is_not_passed_over_in_silence() -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+    with hl.capture(model, "h.1") as acts, ThreadPoolExecutor(1) as pool:
+        pool.submit(model, x).result()
+        with pytest.raises(hl.NotCaptured, match=r"'h.1' on this thread.*contextvars.copy_context\(\).run"):
+            acts["h.1"]
+    with pytest.raises(hl.NotCaptured, match="'h.1'"):
+        acts["h.1"]
+
+
+def test_a_worker_thread_adopts_a_block_by_copying_its_context() -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+    with hl.capture(model, "h.1", keep="all") as acts, ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(contextvars.copy_context().run, model, x * scale) for scale in range(6)]
+        outputs = [job.result() for job in jobs]
+    assert len(outputs) == len(acts.calls("h.1")) == 6
+    sums = sorted(value.sum().item() for value in acts.calls("h.1"))
+    expected = [model.h[1](model.h[0](x * scale, scale=0.5), scale=0.5).sum().item() for scale in range(6)]
+    assert sums == sorted(expected)
+
+
+def test_asyncio_to_thread_adopts_the_block_and_a_bare_executor_does_not() -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+
+    async def adopted() -> Tensor:
+        with hl.capture(model, "h.1") as acts:
+            await asyncio.to_thread(model, x)
+        return acts["h.1"]
+
+    async def stranger() -> Tensor:
+        with hl.capture(model, "h.1") as acts:
+            await asyncio.get_running_loop().run_in_executor(None, model, x)
+        return acts["h.1"]
+
+    assert torch.equal(asyncio.run(adopted()), model.h[1](model.h[0](x, scale=0.5), scale=0.5))
+    with pytest.raises(hl.NotCaptured, match="copy_context"):
+        asyncio.run(stranger())
+
+
+@pytest.mark.parametrize("where", ["0", "0:input", '0:inputs["scale"]', "0:grad_output"])
+def test_a_block_that_closes_while_another_thread_is_inside_the_module_does_not_disturb_it(where: str) -> None:
+    """F04"""
+    waiting = Waiting()
+    model, x = nn.Sequential(waiting), torch.ones(2, 3, requires_grad=True)
+    with ThreadPoolExecutor(1) as pool:
+        with hl.capture(model, where):
+            job = pool.submit(model, x)
+            assert waiting.entered.wait(10)
+        waiting.leave.set()
+        assert torch.equal(job.result(), x * 2)
+    waiting.entered.clear()
+    waiting.leave.clear()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(contextvars.copy_context().run, hl.run, model, x, capture="0")
+        assert waiting.entered.wait(10)
+        with hl.edit(model, "0", lambda value: value * 0):
+            waiting.leave.set()
+            output, acts = job.result()
+    assert torch.equal(output, x * 2)
+    assert torch.equal(acts["0"], x * 2)
+
+
+def test_a_hundred_thousand_calls_under_blocks_that_come_and_go_never_mix() -> None:
+    """F04, F05"""
+    model = mlp().eval()
+    before = state_of(model)
+    wrong: list[Any] = []
+    calls = [0] * 4
+
+    def work(number: int) -> None:
+        x = torch.full((1, 4), float(number))
+        want = nn.functional.linear(x, model[0].weight, model[0].bias)
+        rest = {"patch": torch.full((1, 8), float(number))}
+        patched = nn.functional.linear(rest["patch"], model[2].weight, model[2].bias)
+        while calls[number] < 26_000 and not wrong:
+            with hl.capture(model, "0", "2:input") as acts:
+                for _ in range(20):
+                    model(x)
+            with hl.patch(model, {"1": rest["patch"]}):
+                outputs = [model(x) for _ in range(20)]
+            calls[number] += 160
+            if not torch.equal(acts["0"], want) or not torch.equal(acts["2:input"], want.relu()):
+                wrong.append((number, "capture"))
+            if not all(torch.equal(output, patched) for output in outputs):
+                wrong.append((number, "patch"))
+
+    began = time.perf_counter()
+    with torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(no_grad, work, number) for number in range(4)]:
+            job.result()
+    assert not wrong
+    assert sum(calls) >= 100_000
+    assert time.perf_counter() - began < 60
+    assert state_of(model) == before
+
+
+def no_grad(function: Callable[..., None], *args: Any) -> None:
+    """Gradients are switched off for each thread by itself."""
+    with torch.no_grad():
+        function(*args)
+
+
+def test_threads_that_place_and_take_away_hooks_at_once_leave_none_behind() -> None:
+    """F05"""
+    model, x = GPT(depth=2), tokens()
+    before = state_of(model)
+    start = threading.Barrier(4)
+
+    def work(_number: int) -> int:
+        start.wait(10)
+        seen = 0
+        for _ in range(50):
+            hooks = hl.Hooks(model)
+            acts = hooks.capture("**", keep="all")
+            model(x)
+            hooks.remove()
+            seen += len(acts.calls("h.1"))
+        return seen
+
+    with pytest.warns(hl.HooklineWarning, match="another Hooks already"), ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(work, range(4)))
+    assert all(count >= 50 for count in seen)
+    assert len(hl.attached(model)) == 0
+    assert state_of(model) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+class TestFork:
+    """F06"""
+
+    @staticmethod
+    def in_child(function: Callable[[], str]) -> str:
+        """Return what a function returns in a forked process."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writing, function().encode())
+            except BaseException as error:
+                os.write(writing, repr(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        with os.fdopen(reading) as pipe:
+            return pipe.read()
+
+    def test_hooks_are_inert_in_a_forked_child_and_reading_there_raises(self) -> None:
+        model, x = GPT(depth=2), tokens()
+        plain = model(x)
+
+        def child() -> str:
+            inert = torch.equal(model(x), plain) and not any("forward" in vars(module) for module in model.modules())
+            try:
+                acts["h.0"]
+            except hl.NotCaptured as error:
+                return f"{inert}: {error}"
+            return f"{inert}: it was read"
+
+        with hl.patch(model, {"h.1": 0.0}), hl.capture(model, "h.0") as acts:
+            model(x * 2)
+            said = self.in_child(child)
+            assert torch.equal(model(x), model.head(torch.zeros_like(x)))
+        assert said.startswith("True: ")
+        assert "fork" in said
+        assert torch.equal(acts["h.0"], model.h[0](x, scale=0.5))
+
+    def test_hooks_that_stay_are_inert_in_a_forked_child(self) -> None:
+        model, x = GPT(depth=2), tokens()
+        plain = model(x)
+        hooks = hl.Hooks(model)
+        hooks.edit("h.1", lambda value: value * 0)
+        assert self.in_child(lambda: str(torch.equal(model(x), plain))) == "True"
+        assert not torch.equal(model(x), plain)
+        hooks.remove()
+
+    def test_a_forked_child_can_place_hooks_of_its_own_and_read_a_cache_that_was_finished(self) -> None:
+        model, x = GPT(depth=2), tokens()
+        _, finished = hl.run(model, x, capture="h.0")
+
+        def child() -> str:
+            _, acts = hl.run(model, x, capture="h.0")
+            return str(torch.equal(acts["h.0"], finished["h.0"]))
+
+        with hl.capture(model, "h.1"):
+            model(x)
+            assert self.in_child(child) == "True"

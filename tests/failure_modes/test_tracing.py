@@ -1,0 +1,181 @@
+"""Models that are scripted, traced or exported: hooks on them, and hooks open while it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.failure_modes.states import state_of
+from tests.models import GPT, mlp, tokens
+
+SIDE_EFFECTS = pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
+
+
+def double(value: Tensor) -> Tensor:
+    return value * 2
+
+
+CHANGES: dict[str, Callable[[nn.Module], hl.Hooks]] = {
+    "patch": lambda model: hl.patch(model, {"h.1": 0.0}),
+    "patch a part": lambda model: hl.patch(model, {"h.1[:, 0]": 0.0}),
+    "edit": lambda model: hl.edit(model, "h.1", double),
+    "skip": lambda model: hl.skip(model, "h.1"),
+}
+ALL_KINDS: dict[str, Callable[[nn.Module], hl.Hooks]] = {
+    **CHANGES,
+    "capture": lambda model: hl.capture(model, "h.1"),
+    "capture a part": lambda model: hl.capture(model, "h.1[:, 0]"),
+    "gradient": lambda model: hl.capture(model, "h.1:grad_output"),
+}
+JIT: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "script": torch.jit.script,
+    "trace": lambda module: torch.jit.trace(module, torch.randn(2, 4)),
+}
+
+
+def with_a_jit_child(kind: str) -> nn.Sequential:
+    """A model whose middle is a graph of torch.jit."""
+    inside = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return nn.Sequential(nn.Linear(4, 4), JIT[kind](inside), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("kind", JIT)
+@pytest.mark.parametrize("where", ["1", "1.0", "1:input"])
+def test_a_module_inside_torch_jit_is_refused_before_anything_is_placed(kind: str, where: str) -> None:
+    """E06"""
+    model = with_a_jit_child(kind)
+    with pytest.raises(hl.SiteError, match=r"'1(\.0)?' is compiled by torch.jit"):
+        hl.capture(model, "0", where, "2")
+    with pytest.raises(hl.SiteError, match="torch.jit"):
+        hl.patch(model, {"0": 0.0, where: 0.0})
+    assert not any(row.owner == "hookline" for row in hl.attached(model))
+
+
+@pytest.mark.parametrize("kind", JIT)
+def test_the_eager_modules_around_a_jit_child_work_and_patterns_pass_over_it(kind: str) -> None:
+    """E06"""
+    model, x = with_a_jit_child(kind), torch.randn(2, 4)
+    plain = model(x)
+    with hl.capture(model, "*", "2:input", "") as acts:
+        assert torch.equal(model(x), plain)
+    assert list(acts) == ["0", "2:input", "2", ""]
+    assert torch.equal(acts["2:input"], model[1](model[0](x)))
+    assert [str(site) for site in hl.sites(model, nn.Linear)] == ["0", "2"]
+    with hl.patch(model, {"2:input": 0.0}):
+        assert torch.equal(model(x), model[2](torch.zeros(2, 4)))
+
+
+@pytest.mark.parametrize("kind", JIT)
+def test_a_model_that_is_a_jit_graph_itself_is_refused(kind: str) -> None:
+    """E06"""
+    model = JIT[kind](mlp())
+    for where in ("", "0", "**", lambda name, module: True):
+        with pytest.raises(hl.SiteError, match="torch.jit"):
+            hl.capture(model, where)
+    with pytest.raises(hl.SiteError, match="Linear matches nothing in"):
+        hl.capture(model, nn.Linear)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_tracing_with_torch_jit_under_hooks_is_refused(kind: str) -> None:
+    """E07: the trace would keep them for ever."""
+    model, x = GPT(depth=2), tokens()
+    before = state_of(model)
+    with pytest.raises(hl.HooklineError, match="traced.*leave the block first"), ALL_KINDS[kind](model):
+        torch.jit.trace(model, x)
+    assert state_of(model) == before
+    assert torch.equal(torch.jit.trace(model, x)(x), model(x))
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_tracing_a_part_of_a_model_under_hooks_that_change_it_is_refused(kind: str) -> None:
+    """E07"""
+    model, x = GPT(depth=2), tokens()
+    with pytest.raises(hl.HooklineError, match="traced.*leave the block first"), CHANGES[kind](model):
+        torch.jit.trace(model.h[1], x)
+    assert torch.equal(torch.jit.trace(model.h[1], x)(x), model.h[1](x))
+
+
+def test_tracing_a_part_of_a_model_under_a_capture_adds_nothing_to_the_trace() -> None:
+    """E07"""
+    model, x = GPT(depth=2), tokens()
+    plain = torch.jit.trace(model.h[1], x)
+    with hl.capture(model, "h.1", "h.1.mlp"):
+        traced = torch.jit.trace(model.h[1], x)
+    operations = [[node.kind() for node in graph.inlined_graph.nodes()] for graph in (plain, traced)]
+    assert operations[0] == operations[1]
+    assert torch.equal(traced(x), plain(x))
+
+
+def test_scripting_under_hooks_never_bakes_them_in() -> None:
+    """E07"""
+    model, x = mlp(), torch.randn(2, 4)
+    plain = model(x)
+    scripted = None
+    with (
+        hl.patch(model, {"1": 0.0}),
+        suppress(RuntimeError),
+    ):  # Torch reads the source of each forward, and may not like it.
+        scripted = torch.jit.script(model)
+    assert scripted is None or torch.equal(scripted(x), plain)
+    assert torch.equal(torch.jit.script(model)(x), plain)
+
+
+@SIDE_EFFECTS
+@pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_exporting_under_hooks_is_refused(kind: str, strict: bool) -> None:
+    """E08: a program would keep them, and a cache would keep fake tensors."""
+    model, x = GPT(depth=2), tokens()
+    names = [set(vars(module)) for module in model.modules()]
+    raised = Exception if strict else hl.HooklineError  # Dynamo wraps what is raised while it traces.
+    with pytest.raises(raised, match="exported.*leave the block first"), ALL_KINDS[kind](model) as acts:
+        torch.export.export(model, (x,), strict=strict)
+    assert len(acts) == 0
+    assert [set(vars(module)) for module in model.modules()] == names
+
+
+def test_an_exported_model_is_exact_once_the_block_is_left_and_names_what_it_lost() -> None:
+    """E08"""
+    model, x = GPT(depth=2), tokens()
+    with hl.capture(model, "h.1"):
+        model(x)
+    exported = torch.export.export(model, (x,)).module()
+    assert torch.allclose(exported(x), model(x))
+    with pytest.raises(hl.SiteError, match="'h.1'"):
+        hl.capture(exported, "h.1")
+    output, acts = hl.run(exported, x, capture="")
+    assert torch.equal(acts[""], output)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_symbolic_tracing_under_hooks_is_refused(kind: str) -> None:
+    """E09"""
+    model, x = GPT(depth=2), tokens()
+    before = state_of(model)
+    with pytest.raises(hl.HooklineError, match="'h.1.*traced"), ALL_KINDS[kind](model) as acts:
+        torch.fx.symbolic_trace(model)
+    assert len(acts) == 0
+    assert state_of(model) == before
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+def test_a_traced_graph_module_is_a_model_like_any_other() -> None:
+    """E09"""
+    model, x = GPT(depth=2), tokens()
+    graph = torch.fx.symbolic_trace(model)
+    where: list[Any] = ["h.*.attn", "head", "h.*.mlp.0"]
+    with hl.capture(model, *where) as expected:
+        model(x)
+    with hl.capture(graph, *where) as acts:
+        graph(x)
+    assert set(acts) == set(expected)
+    assert all(torch.equal(acts[site], expected[site]) for site in expected)
+    with hl.patch(graph, {"h.1.attn": 0.0}), hl.patch(model, {"h.1.attn": 0.0}):
+        assert torch.equal(graph(x), model(x))

@@ -1,0 +1,280 @@
+"""Modules that are there but are not called, or not in a way that torch's hooks would see; and what is said of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.failure_modes.states import state_of
+from tests.models import tokens
+
+
+class Branching(nn.Module):
+    """Uses one of two layers, and a third one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(4, 4)
+        self.right = nn.Linear(4, 4)
+        self.dead = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, way: str = "left") -> Tensor:
+        return self.left(x) if way == "left" else self.right(x)
+
+
+def test_a_module_that_is_not_called_is_an_error_when_named() -> None:
+    """B05"""
+    model = Branching()
+    capture = hl.capture(model, "left", "dead")
+    with pytest.raises(hl.NeverFired, match=r"'dead' was not called in 1 forward of Branching.*hl\.scan"), capture:
+        model(torch.ones(2, 4))
+    with pytest.raises(hl.NotCaptured, match="'dead' was not called in 1 forward"):
+        capture.cache["dead"]
+    assert capture.cache["left"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("where", [["*", "dead"], ["dead", "*"], ["**", nn.Linear, "dead"]])
+def test_a_module_that_is_not_called_is_an_error_when_named_beside_a_pattern(where: list[Any]) -> None:
+    """B05"""
+    with pytest.raises(hl.NeverFired, match="'dead' was not called"):
+        hl.run(Branching(), torch.ones(2, 4), capture=where)
+
+
+@pytest.mark.parametrize("kind", ["edit", "patch", "skip"])
+def test_a_change_that_never_took_place_is_an_error_when_named(kind: str) -> None:
+    """B05"""
+    model = Branching()
+    blocks = {
+        "edit": hl.edit(model, "dead", lambda value: value),
+        "patch": hl.patch(model, {"dead": 0.0}),
+        "skip": hl.skip(model, "dead"),
+    }
+    with pytest.raises(hl.NeverFired, match="'dead' was not called"), blocks[kind]:
+        model(torch.ones(2, 4))
+
+
+def test_modules_that_are_not_called_give_one_warning_when_a_pattern_found_them() -> None:
+    """B05"""
+    model = Branching()
+    with (
+        pytest.warns(hl.HooklineWarning, match=r"'right' was not called.*1 more") as said,
+        hl.capture(model, "*") as acts,
+    ):
+        model(torch.ones(2, 4))
+    assert len(said) == 1
+    assert list(acts) == ["left"]
+    with pytest.raises(hl.NotCaptured, match="'dead' was not called"):
+        acts["dead"]
+
+
+def test_a_module_that_is_not_called_in_this_block_has_no_value_of_an_earlier_one() -> None:
+    """B05"""
+    model = Branching()
+    capture = hl.capture(model, "left", "right")
+    with pytest.raises(hl.NeverFired, match="'right'"), capture:
+        model(torch.ones(2, 4), "left")
+    with pytest.raises(hl.NeverFired, match="'left'"), capture as acts:
+        model(torch.ones(2, 4), "right")
+    assert "right" in acts
+    with pytest.raises(hl.NotCaptured, match="'left' was not called"):
+        acts["left"]
+
+
+def test_no_forward_no_complaint() -> None:
+    """B05"""
+    with hl.capture(Branching(), "dead") as acts:
+        pass
+    with pytest.raises(hl.NotCaptured, match="nothing passed 'dead'.*block is over"):
+        acts["dead"]
+
+
+def encoder_layer() -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+
+
+def test_the_fast_path_of_a_transformer_layer_is_named_with_the_way_to_turn_it_off() -> None:
+    """B06"""
+    layer = encoder_layer()
+    fix = re.escape("torch.backends.mha.set_fastpath_enabled(False)")
+    with pytest.raises(hl.NeverFired, match=f"'linear1'.*fast path.*{fix}"):
+        with torch.no_grad(), hl.capture(layer, "linear1"):
+            layer(tokens())
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), hl.capture(layer, "linear1") as acts:
+            layer(tokens())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert acts["linear1"].shape == (2, 5, 16)
+
+
+def test_hooks_do_not_turn_the_fast_path_off() -> None:
+    """B06"""
+    model = nn.Sequential(encoder_layer(), nn.Linear(8, 8))
+    x = tokens()
+    with torch.no_grad():
+        plain = model(x)
+        with hl.capture(model, "0", "1") as acts:
+            output = model(x)
+    assert torch.equal(output, plain)
+    assert torch.equal(model[1](acts["0"]), plain)
+
+
+def test_weights_that_attention_reads_without_a_call_are_explained() -> None:
+    """B07"""
+    layer = encoder_layer().train()
+    expected = (
+        r"'self_attn\.out_proj' was not called in 1 forward of TransformerEncoderLayer: MultiheadAttention reads its "
+    )
+    with pytest.raises(hl.NeverFired, match=expected + r"weight directly\. Capture 'self_attn' instead"):
+        hl.run(layer, tokens(), capture="self_attn.out_proj")
+    _, acts = hl.run(layer, tokens(), capture="self_attn")
+    assert acts["self_attn"][0].shape == (2, 5, 8)
+
+
+class Functional(nn.Module):
+    """Calls a forward directly, and reads a weight without a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct = nn.Linear(4, 4)
+        self.read = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.direct.forward(x), self.read.weight)
+
+
+def test_a_forward_that_is_called_directly_is_seen() -> None:
+    """B08"""
+    model, x = Functional(), torch.ones(2, 4)
+    _, acts = hl.run(model, x, capture=["direct", "direct:input"])
+    assert torch.equal(acts["direct"], model.direct(x))
+    assert torch.equal(acts["direct:input"], x)
+    assert torch.equal(hl.run(model, x, patch={"direct": 0.0}), torch.zeros(2, 4))
+
+
+def test_a_weight_that_is_read_without_a_call_is_explained() -> None:
+    """B08"""
+    with pytest.raises(hl.NeverFired, match="'read' was not called.*Functional may read its weights directly"):
+        hl.run(Functional(), torch.ones(2, 4), capture="read")
+
+
+class Static(nn.Module):
+    """A forward that takes no self."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Builtin(nn.Module):
+    """A forward that is no Python function."""
+
+    forward = torch.relu
+
+
+@pytest.mark.parametrize("kind", [Static, Builtin])
+def test_a_forward_that_takes_no_self_is_called_as_python_would(kind: Callable[[], nn.Module]) -> None:
+    """B08"""
+    model = nn.Sequential(kind())
+    x = torch.tensor([-1.0, 1.0])
+    plain = model(x)
+    output, acts = hl.run(model, x, capture=["0", "0:input"])
+    assert torch.equal(output, plain)
+    assert torch.equal(acts["0"], plain)
+    assert torch.equal(acts["0:input"], x)
+
+
+class OwnCall(nn.Module):
+    """A `__call__` that does without forward."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError("never called")
+
+
+class CallThroughForward(nn.Module):
+    """A `__call__` that goes around the hooks of torch, but calls forward."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_a_class_whose_own_call_does_without_forward_is_explained() -> None:
+    """B10"""
+    with pytest.raises(hl.NeverFired, match="'0' was not called.*OwnCall has a __call__ of its own"):
+        hl.run(nn.Sequential(OwnCall()), torch.ones(2), capture="0")
+
+
+def test_a_class_whose_own_call_uses_forward_is_seen() -> None:
+    """B10"""
+    output, acts = hl.run(nn.Sequential(CallThroughForward()), torch.ones(2), capture="0")
+    assert output.tolist() == [3.0, 3.0]
+    assert acts["0"].tolist() == [2.0, 2.0]
+
+
+class Guarded(nn.Module):
+    """Notes who asks for attributes it does not have, refuses every one that is set from outside, and has slots."""
+
+    __slots__ = ("scratch",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "asked", [])
+        object.__setattr__(self, "locked", True)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.__dict__.get("locked"):
+            raise AttributeError(f"{name} was set")
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_compiled_call_impl",):  # Torch itself asks for this one.
+            self.asked.append(name)
+        return super().__getattr__(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_modules_that_guard_their_attributes_are_neither_set_nor_probed() -> None:
+    """B11"""
+    model = nn.Sequential(Guarded())
+    before = state_of(model)
+    with hl.capture(model, "0", "0:input") as acts, hl.edit(model, "0", lambda value: value + 1):
+        output = model(torch.ones(2))
+        hl.attached(model)
+        hl.sites(model)
+    assert output.tolist() == [3.0, 3.0]
+    assert acts["0"].tolist() == [2.0, 2.0]
+    assert model[0].asked == []
+    assert state_of(model) == before
+
+
+class Hidden(nn.Module):
+    """Hands out a forward that nobody can replace."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "forward":
+            return lambda x: x * 5
+        return super().__getattribute__(name)
+
+
+def test_a_forward_that_cannot_be_shadowed_is_found_out() -> None:
+    """B11"""
+    model = nn.Sequential(Hidden())
+    with pytest.raises((hl.NeverFired, hl.SiteError), match="'0'"):
+        hl.run(model, torch.ones(2), capture="0")
+    assert model(torch.ones(2)).tolist() == [5.0, 5.0]
