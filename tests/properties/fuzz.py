@@ -1,0 +1,100 @@
+"""The long run: `python -m tests.properties.fuzz 20000`; one case again, made small: `... fuzz --seed 123`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tests.properties.cases import random_case
+from tests.properties.properties import PROPERTIES, agrees_with_the_oracle, any_property, show
+from tests.properties.shrinking import shrunk
+
+COLLECT_EVERY = 64
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Run cases: one thread, no warnings, and no garbage collection, so that what reference counting leaves is seen."""
+    threads = torch.get_num_threads()
+    state = torch.get_rng_state()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        gc.enable()
+        torch.set_rng_state(state)
+        torch.set_num_threads(threads)
+
+
+def problem_of(seed: int, check: Callable[[random.Random], str] = any_property) -> str:
+    """Say what is wrong with the case of a seed, or nothing."""
+    if seed % COLLECT_EVERY == 0:
+        gc.collect()
+    try:
+        return check(random.Random(seed))
+    except Exception:
+        return f"the case itself failed: {traceback.format_exc()}"
+
+
+def replay(seed: int) -> str:
+    """Run the case of a seed again, and say what is wrong with the smallest case that fails in the same way."""
+    problem = problem_of(seed)
+    source = random.Random(seed)
+    functions, shares = zip(*PROPERTIES.values(), strict=True)
+    if not problem or source.choices(functions, shares)[0] is not agrees_with_the_oracle:
+        return problem
+    case, smallest = shrunk(random_case(source)[0])
+    return f"{problem}\n\nthe smallest case found that fails so:\n{smallest}\n    {show(case)}"
+
+
+def run(count: int, start: int) -> int:
+    """Run cases of consecutive seeds with progress; return how many diverge."""
+    began = last = time.perf_counter()
+    found = 0
+    for done, seed in enumerate(range(start, start + count), 1):
+        problem = problem_of(seed)
+        found += bool(problem)
+        if problem:
+            say(f"seed {seed}: {problem}\n    again: python -m tests.properties.fuzz --seed {seed}")
+        if time.perf_counter() - last > 5 or done == count:
+            last = time.perf_counter()
+            say(f"{done} of {count} cases, {found} divergences, {done / (last - began):.0f} cases/s")
+    return found
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.properties.fuzz", description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=1000, help="how many cases")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run the case of this seed again, and make it smaller")
+    given = parser.parse_args()
+    with quiet():
+        if given.seed is None:
+            return 1 if run(given.count, given.start) else 0
+        problem = replay(given.seed)
+    say(problem or f"seed {given.seed}: no divergence")
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

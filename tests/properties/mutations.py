@@ -1,0 +1,316 @@
+"""The core, broken on purpose, one way at a time: the properties must notice each.
+
+A mutation wraps or replaces a few internals of hookline for a while. It says which property is to notice it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from hookline import actions, context, hooks, ledger, records, values
+from hookline.wiring import arguments, calls, checkpoints, forwards, gradients, modules
+
+Break = Callable[[], contextlib.AbstractContextManager[Any]]
+MUTATIONS: list[Mutation] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One way to break the core."""
+
+    name: str
+    apply: Break
+    caught_by: str = "oracle"
+
+
+def mutation(caught_by: str = "oracle") -> Callable[[Break], Break]:
+    """List a function that breaks the core for a while."""
+
+    def add(apply: Break) -> Break:
+        MUTATIONS.append(Mutation(apply.__name__.replace("_", " "), apply, caught_by))
+        return apply
+
+    return add
+
+
+def instead(owner: Any, name: str, new: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Call `new(real, ...)` instead of an internal."""
+    real = getattr(owner, name)
+    return mock.patch.object(owner, name, lambda *args, **kwargs: new(real, *args, **kwargs))
+
+
+@contextlib.contextmanager
+def everywhere(new: Any, *names: str) -> Iterator[None]:
+    """Put `new` under these names in every module of hookline that has them."""
+    with contextlib.ExitStack() as stack:
+        for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "hookline"]:
+            for name in names:
+                if name in vars(module):
+                    stack.enter_context(mock.patch.object(module, name, new))
+        yield
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@mutation()
+def nothing_is_copied_when_captured() -> Any:
+    return everywhere(_itself, "lazy_clone", "share_tensor", "copy_tensor")
+
+
+@mutation()
+def parts_are_not_copied_when_captured() -> Any:
+    return everywhere(_itself, "copy_tensor")
+
+
+@mutation()
+@contextlib.contextmanager
+def inputs_are_captured_after_the_forward() -> Iterator[None]:
+    late: list[tuple[Any, ...]] = []
+
+    def pass_input(real: Any, tap: Any, call: Any, *rest: Any) -> Any:
+        if tap.action.kind != "capture" or tap.site.is_gradient:
+            return real(tap, call, *rest)
+        late.append((real, tap, call, *rest))
+        return call.args, dict(call.kwargs)
+
+    def forward(real: Any, watch: Any, module: Any, *rest: Any) -> Any:
+        mine = [one for one in late if one[2].module is module]
+        late[:] = [one for one in late if one[2].module is not module]
+        output = real(watch, module, *rest)
+        for act, *given in mine:
+            act(*given)
+        return output
+
+    with instead(calls, "_pass_input", pass_input), instead(modules.Watch, "forward", forward):
+        yield
+
+
+@mutation()
+def hooks_stay_when_a_block_ends_with_an_exception() -> Any:
+    return instead(hooks.Hooks, "__exit__", lambda real, self, kind, *rest: None if kind else real(self, kind, *rest))
+
+
+@mutation()
+def dropped_hooks_stay() -> Any:
+    return instead(ledger.Ledger, "drop", lambda real, self: None)
+
+
+@mutation()
+def the_forward_that_was_found_is_not_put_back() -> Any:
+    def leave(real: Any, watch: Any) -> None:
+        watch.before = None
+        real(watch)
+
+    return instead(modules, "_leave", leave)
+
+
+@mutation()
+def calls_are_numbered_when_they_end() -> Any:
+    def put(real: Any, record: Any, value: Any, stamp: Any, *rest: Any) -> None:
+        real(record, value, next(records.ticks) if isinstance(stamp, int) else stamp, *rest)
+
+    return instead(records.Record, "put", put)
+
+
+@mutation()
+def a_copy_of_the_model_is_hooked_too() -> Any:
+    def run(real: Any, watch: Any, module: Any, *rest: Any) -> Any:
+        home = watch.module
+        if home is None:
+            return real(watch, module, *rest)
+        watch.module = module
+        try:
+            return real(watch, module, *rest)
+        finally:
+            watch.module = home
+
+    return instead(calls, "run", run)
+
+
+@mutation()
+def capturing_draws_a_random_number() -> Any:
+    def keep(real: Any, *args: Any) -> Any:
+        torch.rand(())
+        return real(*args)
+
+    return instead(actions.Save, "keep", keep)
+
+
+@mutation()
+def a_transform_draws_the_models_random_numbers() -> Any:
+    def transformed(_real: Any, save: Any, value: Any) -> Any:
+        own = values.map_tensors(lambda tensor: values.share_tensor(tensor.detach()), value)
+        return context.call_user(save.transform, own)
+
+    return instead(actions.Save, "_transformed", transformed)
+
+
+@mutation()
+def hooks_act_in_reverse_order() -> Any:
+    def change(real: Any, watch: Any, given: Any) -> None:
+        real(watch, given)
+        watch.taps = watch.taps[::-1]
+
+    return instead(modules.Watch, "change", change)
+
+
+@mutation()
+def parts_are_written_into_the_models_own_tensor() -> Any:
+    def put(tensor: torch.Tensor, subscripts: Any, new: Any) -> torch.Tensor:
+        part = tensor.data
+        for subscript in subscripts[:-1]:
+            part = part[subscript]
+        part[subscripts[-1]] = new.detach() if isinstance(new, torch.Tensor) else new
+        return tensor
+
+    return mock.patch.object(values, "_put_in_tensor", put)
+
+
+@mutation()
+def a_patch_hands_out_the_callers_tensor() -> Any:
+    return mock.patch.object(values, "share_tensor", _itself)
+
+
+@mutation()
+def captures_keep_the_graph() -> Any:
+    def keep(real: Any, save: Any, value: Any) -> Any:
+        usual = save.detach and save.clone is None and save.transform is None
+        return value.clone() if usual and isinstance(value, torch.Tensor) else real(save, value)
+
+    return instead(actions.Save, "keep", keep)
+
+
+@mutation()
+def the_cache_holds_the_model() -> Any:
+    def make(real: Any, self: Any, model: Any) -> None:
+        real(self, model)
+        self._cache.model = model
+
+    return instead(hooks.Hooks, "__init__", make)
+
+
+@mutation()
+def the_call_count_is_not_restarted() -> Any:
+    def enter(real: Any, self: Any, entered: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = [tap.count for tap in entered]
+        block = real(self, entered, *args, **kwargs)
+        for tap, count in zip(entered, counts, strict=True):
+            tap.count = count
+        return block
+
+    return instead(ledger.Ledger, "enter", enter)
+
+
+@mutation()
+def any_call_is_the_one_asked_for() -> Any:
+    def event_of(real: Any, module: Any, taps: Any, *rest: Any) -> Any:
+        for tap in taps:
+            tap.count = tap.site.call or 0
+        return real(module, taps, *rest)
+
+    return instead(checkpoints, "event_of", event_of)
+
+
+@mutation()
+def a_recomputation_is_captured_again() -> Any:
+    def event_again(_real: Any, _module: Any, taps: Any, *_: Any) -> Any:
+        return checkpoints.Event([(tap, 0) for tap in taps if tap.active or tap.blocks])
+
+    return instead(checkpoints, "_event_again", event_again)
+
+
+@mutation()
+def a_recomputation_is_not_edited() -> Any:
+    return instead(checkpoints, "_event_again", lambda real, *_: checkpoints.Event([]))
+
+
+@mutation()
+def hooks_do_not_rest_while_a_function_runs() -> Any:
+    return everywhere(lambda function, *args: function(*args), "call_user")
+
+
+@mutation()
+def a_skipped_module_runs() -> Any:
+    def skipped(real: Any, tap: Any, module: Any, passed: Any, watch: Any) -> Any:
+        watch.forward(module, *passed)
+        return real(tap, module, passed, watch)
+
+    return instead(calls, "_skipped", skipped)
+
+
+@mutation()
+def a_stop_is_not_heard() -> Any:
+    return instead(forwards, "reached", lambda real, tap: None)
+
+
+@mutation()
+def nothing_is_said_of_sites_that_never_fired() -> Any:
+    return instead(ledger, "_speak", lambda real, _: None)
+
+
+@mutation()
+def one_call_too_many_is_kept() -> Any:
+    return instead(hooks, "_limit", lambda real, keep: limit + 1 if (limit := real(keep)) else limit)
+
+
+@mutation()
+def the_input_is_the_last_argument() -> Any:
+    def first(real: Any, given: Any, parameters: Any) -> Any:
+        return given[0][-1] if given[0] else real(given, parameters)
+
+    return instead(arguments, "first", first)
+
+
+@mutation()
+def a_gradient_of_an_input_counts_all_its_uses() -> Any:
+    return instead(gradients, "_watch", lambda real, *given: real(*given[:-1], lambda tensor: False))
+
+
+@mutation()
+def backward_passes_are_not_told_apart() -> Any:
+    def save(real: Any, arrival: Any, *rest: Any) -> None:
+        with instead(torch._C, "_current_graph_task_id", lambda real: 0):
+            real(arrival, *rest)
+
+    return instead(gradients.Arrival, "_save", save)
+
+
+@mutation(caught_by="contexts")
+def blocks_act_on_every_thread() -> Any:
+    return everywhere(Shared(), "open_blocks")
+
+
+class Shared:
+    """Stands in for a context variable that all contexts share."""
+
+    def __init__(self) -> None:
+        self.value: Any = frozenset()
+
+    def get(self) -> Any:
+        return self.value
+
+    def set(self, value: Any) -> Any:
+        before, self.value = self.value, value
+        return before
+
+    def reset(self, before: Any) -> None:
+        self.value = before
+
+
+@mutation()
+def a_failed_forward_hides_nothing() -> Any:
+    return instead(records.Session, "fail", lambda real, session: None)
+
+
+@mutation(caught_by="itself")
+def a_patch_is_put_in_a_moment_late() -> Any:
+    return mock.patch.object(actions.Set, "__call__", lambda self, value, *rest: values.share(value) * 1.0000001)

@@ -1,0 +1,246 @@
+"""The invariants. Each property draws a case from a random source and says what is wrong with it, or nothing."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import hookline as hl
+from tests.properties.cases import random_case, surveyed
+from tests.properties.checks import Anatomy, anatomy, changes, divergence, is_nothing, may_be_stale
+from tests.properties.models import CYCLIC, random_model
+from tests.properties.places import Place, Survey, random_place
+from tests.properties.programs import VALUES, Block, Drawing, Program
+from tests.properties.structures import copied, difference
+from tests.properties.under_hookline import HooklineRun
+from tests.properties.under_oracle import OracleRun
+from tests.properties.worlds import Case, Run, value_of
+
+
+def agrees_with_the_oracle(source: random.Random) -> str:
+    """A program of hooks gives what the hand-instrumented forward gives, and leaves nothing behind."""
+    case, survey = random_case(source)
+    found = check(case, survey)
+    return f"{found}\n    {show(case)}" if found else ""
+
+
+def patched_with_itself_nothing_changes(source: random.Random) -> str:
+    """Values captured in one run and put back in the next change nothing."""
+    case, survey = random_case(source)
+    places = _own_places(source, survey)
+    sites = [place.text + place.suffix for place in places]
+    output, cache = _seeded(case, lambda model, args, kwargs: hl.run(model, *args, capture=sites, **kwargs))
+    patched = _seeded(case, lambda model, args, kwargs: hl.run(model, *args, patch=cache, **kwargs))
+    # Attention asks whether query, key and value are one tensor, and computes otherwise if not.
+    problem = difference(copied(patched), copied(output), _tolerance(case) if case.model.has("attention") else 0.0)
+    return problem and f"patching {sites} with itself changed the output: {problem}\n    {show(case)}"
+
+
+def contexts_do_not_see_each_other(source: random.Random) -> str:
+    """Two blocks on one model, open at once on two threads or in two tasks, each get what they would alone."""
+    runs, expected = _two_runs(source)
+    before = anatomy(runs[0].model)
+    allowed = changes(before, before)
+    _play_on_threads(runs) if source.random() < 0.1 else _play_in_tasks(source, runs)
+    for run, trace in zip(runs, expected, strict=True):
+        problem = divergence(*_readable(run.case, trace, run.trace), exact=False, tolerance=_tolerance(run.case))
+        if problem:
+            return f"beside another: {problem}\n    {show(runs[0].case)}\n    {show(runs[1].case)}"
+    problem = _left_behind(runs[0], before, allowed)
+    return problem and f"{problem}\n    {show(runs[0].case)}\n    {show(runs[1].case)}"
+
+
+PROPERTIES: dict[str, tuple[Callable[[random.Random], str], float]] = {
+    "oracle": (agrees_with_the_oracle, 0.86),
+    "itself": (patched_with_itself_nothing_changes, 0.07),
+    "contexts": (contexts_do_not_see_each_other, 0.07),
+}
+
+
+def any_property(source: random.Random) -> str:
+    """Check one property, drawn too."""
+    functions, shares = zip(*PROPERTIES.values(), strict=True)
+    return source.choices(functions, shares)[0](source)
+
+
+def show(case: Case) -> str:
+    """Show a case as text."""
+    lines = [str(case.model), f"called {case.style}, seed {case.seed}, input needs grad: {case.input_needs_grad}"]
+    for number, block in enumerate(case.program.blocks):
+        lines.append(f"block {number}{' kept' * block.kept}{' in one line' * block.line}: {block.actions}")
+    return "\n    ".join([*lines, *map(str, case.program.events)])
+
+
+def check(case: Case, survey: Survey) -> str:
+    """Play a case in every world and compare."""
+    tolerance = _tolerance(case)
+    oracle = OracleRun(case, survey)
+    before = anatomy(oracle.model)
+    expected = oracle.play()
+    allowed = changes(before, anatomy(oracle.model))
+    run = HooklineRun(case, survey)
+    before = anatomy(run.model)
+    found = run.play()
+    # Without gradients, as in the first pass of a segment, torch computes these otherwise, with other last bits.
+    exact = case.program.observes and not (case.model.has("lstm", "attention") and case.model.has("segment"))
+    problem = (
+        divergence(*_readable(case, expected, found), exact=exact, tolerance=tolerance)
+        or _left_behind(run, before, allowed)
+        or _written_to(run)
+        or _disturbed(case, found, tolerance)
+    )
+    before.clear()
+    problem = problem or _held_by_cache(run)
+    caches, model = run.caches, weakref.ref(run.model)
+    things = _things(run)
+    del run
+    if not case.program.keeps_graphs and not case.model.has(*CYCLIC) and model() is not None:
+        return problem or "the model is alive though only caches are left"
+    caches.clear()
+    return problem or _alive(things)
+
+
+def _tolerance(case: Case) -> float:
+    return 1e-9 if case.model.double else 2e-4
+
+
+def _readable(case: Case, expected: list[Any], found: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Leave out captures by reference that say they are stale, or that torch can't know to be, and empty gradients."""
+    stale = may_be_stale(case.program)
+    written = case.model.has("in_place", "mutated", "reusing", "relu_inplace")
+    out = {label for label, _ in found if label in stale} if written else set()
+    if case.model.has("segment"):  # A reentrant one makes zeros of gradients that are not there.
+        out |= {label for label, value in (*expected, *found) if ":grad_" in label and is_nothing(value)}
+    return [one for one in expected if one[0] not in out], [one for one in found if one[0] not in out]
+
+
+def _left_behind(run: HooklineRun, before: Anatomy, allowed: Any) -> str:
+    """Say what is different about the model now, other than what the model did to itself."""
+    now = changes(before, anatomy(run.model))
+    extra = {key: change for key, change in now.items() if allowed.get(key) != change}
+    missing = {key: change for key, change in allowed.items() if key not in now}
+    return f"the model is not as it was found: {extra or missing}" if extra or missing else ""
+
+
+def _written_to(run: HooklineRun) -> str:
+    """Say which value that the caller gave to a patch was written to."""
+    for (block, number, place), value in run.leaves.items():
+        problem = difference(value, value_of(run.case.program.blocks[block].actions[number], run.survey, place))
+        if problem:
+            return f"the value given to a patch was written to: {problem}"
+    return ""
+
+
+def _disturbed(case: Case, found: list[Any], tolerance: float) -> str:
+    """Say what a bare run of the same events gives that the observed one did not."""
+    if not case.program.observes or any(isinstance(value, str) and value == "NeverFired" for _, value in found):
+        return ""
+    bare = Run(case).play()
+    labels = {label for label, _ in bare}
+    aliased = any(place.is_gradient for place in case.program.places)
+    # Attention asks whether query, key and value are one tensor; a gradient of one of them alone needs another one.
+    exact = not (aliased and case.model.has("attention"))
+    seen = [one for one in found if one[0] in labels]
+    problem = divergence(bare, seen, exact=exact, tolerance=tolerance if aliased else 0.0)
+    return problem and f"observing changed the run: {problem}"
+
+
+def _held_by_cache(run: HooklineRun) -> str:
+    """Say whether a graph is alive though nobody but the caches can hold it."""
+    run.outputs.clear()
+    run.inputs.clear()
+    if not run.case.program.keeps_graphs and any(graph() is not None for graph in run.graphs):
+        return "a graph is still alive after its output is gone"
+    return ""
+
+
+def _things(run: HooklineRun) -> list[tuple[str, weakref.ref[Any]]]:
+    """Return weak references to all that must be gone when the run is."""
+    things: list[tuple[str, Any]] = [("hooks", hooks) for hooks in run.hooks.values()]
+    things += [("a cache", cache) for cache in run.caches.values()]
+    if not run.case.model.has(*CYCLIC):
+        things.append(("the model", run.model))
+        things += [("a captured tensor", tensor) for tensor in run.captured_tensors()]
+    return [(name, weakref.ref(thing)) for name, thing in things]
+
+
+def _alive(things: list[tuple[str, weakref.ref[Any]]]) -> str:
+    found = sorted({name for name, thing in things if thing() is not None})
+    return f"still alive: {', '.join(found)}" if found else ""
+
+
+def _own_places(source: random.Random, survey: Survey) -> list[Place]:
+    """Draw places of modules where a value put back is the very value, call by call."""
+    names = survey.names()
+    places: dict[str, Place] = {}
+    for _ in range(source.choice((1, 2, 4))):
+        place = random_place(source, survey, VALUES, several=False)
+        module = names[place.names[0]]
+        if module not in survey.calls or module in survey.aliasing or "*" in place.suffix:
+            continue
+        number = source.randrange(len(survey.calls[module]))
+        place = dataclasses.replace(place, form="text", number=number)
+        places.setdefault(f"{id(module)} {place.port}", place)
+    return list(places.values()) or [Place("text", "", ("",))]
+
+
+def _seeded(case: Case, run: Callable[..., Any]) -> Any:
+    torch.manual_seed(case.seed)
+    args, kwargs = case.arguments(0)
+    return run(case.model.build(), args, kwargs)
+
+
+def _two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]]:
+    """Draw two programs for one model, and what each of them gives alone."""
+    model = random_model(source)
+    while model.has("reusing", "lazy"):
+        model = random_model(source)
+    model = dataclasses.replace(model, train=False)
+    runs, expected = [], []
+    shared = model.build()
+    for number in range(2):
+        bare = Case(model, Program((), ()), 1000 * number, source.random() < 0.5, "positional")
+        survey = surveyed(bare)
+        drawing = Drawing(source, survey, gradients=False)
+        action = drawing.action()
+        while action.option in ("noise", "noisy"):  # The random generator is the whole process's.
+            action = drawing.action()
+        forwards = ("forward", 0, "grad", None), ("forward", 1, "no_grad", None)
+        events = (("open", 0), *forwards, ("close", 0, False), ("read",))
+        case = dataclasses.replace(bare, program=Program((Block((action,)),), events))
+        expected.append(OracleRun(case, survey).play_quietly())
+        runs.append(HooklineRun(case, survey, shared))
+    return runs, expected
+
+
+def _play_on_threads(runs: list[HooklineRun]) -> None:
+    meeting = threading.Barrier(len(runs), timeout=20)
+
+    def play(run: HooklineRun) -> None:
+        for event in run.case.program.events:
+            meeting.wait()
+            run.happen(event)
+
+    threads = [threading.Thread(target=play, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _play_in_tasks(source: random.Random, runs: list[HooklineRun]) -> None:
+    """Interleave the runs as asyncio does: each in a context of its own, on one thread."""
+    left = [(run, contextvars.copy_context(), list(run.case.program.events)) for run in runs]
+    while left:
+        task = source.choice(left)
+        run, context, events = task
+        context.run(run.happen, events.pop(0))
+        if not events:
+            left.remove(task)

@@ -1,0 +1,120 @@
+"""Making a failing case smaller, so that a person can read it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tests.properties.cases import surveyed
+from tests.properties.models import Node
+from tests.properties.programs import Action, Block, Program
+from tests.properties.properties import check
+from tests.properties.worlds import Case
+
+PAIRED = ("open", "close", "enter", "leave", "line")
+
+
+def shrunk(case: Case, rounds: int = 400) -> tuple[Case, str]:
+    """Return the smallest case found that fails in the same way, and how."""
+    problem = _problem(case)
+    kind = _kind(problem)
+    for _ in range(rounds):
+        for smaller in _smaller(case):
+            found = _problem(smaller)
+            if found and _kind(found) == kind:
+                case, problem = smaller, found
+                break
+        else:
+            break
+    return case, problem
+
+
+def _problem(case: Case) -> str:
+    try:
+        return check(case, surveyed(case))
+    except Exception:
+        return ""  # Not a case any more: a place that the smaller model does not have.
+
+
+def _kind(problem: str) -> str:
+    return " ".join(word for word in problem.split(":")[0].split() if word.isalpha())[:30]
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    for body in _smaller_nodes(case.model.body):
+        yield dataclasses.replace(case, model=dataclasses.replace(case.model, body=body))
+    for program in _smaller_programs(case.program):
+        yield dataclasses.replace(case, program=program)
+    if case.model.packed:
+        yield dataclasses.replace(case, model=dataclasses.replace(case.model, packed=False))
+    if case.style != "positional":
+        yield dataclasses.replace(case, style="positional")
+
+
+def _smaller_nodes(node: Node) -> Iterator[Node]:
+    if "shared" in node.kinds():
+        return  # It counts the modules before it.
+    yield from node.children
+    if node.kind != "linear" and not node.children:
+        yield Node("linear")
+    if node.kind in ("chain", "branches", "sequential") and len(node.children) > 1:
+        for index in range(len(node.children)):
+            yield dataclasses.replace(node, children=node.children[:index] + node.children[index + 1 :])
+    for index, child in enumerate(node.children):
+        for smaller in _smaller_nodes(child):
+            yield dataclasses.replace(node, children=(*node.children[:index], smaller, *node.children[index + 1 :]))
+
+
+def _smaller_programs(program: Program) -> Iterator[Program]:
+    for number in range(len(program.blocks)):
+        events = tuple(event for event in program.events if not (_belongs(event) and event[1] == number))
+        if events != program.events:
+            yield Program(program.blocks, events)
+    for index, event in enumerate(program.events):
+        if event[0] in ("copy", "switch", "backward"):
+            yield Program(program.blocks, program.events[:index] + program.events[index + 1 :])
+        if event[0] == "forward":
+            yield Program(program.blocks, _without_forward(program.events, index))
+    for number in {event[1] for event in program.events if event[0] == "enter"}:
+        outside = [event for event in program.events if event[0] not in ("enter", "leave") or event[1] != number]
+        yield Program(program.blocks, tuple(outside))
+    for number, block in enumerate(program.blocks):
+        for smaller in _smaller_blocks(block):
+            yield Program((*program.blocks[:number], smaller, *program.blocks[number + 1 :]), program.events)
+
+
+def _belongs(event: tuple[Any, ...]) -> bool:
+    return event[0] in (*PAIRED, "switch")
+
+
+def _without_forward(events: tuple[tuple[Any, ...], ...], index: int) -> tuple[tuple[Any, ...], ...]:
+    """Leave out a forward and its backwards; those after it get the numbers before."""
+    order = [at for at, event in enumerate(events) if event[0] in ("forward", "line")].index(index)
+    kept = []
+    for at, event in enumerate(events):
+        if at == index or (event[0] == "backward" and event[1] == order):
+            continue
+        if event[0] == "backward" and event[1] > order:
+            event = ("backward", event[1] - 1, event[2])
+        kept.append(event)
+    return tuple(kept)
+
+
+def _smaller_blocks(block: Block) -> Iterator[Block]:
+    if len(block.actions) > 1:
+        for index in range(len(block.actions)):
+            yield dataclasses.replace(block, actions=block.actions[:index] + block.actions[index + 1 :])
+    for index, action in enumerate(block.actions):
+        for smaller in _smaller_actions(action):
+            yield dataclasses.replace(block, actions=(*block.actions[:index], smaller, *block.actions[index + 1 :]))
+
+
+def _smaller_actions(action: Action) -> Iterator[Action]:
+    if len(action.places) > 1:
+        for index in range(len(action.places)):
+            yield dataclasses.replace(action, places=action.places[:index] + action.places[index + 1 :])
+    if action.kind == "capture":
+        for option, usual in (("option", None), ("clone", None), ("detach", True), ("stop", False), ("keep", "last")):
+            if getattr(action, option) != usual:
+                yield dataclasses.replace(action, **{option: usual})

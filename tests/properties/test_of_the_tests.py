@@ -1,0 +1,26 @@
+"""The core is broken in many ways, and the properties must notice each: a test of the tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.properties.fuzz import problem_of, quiet
+from tests.properties.mutations import MUTATIONS, Mutation
+from tests.properties.properties import PROPERTIES
+
+SEEDS = 800
+# A mutation that no longer fits the core fails like this; that does not count as noticed.
+ACCIDENTS = ("the case itself failed", "TypeError", "AttributeError", "NameError")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_core_is_noticed(mutation: Mutation) -> None:
+    check, _ = PROPERTIES[mutation.caught_by]
+    with quiet():
+        for seed in range(SEEDS):
+            with mutation.apply():
+                problem = problem_of(seed, check)
+            assert not any(accident in problem for accident in ACCIDENTS), problem
+            if problem and not problem_of(seed, check):
+                return
+    pytest.fail(f"{SEEDS} cases, and none shows that {mutation.name}")

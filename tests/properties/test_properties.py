@@ -1,0 +1,54 @@
+"""A few hundred random models and programs of hooks, against the oracle. `make fuzz` runs many more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.properties import properties
+from tests.properties.fuzz import problem_of, quiet
+from tests.properties.models import COMPOSITE, LEAF, random_model
+
+CHUNK = 50
+sources = st.randoms(use_true_random=False)
+drawn = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with quiet():
+        yield
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_any_program_on_any_model_gives_what_the_oracle_gives(chunk: int) -> None:
+    seeds = range(chunk * CHUNK, (chunk + 1) * CHUNK)
+    found = {seed: problem for seed in seeds if (problem := problem_of(seed, properties.agrees_with_the_oracle))}
+    assert not found, "\n".join(f"seed {seed}: {problem}" for seed, problem in found.items())
+
+
+@drawn
+@given(sources)
+def test_what_hypothesis_draws_gives_what_the_oracle_gives(source: random.Random) -> None:
+    assert not properties.agrees_with_the_oracle(source)
+
+
+@drawn
+@given(sources)
+def test_patching_a_value_with_itself_changes_nothing(source: random.Random) -> None:
+    assert not properties.patched_with_itself_nothing_changes(source)
+
+
+@drawn
+@given(sources)
+def test_blocks_on_two_threads_or_tasks_do_not_see_each_other(source: random.Random) -> None:
+    assert not properties.contexts_do_not_see_each_other(source)
+
+
+def test_the_models_are_of_every_kind() -> None:
+    kinds = {kind for seed in range(600) for kind in random_model(random.Random(seed)).body.kinds()}
+    assert kinds == {*LEAF, *COMPOSITE, "shared"}

@@ -1,0 +1,201 @@
+"""A case, and its run in the bare world; `under_oracle` and `under_hookline` add hooks. A run leaves a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from tests.properties.models import Model
+from tests.properties.modules import SHAPE, Tripwire, blend
+from tests.properties.places import Survey
+from tests.properties.programs import Action, Program, chosen, patch_value
+from tests.properties.structures import copied
+
+MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, how it is called, and a program of hooks for it."""
+
+    model: Model
+    program: Program
+    seed: int
+    input_needs_grad: bool
+    style: str
+
+    def arguments(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the forward of that number."""
+        generator = torch.Generator().manual_seed(self.seed + number)
+        x = torch.randn(SHAPE, generator=generator, dtype=self.model.dtype).requires_grad_(self.input_needs_grad)
+        if self.style == "keyword":
+            return (), {"x": x, "scale": 0.5}
+        return ((x, torch.ones(4, dtype=x.dtype)), {}) if self.style == "bias" else ((x,), {})
+
+
+class Token:
+    """Lives as long as the graph it is put into."""
+
+
+class Sentinel(torch.autograd.Function):
+    """An identity that holds a token."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, token: Token) -> Tensor:
+        context.token = token
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class Run:
+    """Plays the events of a case on a model of its own; hooks are up to the worlds below."""
+
+    def __init__(self, case: Case, model: nn.Module | None = None) -> None:
+        self.case = case
+        self.model = case.model.build() if model is None else model
+        self.trace: list[tuple[str, Any]] = []
+        self.outputs: list[Any] = []
+        self.inputs: list[Any] = []
+        self.leaves: dict[Any, Any] = {}  # What patches put in, by block, action and place.
+        self.graphs: list[weakref.ref[Token]] = []
+
+    def play(self) -> list[tuple[str, Any]]:
+        """Run everything; return the trace."""
+        torch.manual_seed(self.case.seed)
+        self.play_quietly()
+        self.note("random state", torch.get_rng_state())
+        self.note("buffers", {name: copied(buffer) for name, buffer in self.model.named_buffers()})
+        return self.trace
+
+    def play_quietly(self) -> list[tuple[str, Any]]:
+        """Run the events alone, without what the whole process shares."""
+        for event in self.case.program.events:
+            self.happen(event)
+        return self.trace
+
+    def happen(self, event: tuple[Any, ...]) -> None:
+        """Let one event happen."""
+        getattr(self, event[0])(*event[1:])
+
+    def note(self, label: str, value: Any) -> None:
+        self.trace.append((label, value))
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    def forward(self, number: int, mode: str, failure: type[BaseException] | None) -> None:
+        """Run the model once."""
+        Tripwire.armed = failure
+        with MODES[mode]():
+            self._run(number, self.call)
+        Tripwire.armed = None
+
+    def line(self, block: int, number: int) -> None:
+        """Run the model once, in one line of `hl.run`."""
+        self._run(number, lambda *args, **kwargs: self.run_line(block, args, kwargs))
+
+    def run_line(self, block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.call(*args, **kwargs)
+
+    def _run(self, number: int, call: Callable[..., Any]) -> None:
+        args, kwargs = self.case.arguments(number)
+        self.inputs.append(args[0] if args else kwargs["x"])
+        output = None
+        try:
+            output = call(*self._with_token(args), **kwargs)
+            self.note(f"output of forward {len(self.outputs)}", copied(output))
+        except (Exception, KeyboardInterrupt) as error:
+            self.note(f"output of forward {len(self.outputs)}", type(error).__name__)
+        self.outputs.append(output)
+
+    def _with_token(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not (args and args[0].requires_grad):
+            return args
+        token = Token()
+        self.graphs.append(weakref.ref(token))
+        return (Sentinel.apply(args[0], token), *args[1:])
+
+    def backward(self, number: int, retain: bool) -> None:
+        """Run one backward pass and note every gradient."""
+        output = self.outputs[number]
+        total = None if output is None else blend(output)
+        if total is None or not total.requires_grad:
+            self.note("backward", "nothing to do")
+            return
+        weights = torch.linspace(-1, 1, total.numel(), dtype=total.dtype).view(total.shape)
+        try:
+            self.run_backward((total * weights).sum(), retain)
+            self.note("backward", "done")
+        except Exception as error:
+            self.note("backward", describe_failure(error))
+        holders = {f"parameter {name}": value for name, value in self.model.named_parameters()}
+        holders |= {f"input {index}": value for index, value in enumerate(self.inputs)}
+        holders |= {f"patch {key}": value for key, value in self.leaves.items() if isinstance(value, Tensor)}
+        # Torch makes zeros of some gradients that are not there, so the two count as the same.
+        grads = {name: holder.grad for name, holder in holders.items() if holder.grad is not None and holder.grad.any()}
+        self.note("gradients", copied(grads))
+        for holder in holders.values():
+            if holder.grad is not None:
+                holder.grad = None
+
+    def run_backward(self, loss: Tensor, retain: bool) -> None:
+        loss.backward(retain_graph=retain)
+
+    def copy(self, how: str, number: int) -> None:
+        """Copy the model as it is now, and use the copy: it must be an unhooked model with weights of its own."""
+        if any(map(is_lazy, self.model.parameters())):
+            return  # Torch itself copies a parameter that is not there yet with another dtype.
+        if self.case.model.has("foreign"):
+            how = "deepcopy"  # Torch has no name by which to pickle the forward that was put there.
+        try:
+            twin = copy.deepcopy(self.model) if how == "deepcopy" else pickle.loads(pickle.dumps(self.model))
+        except Exception as error:
+            self.note("copy", type(error).__name__)
+            return
+        args, kwargs = self.case.arguments(number)
+        with torch.no_grad():
+            self.note("output of a copy", copied(twin(*args, **kwargs)))
+            for parameter in twin.parameters():
+                parameter.zero_()
+            self.note("output of a zeroed copy", copied(twin(*args, **kwargs)))
+
+    def open(self, block: int) -> None:
+        """Enter a short form, or make a `Hooks`."""
+
+    def close(self, block: int, failing: bool) -> None:
+        """Leave a short form, or remove a `Hooks`."""
+
+    def enter(self, block: int) -> None:
+        """Enter a `Hooks`."""
+
+    def leave(self, block: int, failing: bool) -> None:
+        """Leave a `Hooks`."""
+
+    def switch(self, block: int, action: int, on: bool) -> None:
+        """Activate or deactivate one action of a `Hooks`."""
+
+    def read(self) -> None:
+        """Note everything that was captured."""
+
+
+def describe_failure(error: BaseException) -> str:
+    """Name an error; torch itself refuses a reentrant segment in which nothing needs a gradient."""
+    return "refused by torch" if "none of output has requires_grad" in str(error) else type(error).__name__
+
+
+def value_of(action: Action, survey: Survey, place: int) -> Any:
+    """Return the value that a patch or a skip puts in."""
+    kind, seed = action.option
+    return patch_value(kind, seed + place, chosen(survey, action.places[place]))
