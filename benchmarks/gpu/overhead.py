@@ -1,0 +1,209 @@
+"""What hooks cost on a GPU: hookline beside torch's own hooks, as ratios to the bare forward.
+
+    python benchmarks/gpu/overhead.py        prints the tables and writes them to benchmarks/gpu/overhead.txt
+
+Every contender waits for the device before its time is taken.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+import transformers
+from harness import compare, machine, report
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+import hookline as hl
+
+MATRICES = (nn.Linear, Conv1D)
+Run = Callable[[], object]
+
+
+class Enough(Exception):
+    """Raised by a raw hook to end a forward."""
+
+
+def large() -> tuple[nn.Module, Tensor]:
+    """A Llama-shaped model of 1.3 billion parameters in bfloat16, and 8 x 1024 tokens: all work, little overhead."""
+    config = transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16
+    )
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    return model, torch.randint(32000, (8, 1024), device="cuda")
+
+
+def small() -> tuple[nn.Module, Tensor]:
+    """GPT-2 with 12 layers in bfloat16, and 1 x 32 tokens: the device waits for Python."""
+    with torch.device("cuda"):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(torch.bfloat16).eval()
+    return model, torch.randint(50000, (1, 32), device="cuda")
+
+
+def forward(model: nn.Module, ids: Tensor) -> None:
+    """Run a model and wait for the device."""
+    model(input_ids=ids, use_cache=False)
+    torch.cuda.synchronize()
+
+
+def matrices(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, MATRICES)]
+
+
+def first_tensor(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def raw_hooks(
+    model: nn.Module, names: list[str], kept: dict[str, Tensor], clone: bool = False
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Store the outputs of these modules with torch's own hooks, as tutorials do."""
+
+    def keeper(name: str) -> Callable[..., None]:
+        def keep(_module: nn.Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+            tensor = first_tensor(output).detach()
+            kept[name] = tensor.clone() if clone else tensor
+
+        return keep
+
+    return [model.get_submodule(name).register_forward_hook(keeper(name)) for name in names]
+
+
+def raw_run(model: nn.Module, ids: Tensor, names: list[str], clone: bool) -> Run:
+    """Register, run, remove."""
+
+    def run() -> None:
+        handles = raw_hooks(model, names, {}, clone)
+        forward(model, ids)
+        for handle in handles:
+            handle.remove()
+
+    return run
+
+
+def hookline_run(model: nn.Module, ids: Tensor, names: list[str], clone: bool | None = None) -> Run:
+    """Attach, run, detach."""
+
+    def run() -> None:
+        with hl.capture(model, names, clone=clone):
+            forward(model, ids)
+
+    return run
+
+
+def one_shot(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Run]:
+    """Hooks that come and go with every forward."""
+    return {
+        "bare": lambda: forward(model, ids),
+        "bare again": lambda: forward(model, ids),
+        "raw torch hooks, references": raw_run(model, ids, names, clone=False),
+        "raw torch hooks, copies": raw_run(model, ids, names, clone=True),
+        "hookline, safe (copy on write)": hookline_run(model, ids, names),
+        "hookline, clone=False": hookline_run(model, ids, names, clone=False),
+        "hookline, clone=True": hookline_run(model, ids, names, clone=True),
+    }
+
+
+def attached(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Run]:
+    """Hooks that are there already, each set on a model of its own."""
+    kinds: dict[str, Callable[[nn.Module], object]] = {
+        "raw torch hooks, references": lambda twin: raw_hooks(twin, names, {}),
+        "raw torch hooks, copies": lambda twin: raw_hooks(twin, names, {}, clone=True),
+        "hookline, safe (copy on write)": lambda twin: _hooks(twin, names),
+        "hookline, clone=False": lambda twin: _hooks(twin, names, clone=False),
+        "hookline, clone=True": lambda twin: _hooks(twin, names, clone=True),
+        "hookline, deactivated": lambda twin: _hooks(twin, names).deactivate(),
+    }
+    contenders: dict[str, Run] = {
+        "bare": lambda: forward(model, ids),
+        "bare again": lambda: forward(model, ids),
+    }
+    for name, hook in kinds.items():
+        twin = copy.deepcopy(model)
+        hook(twin)
+        contenders[name] = lambda twin=twin: forward(twin, ids)
+    return contenders
+
+
+_alive: list[hl.Hooks] = []  # Hooks that nobody holds are taken off.
+
+
+def _hooks(model: nn.Module, names: list[str], clone: bool | None = None) -> hl.Hooks:
+    hooks = hl.Hooks(model)
+    hooks.capture(names, clone=clone)
+    _alive.append(hooks)
+    return hooks
+
+
+def stopped(model: nn.Module, ids: Tensor, name: str) -> Mapping[str, Run]:
+    """A forward that ends at one module."""
+
+    def leave(*_: object) -> None:
+        raise Enough
+
+    def raw() -> None:
+        handle = model.get_submodule(name).register_forward_hook(leave)
+        try:
+            forward(model, ids)
+        except Enough:
+            torch.cuda.synchronize()
+        finally:
+            handle.remove()
+
+    def hookline() -> None:
+        with hl.capture(model, name, stop=True):
+            forward(model, ids)
+
+    return {
+        "bare": lambda: forward(model, ids),
+        "bare again": lambda: forward(model, ids),
+        "raw torch hook that raises": raw,
+        "hookline, stop=True": hookline,
+    }
+
+
+def tables() -> list[str]:
+    """Measure everything."""
+    model, ids = large()
+    blocks = [f"model.layers.{number}" for number in range(24)]
+    linear = matrices(model)
+    size = "1.3B Llama, bfloat16, 8x1024 tokens"
+    cases = {
+        "all 24 blocks, attach, run, detach": one_shot(model, ids, blocks),
+        f"all {len(linear)} linear layers, attach, run, detach": one_shot(model, ids, linear),
+        "stopped after 12 of 24 blocks": stopped(model, ids, "model.layers.11"),
+    }
+    found = [report(f"{size}: {case}", compare(contenders, 15, 2)) for case, contenders in cases.items()]
+    del cases
+    del model
+    torch.cuda.empty_cache()
+    model, ids = small()
+    every = matrices(model)
+    size = "12-layer GPT-2, bfloat16, 1x32 tokens"
+    cases = {
+        f"all {len(every)} matrix layers, attached": attached(model, ids, every),
+        f"all {len(every)} matrix layers, attach, run, detach": one_shot(model, ids, every),
+    }
+    return found + [report(f"{size}: {case}", compare(contenders)) for case, contenders in cases.items()]
+
+
+def main() -> None:
+    """Run everything, print it, and keep it."""
+    device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
+    title = f"{machine()}, {device}, no_grad, {datetime.date.today()}\nratios to the bare forward\n"
+    with torch.no_grad():
+        text = "\n".join([title, *tables()])
+    print(text)
+    Path(__file__).with_suffix(".txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
