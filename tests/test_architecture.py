@@ -1,0 +1,251 @@
+"""What keeps the code small to read: imports point one way, one layer touches models, importing does nothing."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hookline as hl
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "hookline"
+MOST_LINES = 400
+
+# Each module may import only what stands above it. `CONTRIBUTING.md` says what is in each.
+ORDER = [
+    "errors",
+    "tables",
+    "values",
+    "fitting",
+    "sites",
+    "tree",
+    "where",
+    "context",
+    "records",
+    "stats",
+    "nodes",
+    "files",
+    "cache",
+    "actions",
+    "wiring",
+    "wiring.taps",
+    "wiring.checkpoints",
+    "wiring.gradients",
+    "wiring.arguments",
+    "wiring.forwards",
+    "wiring.calls",
+    "wiring.modules",
+    "reasons",
+    "ledger",
+    "hooks",
+    "verbs",
+    "attached",
+    "scan",
+    "",
+    "demo",
+    "cli",
+]
+
+NAMES = {
+    *("Cache", "Hook", "Hooks", "Site"),
+    *("attached", "capture", "clear", "edit", "patch", "run", "scan", "sites", "skip"),
+    *("EditError", "HooklineError", "NeverFired", "NotCaptured", "SiteError", "StaleValue", "StoreError"),
+    *("HooklineWarning", "StopForward"),
+}
+
+# These may write to a module: `wiring` shadows forwards, and `scan` puts back what its run leaves behind.
+MAY_WRITE = ("wiring", "scan")
+
+# Assembled, so that this file does not hold what it looks for.
+ELSEWHERE = [
+    *(f"/{folder}/" for folder in ("ho" + "me", "Us" + "ers", "ro" + "ot", "wo" + "rk", "t" + "mp", "mn" + "t")),
+    *("py" + "pi.", "python" + "hosted", "art" + "ifactory", "dev" + "pi", "ne" + "xus", "--index" + "-url"),
+]
+
+
+def module_of(path: Path) -> str:
+    """Return the name of a source file, below hookline: "wiring.taps", and "" for hookline itself."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+FILES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def tree_of(path: Path) -> ast.Module:
+    """Parse a source file."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Return what of hookline a module imports, anywhere in it but for types only."""
+    for statement in at_run_time(tree):
+        if isinstance(statement, ast.Import):
+            found = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            found = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        else:
+            continue
+        for name in found:
+            package, _, rest = name.partition(".")
+            if package == "hookline":
+                yield rest if rest in FILES else rest.rpartition(".")[0]
+
+
+def at_run_time(node: ast.AST) -> Iterator[ast.AST]:
+    """Return every node below one that is not under `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        yield child
+        yield from at_run_time(child)
+
+
+def writes_to_modules(tree: ast.Module) -> Iterator[int]:
+    """Return the lines that set a `forward` (of another object than self), or anything in a `__dict__`."""
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            targets = node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            changes = node.func.attr in ("update", "pop", "clear", "setdefault", "__setitem__", "__delitem__")
+            targets = [ast.Subscript(node.func.value)] if changes else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+            targets = [ast.Attribute(node.args[0], str(getattr(node.args[1], "value", "")))]
+        for target in targets:
+            held = target.value if isinstance(target, ast.Subscript) else None
+            is_forward = isinstance(target, ast.Attribute) and target.attr == "forward" and not _is_self(target.value)
+            if is_forward or (isinstance(held, ast.Attribute) and held.attr == "__dict__"):
+                yield node.lineno
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def tracked_files() -> list[Path]:
+    """Return the text files of the project, as a clone would have them."""
+    try:
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a clone of the repository")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def python(code: str) -> str:
+    """Run code in a new interpreter, and return what it prints."""
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_has_its_place_in_the_order():
+    assert sorted(FILES) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER, ids=lambda name: name or "hookline")
+def test_a_module_imports_only_what_stands_above_it(name):
+    above = {*ORDER[: ORDER.index(name)]}
+    assert set(imports(tree_of(FILES[name]))) <= above
+
+
+def test_the_map_in_contributing_has_every_file_in_this_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`.*?`) \|", text, flags=re.MULTILINE)
+    listed = [name for cell in cells for name in re.findall(r"`([\w/.]+)`", cell)]
+    expected = [str(FILES[name].relative_to(SOURCE)).replace("wiring/__init__.py", "wiring/") for name in ORDER]
+    assert listed == expected
+
+
+def test_an_import_against_the_order_is_found():
+    tree = ast.parse("if TYPE_CHECKING:\n    from hookline import cli\ndef f():\n    from hookline.hooks import Hooks")
+    assert list(imports(tree)) == ["hooks"]
+
+
+def test_the_exported_names_are_these():
+    assert set(hl.__all__) == NAMES
+    assert all(hasattr(hl, name) for name in NAMES)
+    public = {name for name in vars(hl) if not name.startswith("_")}
+    assert public - NAMES <= set(FILES) | {"wiring"}
+
+
+@pytest.mark.parametrize("name", ORDER, ids=lambda name: name or "hookline")
+def test_a_file_stays_small(name):
+    assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("name", [name for name in ORDER if name.split(".")[0] not in MAY_WRITE])
+def test_only_the_wiring_writes_to_a_module(name):
+    assert not list(writes_to_modules(tree_of(FILES[name])))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "module.forward = new",
+        "del module.forward",
+        "module.__dict__['forward'] = new",
+        "module.__dict__.update(names)",
+        "setattr(module, 'forward', new)",
+    ],
+)
+def test_a_write_to_a_module_is_found(code):
+    assert list(writes_to_modules(ast.parse(code))) == [1]
+
+
+def test_importing_hookline_imports_nobody_but_torch_and_safetensors():
+    code = """
+import sys
+import torch, safetensors, safetensors.torch, warnings
+before = set(sys.modules)
+warnings.simplefilter("error")
+import hookline
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - {"hookline"} - sys.stdlib_module_names))
+print("torch._dynamo" in sys.modules)
+"""
+    assert python(code).splitlines() == ["", "False"]
+
+
+def test_importing_hookline_changes_nothing_in_torch():
+    code = """
+import torch, safetensors.torch
+from torch import nn
+
+def state():
+    modules = vars(torch.nn.modules.module)
+    tables = {name: list(table) for name, table in modules.items() if name.endswith("_hooks")}
+    flags = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()]
+    flags += [torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_rng_state().tolist()]
+    flags += [torch.backends.mha.get_fastpath_enabled(), torch.autograd.is_multithreading_enabled()]
+    classes = [dict(vars(kind)) for kind in (nn.Module, nn.Linear, torch.Tensor, torch.autograd.Function)]
+    return tables, flags, classes, set(vars(torch)), set(vars(nn))
+
+before = state()
+import hookline
+print(state() == before)
+"""
+    assert python(code) == "True\n"
+
+
+def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_package_registry():
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {word}" for word in ELSEWHERE if word in text.lower().replace("~", "")]
+    assert not found

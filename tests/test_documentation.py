@@ -1,0 +1,109 @@
+"""Every example of the README, the docs and the docstrings is executed, and its output compared.
+
+In Markdown a `python` block is either a doctest, with `>>>` and the output below, or plain code that runs as it stands;
+the blocks of one file share their names. Examples run in a folder of their own, so that they may write files.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import hookline
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = sorted(module.name for module in pkgutil.walk_packages(hookline.__path__, "hookline."))
+LANGUAGES = {"python", "sh", "text"}
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: the language, the code, and the line it begins on."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a Markdown text."""
+    return [Block(found[1], found[2], text.count("\n", 0, found.start(2))) for found in _BLOCK.finditer(text)]
+
+
+def run_examples(test: doctest.DocTest) -> None:
+    """Run a doctest; all its failures together are one."""
+    failures: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=failures.append, clear_globs=False)
+    if failures:
+        pytest.fail("".join(failures), pytrace=False)
+
+
+def run_page(path: Path, text: str) -> None:
+    """Run the Python blocks of a page, one after the other."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for _, code, line in (block for block in blocks(text) if block.language == "python"):
+        if ">>>" in code:
+            test = doctest.DocTestParser().get_doctest(code, names, path.name, str(path), line)
+            run_examples(test)
+            names = test.globs
+        else:
+            exec(compile("\n" * line + code, str(path), "exec"), names)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_example_of_a_page_gives_what_it_shows(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(path, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["hookline", *MODULES])
+def test_every_example_of_a_docstring_gives_what_it_shows(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        torch.manual_seed(0)
+        run_examples(test)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_example_of_a_page_is_passed_over(path):
+    text = path.read_text(encoding="utf-8")
+    found = blocks(text)
+    assert text.count("```") == 2 * len(found), "a fence is not closed, or not at the start of its line"
+    assert {block.language for block in found} <= LANGUAGES
+    assert not [block.line for block in found if block.language != "python" and ">>>" in block.code]
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(path):
+    targets = [target for target in _LINK.findall(path.read_text(encoding="utf-8")) if "://" not in target]
+    missing = [target for target in targets if not (path.parent / target.partition("#")[0]).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("```python\n>>> 1 + 1\n3\n```\n", "Expected:\n    3\nGot:\n    2"),
+        ("```python\nnumber = 1\n```\n\n```python\n>>> number\n2\n```\n", "Got:\n    1"),
+        ("```python\n>>> import warnings\n>>> warnings.warn('old')\n```\n", "UserWarning: old"),
+    ],
+    ids=["output", "names", "warning"],
+)
+def test_a_wrong_example_is_found(code, problem):
+    with pytest.raises(pytest.fail.Exception, match=problem):
+        run_page(Path("page.md"), code)
+
+
+def test_plain_code_that_fails_is_found():
+    with pytest.raises(ZeroDivisionError):
+        run_page(Path("page.md"), "```python\n1 / 0\n```\n")
