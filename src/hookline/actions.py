@@ -70,17 +70,21 @@ class Save:
 
     def keep(self, value: Any) -> Any:
         """Return what to keep of a whole value. On the CPU the hot path in wiring/modules.py does the usual case."""
-        if not self.quick or type(value) is not Tensor or value.is_inference():
+        if not self.quick or type(value) is not Tensor:
             return self.keep_part(value, is_part=False)
-        source = value.detach() if value.requires_grad else value
+        source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
+        try:
+            version = source._version
+        except RuntimeError:  # Torch counts no writes in inference mode.
+            return self.keep_part(value, is_part=False)
         if self.clone is False:
-            return Guarded(source, [(source, source._version, None)])
+            return Guarded(source, [(source, version, None)])
         if not value.is_cuda or value.is_quantized:
             return self.keep_part(value, is_part=False)
         if not _may_share_on_cuda(value):
             return copy_tensor(source)
         kept = share_on_any_device(source)
-        return Guarded(kept, [(source, source._version, kept)])  # Foreach functions write through: check on reading.
+        return Guarded(kept, [(source, version, kept)])  # Foreach functions write through: check on reading.
 
     def keep_part(self, value: Any, is_part: bool) -> Any:
         """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
