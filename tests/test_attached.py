@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import warnings
 import weakref
 from typing import Any
@@ -163,3 +165,54 @@ def test_what_was_cleared_can_be_captured_anew_and_does_not_come_back() -> None:
     model(torch.ones(2, 4))
     assert acts["0"].shape == (2, 8)
     hooks.remove()
+
+
+def test_a_second_block_does_not_show_the_values_of_the_first_as_its_own() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    expected = model[0](x * 2)
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("0")
+    hooks.deactivate()
+    with hooks:
+        model(x)
+    with hooks:
+        with pytest.raises(hl.NotCaptured, match="since the block was entered"):
+            acts["0"]
+        model(x * 2)
+        assert torch.equal(acts["0"], expected)
+    with hooks:
+        pass  # No forward, no complaint.
+    assert torch.equal(acts["0"], expected)
+    hooks.remove()
+
+
+@pytest.mark.parametrize("option", ["keep", "transform", "captures", "patches"])
+def test_run_does_not_hand_the_model_what_was_meant_for_hookline(option: str) -> None:
+    class Open(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Identity()
+
+        def forward(self, x: torch.Tensor, device: str = "", **kwargs: Any) -> torch.Tensor:
+            return self.body(x)
+
+    model, x = Open(), torch.ones(2)
+    hl.run(model, x, capture="body", device="here")  # The model's own.
+    with pytest.raises(hl.HooklineError, match=f"no option '{option}'"):
+        hl.run(model, x, capture="body", **{option: "all"})
+
+
+def test_a_gradient_that_comes_several_times_in_the_first_backward_of_a_process_warns() -> None:
+    code = """
+import torch, warnings
+import hookline as hl
+lin = torch.nn.Linear(3, 3)
+with hl.capture(torch.nn.Sequential(lin, lin), "0:grad_output") as acts:
+    torch.nn.Sequential(lin, lin)(torch.ones(2, 3)).sum().backward()
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    acts["0:grad_output"]
+print(len(said))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

@@ -119,6 +119,8 @@ class Cache(Mapping[str, Any]):
         """
         chosen = self.select(*where) if where else self
         values = {site: chosen[site] for site in sorted(chosen, key=_natural)}
+        if not values:
+            raise NotCaptured("nothing to stack: this cache is empty")
         shapes = {site: describe(value) for site, value in values.items()}
         if len(set(shapes.values())) > 1 or not all(isinstance(value, Tensor) for value in values.values()):
             found = ", ".join(f"'{site}' is {shape}" for site, shape in shapes.items())

@@ -21,7 +21,8 @@ def fit(new: Any, old: Any) -> Any:
         return share(new)
     new_parts = children(new)
     if new_parts is None or len(new_parts) != len(parts) or isinstance(new, Mapping) != isinstance(old, Mapping):
-        raise EditError(f"{describe(new)} given where {describe(old)} passes; name the part to change, as in '[0]'")
+        part = f'["{next(iter(parts), "name")}"]' if isinstance(old, Mapping) else "[0]"
+        raise EditError(f"{describe(new)} given where {describe(old)} passes; name the part to change, as in '{part}'")
     if isinstance(old, Mapping) and new_parts.keys() != parts.keys():
         raise EditError(f"{describe(new)} given where {describe(old)} passes: the keys differ")
     if not isinstance(old, Mapping):

@@ -26,6 +26,7 @@ from hookline.wiring.forwards import Forward
 from hookline.wiring.modules import attach, attached_to, detach, forget_locks
 from hookline.wiring.taps import NO_BLOCKS, Tap
 
+NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 
 _order = itertools.count(1)
@@ -81,7 +82,7 @@ class Ledger:
         for tap in taps:
             tap.order = order
         try:
-            _warn_of_twins(self, taps)
+            _warn_of_twins(taps)
             self.activate(taps)
         except BaseException:
             self.remove(taps)
@@ -155,6 +156,8 @@ class Ledger:
                     tap.fired = False
                 if renew:
                     tap.order = order
+                if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
+                    tap.record.explain(NOT_YET)
             self.session.restart()
             attach(taps)
             self._follow()
@@ -219,6 +222,8 @@ class Ledger:
                 skipped = self._skipped_above(tap)
                 message = skipped or why_never_fired(tap.site, tap.module, self.model, session, tap.count)
             else:
+                if tap.record is not None and tap.record.reason is NOT_YET:
+                    tap.record.reason = ""  # No forward, no complaint.
                 continue
             if tap.record is not None:
                 tap.record.explain(message)
@@ -316,12 +321,12 @@ def _speak(messages: list[tuple[bool, str]]) -> None:
         warn(messages[0][1] + more)
 
 
-def _warn_of_twins(ledger: Ledger, taps: list[Tap]) -> None:
+def _warn_of_twins(taps: list[Tap]) -> None:
     """Warn when another live Hooks does the same at the same place, as a notebook cell that was run twice."""
     for tap in taps:
         for other in attached_to(tap.module) if "forward" in tap.module.__dict__ else ():
             same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
-            if same and other.session is not ledger.session and _label(other) == _label(tap):
+            if same and other.session is not tap.session and _label(other) == _label(tap):
                 warn(
                     f"'{tap.site}' has the same {tap.action.kind} hook from another Hooks already; "
                     "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"

@@ -24,13 +24,18 @@ def why_never_fired(site: Site, module: nn.Module, model: nn.Module, session: Se
 
 
 def _advised(path: str, module: nn.Module, model: nn.Module) -> str:
+    if path.startswith("<"):
+        return f": it is not in the module tree of {type(model).__name__}."
     known = why_not_called(path, module, model)
     if known:
         return known
     parent = Names(model).find(path.rpartition(".")[0])
     if parent is None or is_container(parent) or not list(module.parameters(recurse=False)):
         return ". hl.scan(model, ...) shows what is called."
-    return f": {type(parent).__name__} may read its weights directly. hl.scan(model, ...) shows what is called."
+    return (
+        f": {type(parent).__name__} may read its weights directly, or not have taken the branch it is on. "
+        "hl.scan(model, ...) shows what is called."
+    )
 
 
 def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from hookline.errors import SiteError, did_you_mean
-from hookline.values import STAR
+from hookline.values import STAR, subscript_text
 
 PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs")
 LONGEST_TEXT = 4096
@@ -130,7 +130,7 @@ def parse_subscripts(index: str) -> tuple[Any, ...]:
 
 def write_subscripts(subscripts: tuple[Any, ...]) -> str:
     """Return the canonical text of subscripts."""
-    return "".join(f"[{_write_items(subscript)}]" for subscript in subscripts)
+    return "".join(map(subscript_text, subscripts))
 
 
 def _refuse(text: str, position: int, problem: str) -> NoReturn:
@@ -281,21 +281,6 @@ def _finish_subscript(text: str, start: int, items: list[Any]) -> Any:
     if items.count(Ellipsis) > 1:
         _refuse(text, start, "more than one '...'")
     return items[0] if len(items) == 1 else tuple(items)
-
-
-def _write_items(subscript: Any) -> str:
-    if isinstance(subscript, str):
-        return '"' + re.sub(r'[\\"]', r"\\\g<0>", subscript) + '"'
-    return ", ".join(map(_write_item, subscript if isinstance(subscript, tuple) else (subscript,)))
-
-
-def _write_item(item: Any) -> str:
-    if item is Ellipsis:
-        return "..."
-    if not isinstance(item, slice):
-        return str(item)
-    start, stop, step = ("" if bound is None else str(bound) for bound in (item.start, item.stop, item.step))
-    return f"{start}:{stop}" + (f":{step}" if step else "")
 
 
 def _match_names(names: list[str], segments: Segments) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import types
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -171,11 +172,7 @@ def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
 
 
 def share(value: Any, objects: bool = False) -> Any:
-    """Return `value` with every tensor copied on write: a write on either side leaves the other alone.
-
-    Args:
-        objects: Copy objects too that hold no tensor, so that their attributes can be set.
-    """
+    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
     return map_tensors(share_tensor, value, _in_object=objects)
 
 
@@ -207,6 +204,14 @@ def copy_tensor(tensor: Tensor) -> Tensor:
     return tensor[narrow].clone().expand(tensor.shape)
 
 
+def subscript_text(subscript: Any) -> str:
+    """Return a subscript as it is written: `[:, -1]`, `["mask"]`."""
+    if isinstance(subscript, str):
+        return '["' + re.sub(r'[\\"]', r"\\\g<0>", subscript) + '"]'
+    items = subscript if isinstance(subscript, tuple) else (subscript,)
+    return f"[{', '.join(map(_item_text, items))}]"
+
+
 def address(tensor: Tensor) -> int:
     """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
     try:
@@ -236,6 +241,15 @@ def describe(value: Any) -> str:
     return type(value).__name__
 
 
+def _item_text(item: Any) -> str:
+    if item is Ellipsis:
+        return "..."
+    if not isinstance(item, slice):
+        return str(item)
+    start, stop, step = ("" if bound is None else str(bound) for bound in (item.start, item.stop, item.step))
+    return f"{start}:{stop}" + (f":{step}" if step else "")
+
+
 def _get_one(value: Any, subscript: Any) -> Any:
     try:
         if isinstance(subscript, str) and not (isinstance(value, Mapping) and subscript in value):
@@ -246,7 +260,8 @@ def _get_one(value: Any, subscript: Any) -> Any:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         near = did_you_mean(subscript, _attributes(value)) if isinstance(subscript, str) else ""
         problem = f": {error}" if isinstance(error, (IndexError, ValueError)) and error.args else ""
-        raise SiteError(f"[{subscript!r}] is not a part of {describe(value)}{problem}{near}") from None
+        text = f"[{subscript!r}]" if isinstance(subscript, str) else subscript_text(subscript)
+        raise SiteError(f"{text} is not a part of {describe(value)}{problem}{near}") from None
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
@@ -11,10 +12,13 @@ from torch import nn
 from hookline.actions import NOTHING
 from hookline.cache import Cache
 from hookline.context import open_blocks
-from hookline.errors import EditError, SiteError
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.hooks import Hooks
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
+
+OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform")
+KEYWORDS = ("capture", "patch", "edit", "skip", "stop")
 
 
 def capture(
@@ -137,6 +141,7 @@ def run(
         raise SiteError(f"run takes a model or a method of one, not {getattr(model, '__name__', model)!r}")
     if stop and capture is None:
         raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
+    _refuse_options(model, kwargs)
     hooks = _brief(owner)
     if patch is not None:
         hooks.patch(patch)
@@ -154,6 +159,23 @@ def run(
     with hooks as cache:
         output = _run_method(hooks, model, args, kwargs) if owner is not model else model(*args, **kwargs)
     return output if capture is None else (output, cache)
+
+
+def _refuse_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what is meant for hookline, but would go to the model: options of `capture`, and misspelt keywords."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    for name in kwargs:
+        if name in taken:
+            continue
+        if name in OPTIONS_OF_CAPTURE:
+            raise HooklineError(f"run has no option {name!r}; write `with hl.capture(model, ..., {name}=...) as acts:`")
+        near = did_you_mean(name, KEYWORDS)
+        if near and name[:4] in [keyword[:4] for keyword in KEYWORDS]:
+            raise HooklineError(f"run has no option {name!r}{near}")
 
 
 def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -223,7 +223,7 @@ class Arrival:
         gradient = self.passes.get(task)
         if gradient is None:
             gradient = self.passes[task] = Gradient(self.template)
-            record.put(gradient, (task, self.stamp), task)
+            record.put(gradient, (task, self.stamp), task + 1)  # Tasks count from 0, forwards from 1.
         for number in numbers:
             gradient.add(number, kept)
 
@@ -300,6 +300,8 @@ def _say_why_not(tap: Tap, tensors: list[Tensor]) -> None:
     else:
         why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
     problem = f"'{tap.site}' can get no gradient: {why}"
+    if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
+        problem += ", or deactivate the hook for such a run"
     if tap.exact:
         raise NeverFired(problem)
     if tap.record is not None:
