@@ -42,6 +42,7 @@ class Block:
         held = taps if not brief or taps[0].blocks else ()
         self.before = [(tap, tap.active, tap.count, tap.fired) for tap in held]
         self.session_before = session.began, session.failed
+        self.hides_values = False  # Whether values of an earlier block wait to be written over.
 
     def restore(self) -> None:
         """Give the taps back the state they had: those that acted already go on counting where they were."""
@@ -50,6 +51,9 @@ class Block:
             tap.count += count
             tap.fired = tap.fired or fired
         self.before = []
+        for tap in self.taps if self.hides_values else ():
+            if tap.record is not None and tap.record.reason is NOT_YET:
+                tap.record.reason = ""  # No forward, no complaint.
 
 
 class Ledger:
@@ -158,6 +162,7 @@ class Ledger:
                     tap.order = order
                 if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
                     tap.record.explain(NOT_YET)
+                    block.hides_values = True
             self.session.restart()
             attach(taps)
             self._follow()
@@ -222,8 +227,6 @@ class Ledger:
                 skipped = self._skipped_above(tap)
                 message = skipped or why_never_fired(tap.site, tap.module, self.model, session, tap.count)
             else:
-                if tap.record is not None and tap.record.reason is NOT_YET:
-                    tap.record.reason = ""  # No forward, no complaint.
                 continue
             if tap.record is not None:
                 tap.record.explain(message)
