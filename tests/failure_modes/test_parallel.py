@@ -200,16 +200,21 @@ dist.destroy_process_group()
 
 def test_two_ranks_of_ddp_each_see_their_own_values_and_agree_on_gradients(tmp_path: Path) -> None:
     """E13"""
-    command = [sys.executable, "-W", "error", "-c", TWO_RANKS]
+    command = [sys.executable, "-W", "error::UserWarning", "-c", TWO_RANKS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], cwd=ROOT, env=environment, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for rank in range(2)
     ]  # fmt: skip
-    for rank in ranks:
-        said, complaints = rank.communicate(timeout=60)
-        assert rank.returncode == 0, complaints
+    try:
+        results = [(*rank.communicate(timeout=120), rank.returncode) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for said, complaints, code in results:
+        assert code == 0, complaints
         assert said.strip() == "right"
 
 
