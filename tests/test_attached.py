@@ -216,3 +216,13 @@ print(len(said))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+def test_the_same_edit_added_twice_to_one_hooks_warns_but_under_another_name_it_is_meant() -> None:
+    model = mlp()
+    hooks = hl.Hooks(model)
+    hooks.edit("0", F.relu)
+    with pytest.warns(hl.HooklineWarning, match="'0' has the same edit hook already"):
+        hooks.edit("0", F.relu)
+    hooks.edit("0", F.relu, name="again")
+    hooks.remove()

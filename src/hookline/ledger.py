@@ -325,13 +325,15 @@ def _speak(messages: list[tuple[bool, str]]) -> None:
 
 
 def _warn_of_twins(taps: list[Tap]) -> None:
-    """Warn when another live Hooks does the same at the same place, as a notebook cell that was run twice."""
+    """Warn when a hook does the same at the same place already, as after a notebook cell that was run twice."""
     for tap in taps:
         for other in attached_to(tap.module) if "forward" in tap.module.__dict__ else ():
             same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
-            if same and other.session is not tap.session and _label(other) == _label(tap):
+            added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
+            if same and added_before and _label(other) == _label(tap):
+                whose = " from another Hooks" if other.session is not tap.session else ""
                 warn(
-                    f"'{tap.site}' has the same {tap.action.kind} hook from another Hooks already; "
+                    f"'{tap.site}' has the same {tap.action.kind} hook{whose} already; "
                     "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"
                 )
                 return
