@@ -104,7 +104,8 @@ NOT_PLACES: dict[str, tuple[Any, str]] = {
     "a type that no module has": (nn.Conv2d, "Conv2d matches nothing in GPT; it has Block, GPT, LayerNorm"),
     "a predicate that nothing satisfies": (lambda name, module: False, "matches nothing in GPT"),
     "an unknown port": (hl.Site("h.0", "outptu"), "'outptu'.*did you mean 'output'"),
-    "an unknown member": (hl.Site("h.0", member="/relu"), "h.0/relu"),
+    "an unknown member": (hl.Site("h.0", member="relu"), "has no member 'relu'"),
+    "an unknown method": (hl.Site("h.0", member="relu()"), r"'h\.0\.relu\(\)': Block has no such method"),
     "a bad index": (hl.Site("h.0", index="[os]"), "not a subscript"),
     "an unknown path": (hl.Site("h.9"), r"'h\.9' matches nothing in GPT; did you mean"),
 }

@@ -1,8 +1,8 @@
 """WHERE, as text: `Site`, one place in a model, and `Pattern`, what a user writes to name some.
 
-    path [#call] [:port] [subscripts]        h.3#2:inputs["mask"][:, -1]
+    path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
 
-Text is parsed here, once, and never evaluated. `where.py` says which modules of a model a pattern means.
+Text is parsed here, once, and never evaluated. `where.py` says what of a model a pattern means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from hookline.errors import SiteError, did_you_mean
 from hookline.values import STAR, subscript_text
 
-PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs")
+PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs", "param")
 LONGEST_TEXT = 4096
 LARGEST_INTEGER = 2**31
 MOST_ALTERNATIVES = 1024
@@ -24,9 +24,11 @@ _TOKEN = re.compile(
     r"\s*(?:(-?\d+)|(\.\.\.)|(None)|(\*)|(:)|(,)|(\])|(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'))", re.DOTALL
 )
 _PLAIN = re.compile(r"[^.:\[#/(*{\\]+")
+_MEMBER = re.compile(r"[\w*{},]+")
 
 
-Segments = tuple[tuple[tuple[str, ...], ...] | None, ...]  # For each name its alternatives, cut at `*`; None is `**`.
+Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
+Segments = tuple[Alternatives | None, ...]  # For each name its alternatives; None is `**`.
 _ANY_NAME = (("", ""),)  # A `*` alone.
 
 
@@ -41,7 +43,8 @@ class Site(NamedTuple):
     port: str = "output"
     index: str = ""  # type: ignore[assignment]  # Hides tuple.index, which nobody needs of a site.
     call: int | None = None
-    member: str = ""
+    member: str = ""  # "split_heads()", a method, or "/softmax", a function.
+    within: int | None = None  # The call of the module in which a member's calls are meant.
 
     @staticmethod
     def parse(text: str) -> Site:
@@ -61,6 +64,16 @@ class Site(NamedTuple):
         """Whether a gradient passes here, and not a value."""
         return self.port.startswith("grad")
 
+    @property
+    def method(self) -> str:
+        """The name of the method, or ""."""
+        return self.member[:-2] if self.member.endswith("()") else ""
+
+    @property
+    def function(self) -> str:
+        """The name of the function, or a pattern of names, or ""."""
+        return self.member[1:] if self.member.startswith("/") else ""
+
     def __str__(self) -> str:
         return text_of(self)
 
@@ -77,13 +90,17 @@ class Pattern(NamedTuple):
     port: str = "output"
     index: str = ""  # type: ignore[assignment]
     call: int | None = None
+    member: str = ""
+    within: int | None = None
 
     def at(self, path: str) -> Site:
         """Return this place at the module `path`."""
-        return Site(path, self.port, self.index, self.call)
+        return Site(path, *self[3:])
 
     def matches(self, path: str) -> bool:
         """Whether the wildcards match this module path; linear in its length."""
+        if self.member.endswith("()"):  # A method is the last name: `**.encode()` may be one of the model itself.
+            return _match_names([*filter(None, path.split(".")), self.member], (*self.segments, _ANY_NAME))
         if not path or (None not in self.segments and path.count(".") != len(self.segments) - 1):
             return False
         return _match_names(path.split("."), self.segments)
@@ -94,7 +111,9 @@ def text_of(site: Site) -> str:
     """Return the one canonical text of a site."""
     call = "" if site.call is None else f"#{site.call}"
     port = "" if site.port == "output" else f":{site.port}"
-    return _SPECIAL.sub(r"\\\g<0>", site.path) + site.member + call + port + site.index
+    module = _SPECIAL.sub(r"\\\g<0>", site.path) + ("" if site.within is None else f"#{site.within}")
+    dot = "." if module and site.method else ""
+    return module + dot + site.member + call + port + site.index
 
 
 @lru_cache(maxsize=4096)
@@ -106,15 +125,43 @@ def parse(text: str) -> Pattern:
         raise SiteError(f"a site of {len(text)} characters; at most {LONGEST_TEXT} are read")
     segments, position = _parse_path(text)
     call, position = _parse_call(text, position)
+    member, position, within = "", position, None
+    if text[position : position + 1] in ("/", ".", "("):
+        segments, member, position = _parse_member(text, position, segments)
+        within, (call, position) = call, _parse_call(text, position)
     port, position = _parse_port(text, position)
     index, position = _parse_index(text, position)
     if call is None:
         call, position = _parse_call(text, position)
     if position < len(text):
-        _refuse(text, position, _unknown(text[position]))
+        _refuse(text, position, f"unexpected {text[position]!r}")
+    if port == "param" and (member or call is not None):
+        _refuse(text, text.index(":param"), "':param' is a parameter as it is read: it has no calls and no members")
     literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)
     path = ".".join(names[0][0] for names in segments if names) if literal else None
-    return Pattern(text, path, segments, port, index, call)
+    return Pattern(text, path, segments, port, index, call, member, within)
+
+
+@lru_cache(maxsize=4096)
+def alternatives_of(name: str) -> Alternatives:
+    """Return what the name of a method or a function stands for, wildcards and all."""
+    names, end = _parse_name(name, 0)
+    if end < len(name) or names is None:
+        raise SiteError(f"{name!r} is no name, nor a pattern of names")
+    return names
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name has wildcards."""
+    return "*" in name or "{" in name
+
+
+def matches_name(name: str, pattern: str) -> bool:
+    """Whether a name is meant by the name of a method or a function, wildcards and all."""
+    if name == pattern or not is_pattern(pattern):
+        return name == pattern
+    mark = "/" if pattern[0] == "/" else ""  # Of a member as a site has it.
+    return name.startswith(mark) and match_name(name.removeprefix(mark), alternatives_of(pattern.removeprefix(mark)))
 
 
 @lru_cache(maxsize=4096)
@@ -137,27 +184,27 @@ def _refuse(text: str, position: int, problem: str) -> NoReturn:
     raise SiteError(f"{problem}\n    {text}\n    {' ' * position}^")
 
 
-def _unknown(character: str) -> str:
-    if character in "/(":
-        return "functions and methods inside a forward are not sites yet; a name with this character takes a backslash"
-    return f"unexpected {character!r}"
-
-
-def _parse_path(text: str) -> tuple[tuple[tuple[tuple[str, ...], ...] | None, ...], int]:
+def _parse_path(text: str) -> tuple[Segments, int]:
     """Read names up to the first mark; return the alternatives of each name, and where the path ends."""
-    segments: list[tuple[tuple[str, ...], ...] | None] = []
+    segments: list[Alternatives | None] = []
+    position = -1
+    while True:
+        names, position = _parse_name(text, position + 1)
+        segments.append(names)
+        if text[position : position + 1] != ".":
+            return tuple(segments), position
+
+
+def _parse_name(text: str, position: int) -> tuple[Alternatives | None, int]:
+    """Read one name of a path; return its alternatives, None for `**`, and where it ends."""
     alternatives = [[""]]  # Each alternative is the pieces of literal text between its `*`s.
-    position = stars = 0
+    stars = 0
     while True:
         character = text[position : position + 1]
         if character in ("", ".", ":", "[", "#", "/", "("):
-            segments.append(
-                None if stars == 2 and alternatives == [["", "", ""]] else _finish(text, alternatives, stars)
-            )
-            if character != ".":
-                return tuple(segments), position
-            alternatives, stars = [[""]], 0
-        elif character == "*":
+            is_deep = stars == 2 and alternatives == [["", "", ""]]
+            return None if is_deep else _finish(text, alternatives, stars), position
+        if character == "*":
             stars += 1
             alternatives = [[*pieces, ""] for pieces in alternatives]
         elif character == "{":
@@ -171,6 +218,24 @@ def _parse_path(text: str) -> tuple[tuple[tuple[tuple[str, ...], ...] | None, ..
             _append(alternatives, run)
             position += len(run) - 1
         position += 1
+
+
+def _parse_member(text: str, position: int, segments: Segments) -> tuple[Segments, str, int]:
+    """Read `/function`, `.method()` or the `()` of a method whose name was taken for the last of the path."""
+    mark = text[position]
+    if mark == "(":
+        start, segments = text.rfind(".", 0, position) + 1, segments[:-1] or (((("",),)),)
+    else:
+        start = position + 1
+        position = _parse_name(text, start)[1]
+    name = re.sub(r"(?<=[{,])\s+|\s+(?=[},])", "", text[start:position])
+    if not _MEMBER.fullmatch(name) or "**" in name:
+        _refuse(text, start, "a function or method has a plain name, as in 'h.3/softmax', 'h.3/*', 'h.3.split_heads()'")
+    if mark == "/":
+        return segments, f"/{name}", position
+    if text[position : position + 2] != "()":
+        _refuse(text, position, "a method is written with '()', as in 'h.3.split_heads()'")
+    return segments, f"{name}()", position + 2
 
 
 def _finish(text: str, alternatives: list[list[str]], stars: int) -> tuple[tuple[str, ...], ...]:
@@ -293,7 +358,7 @@ def _match_names(names: list[str], segments: Segments) -> bool:
         if segment < len(segments) and segments[segment] is None:
             restart = (segment, name)
             segment += 1
-        elif segment < len(segments) and _match_name(names[name], segments[segment] or ()):
+        elif segment < len(segments) and match_name(names[name], segments[segment] or ()):
             name, segment = name + 1, segment + 1
         elif restart is not None:
             restart = (restart[0], restart[1] + 1)
@@ -303,7 +368,8 @@ def _match_names(names: list[str], segments: Segments) -> bool:
     return all(left is None for left in segments[segment:])
 
 
-def _match_name(name: str, alternatives: tuple[tuple[str, ...], ...]) -> bool:
+def match_name(name: str, alternatives: Alternatives) -> bool:
+    """Whether a name is one of the alternatives."""
     if alternatives == _ANY_NAME:
         return True
     return any(name == pieces[0] if len(pieces) == 1 else _match_pieces(name, pieces) for pieces in alternatives)

@@ -1,26 +1,27 @@
-"""WHERE, in a model: which modules a pattern, a type, a module or a predicate means.
+"""WHERE, in a model: what a pattern, a type, a module or a predicate means.
 
-`find` turns what a user wrote into `Found`s: a site, its module, and whether it was named exactly. `sites` shows them
-before anything runs.
+`find` turns what a user wrote into `Found`s: a site, its module, and whether it was named exactly.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Union, overload
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import nn
 
+from hookline import members
 from hookline.errors import HooklineError, SiteError, did_you_mean
-from hookline.sites import PORTS, Pattern, Site, parse, parse_subscripts
-from hookline.tables import html_table, table
-from hookline.tree import Children, Named, Names, children_of, is_container, is_scripted, parameter_count, unwrap
+from hookline.members import Held, Holders
+from hookline.sites import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
+from hookline.tree import Children, Named, Names, children_of, is_container, is_scripted, unwrap
 
 Predicate = Callable[[str, nn.Module], bool]
 Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable[Any]]
 
+MARKS = (":", "[", "#", "/", ".")  # What the second part of a pair begins with.
 _PLAIN = Pattern("", "", ())
 
 
@@ -31,6 +32,7 @@ class Found(NamedTuple):
     module: nn.Module
     exact: bool
     siblings: Children | None
+    holders: Holders = ()  # Of a parameter: all who hold it.
 
 
 def find(model: nn.Module, where: Iterable[Where]) -> list[Found]:
@@ -40,62 +42,6 @@ def find(model: nn.Module, where: Iterable[Where]) -> list[Found]:
     _refuse_replicas(model)
     where = list(where)
     return _find_one(model, Names(model), where[0] if len(where) == 1 else where)
-
-
-class Sites(Sequence[Site]):
-    """What a pattern means in a model: a sequence of sites that prints as a table."""
-
-    def __init__(self, found: list[Found], names: Names) -> None:
-        self._found = found
-        self._names = names
-
-    @overload
-    def __getitem__(self, index: int) -> Site: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Site]: ...
-    def __getitem__(self, index: int | slice) -> Site | list[Site]:
-        return [place.site for place in self._found][index]
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        aliases: dict[int, list[str]] = {}
-        for name, module, _ in self._names.walk():
-            aliases.setdefault(id(module), []).append(name)
-        return [
-            (
-                str(site) or '""',
-                type(module).__name__,
-                f"{parameter_count(module):,}",
-                ", ".join(name for name in aliases.get(id(module), []) if name != site.path),
-            )
-            for site, module, _, _ in self._found
-        ]
-
-    def __repr__(self) -> str:
-        return table(("site", "module", "parameters", "also named"), self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(("site", "module", "parameters", "also named"), self._rows())
-
-
-def sites(model: nn.Module, *where: Where) -> Sites:
-    """Show what `where` means in `model`, before anything runs; without one, every module.
-
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> sites(model, nn.Linear, "1:input")
-    site     module  parameters  also named
-    ───────  ──────  ──────────  ──────────
-    0        Linear          40
-    2        Linear          18
-    1:input  ReLU             0
-    """
-    return Sites(find(model, where or (_everything,)), Names(model))
-
-
-def _everything(_name: str, _module: nn.Module) -> bool:
-    return True
 
 
 def _refuse_replicas(model: nn.Module) -> None:
@@ -108,14 +54,14 @@ def _refuse_replicas(model: nn.Module) -> None:
 
 def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
     if isinstance(where, Site):
-        return [_exact(model, names, where)]
+        return _exact(model, names, where)
     if isinstance(where, str):
         return _find_text(model, names, where)
     if isinstance(where, nn.Module):
         return [_find_object(names, where)]
     if isinstance(where, (type, re.Pattern)):
         return _find_all(model, names, where)
-    if isinstance(where, tuple) and len(where) == 2 and isinstance(where[1], str) and where[1][:1] in (":", "[", "#"):
+    if isinstance(where, tuple) and len(where) == 2 and isinstance(where[1], str) and where[1][:1] in MARKS:
         return _find_pair(model, names, *where)
     if callable(where):
         return _find_all(model, names, where)
@@ -131,10 +77,10 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
 
 
 def _each_once(places: Iterable[Found]) -> list[Found]:
-    found: dict[tuple[int, str, str, int | None], Found] = {}
+    found: dict[tuple[Any, ...], Found] = {}
     for place in places:
-        site = place.site
-        key = (id(place.module), site.port, site.index, site.call)
+        name = place.holders[0][1] if place.holders else ""
+        key = (id(place.module), name, *place.site[1:])
         if key not in found or (place.exact and not found[key].exact):
             found[key] = place  # What is named exactly counts so, also when a pattern matches it too.
     return list(found.values())
@@ -148,32 +94,100 @@ def _find_text(model: nn.Module, names: Names, text: str) -> list[Found]:
         return [Found(Site(path), module, True, siblings)]
     pattern = parse(text)
     if pattern.path is not None:
-        return [_exact(model, names, pattern.at(pattern.path))]
+        return _exact(model, names, pattern.at(pattern.path))
+    if pattern.port == "param":
+        return _find_parameters(model, names, pattern)
     return _find_all(model, names, pattern, pattern)
 
 
 def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Found]:
-    """`(nn.LayerNorm, ":input[0]")`: any other `where`, with a port and subscripts."""
+    """`(nn.LayerNorm, ":input[0]")`: any other `where`, with a member, a port and subscripts."""
     pattern = parse(rest)
     if pattern.path != "":
         raise SiteError(f"({where!r}, {rest!r}): the second part is a port and subscripts, as in ':input[0]'")
     plain = _find_one(model, names, where)
-    if any(place.site != Site(place.site.path) for place in plain):
-        raise SiteError(f"({where!r}, {rest!r}): the first part has a port or subscripts already")
-    return [place._replace(site=pattern.at(place.site.path)) for place in plain]
+    for place in plain:
+        site = place.site
+        if site[1:4] != _PLAIN.at("")[1:4] or (site.member and pattern.member):
+            raise SiteError(f"({where!r}, {rest!r}): the first part has a port or subscripts already")
+        if pattern.port == "param":
+            raise SiteError(f"({where!r}, {rest!r}): ':param' is of a parameter, by its name or a pattern of names")
+    sites = [pattern.at(place.site.path)._replace(within=place.site.within) for place in plain]
+    if not pattern.member:
+        sites = [site._replace(member=place.site.member) for site, place in zip(sites, plain, strict=True)]
+    found = [place._replace(site=site) for place, site in zip(plain, sites, strict=True)]
+    return [one for place in found for one in _with_methods(place)] if pattern.member else found
 
 
-def _exact(model: nn.Module, names: Names, site: Site) -> Found:
-    if site.port not in PORTS or site.member:
+def _exact(model: nn.Module, names: Names, site: Site) -> list[Found]:
+    """What a site means: one place, or the methods of one module that a pattern of names means."""
+    if site.port not in PORTS:
         raise SiteError(f"{site!r} has no port {site.port!r}{did_you_mean(site.port, PORTS)}")
+    if site.member and parse(site.member).member != site.member:
+        raise SiteError(f"{site!r} has no member {site.member!r}: '/softmax' is a function, 'split_heads()' a method")
+    if site.port == "param" and (site.member or site.call is not None):
+        raise SiteError(f"{site!r}: ':param' is a parameter as it is read: it has no calls and no members")
     parse_subscripts(site.index)
     place = names.locate(site.path)
-    if place is None:
-        near = did_you_mean(site.path, (name for name, _, _ in names.walk())) or "; hl.sites(model) lists every name"
-        raise SiteError(f"{site.path!r} matches nothing in {type(unwrap(model)).__name__}{near}")
+    if site.port == "param" or (site.function and place is None):
+        held = members.locate(names, site.path)
+        if held is not None:
+            return [_parameter(site, held, exact=not is_pattern(site.function))]
+    if place is None or site.port == "param":
+        raise SiteError(f"{site.path!r} {_why_not_there(model, names, site, place)}")
     path, module, siblings = place
-    _refuse_blind(path, module)
-    return Found(site._replace(path=path), module, True, siblings)
+    if not site.method or is_scripted(module):
+        _refuse_blind(path, module)
+    return _with_methods(Found(site._replace(path=path), module, not is_pattern(site.function), siblings))
+
+
+def _why_not_there(model: nn.Module, names: Names, site: Site, place: Any) -> str:
+    if place is not None:
+        return f"is a module, no parameter; did you mean {f'{site.path}.*:param'.lstrip('.')!r}?"
+    above, _, name = site.path.rpartition(".")
+    parent = names.find(above)
+    if parent is not None and (name in parent._parameters or name in parent._buffers):
+        return f"is a parameter; did you mean '{site.path}:param', as read, or '{site.path}/*', what is made of it?"
+    if parent is not None and not site.member and members.has_method(parent, name):
+        return f"is a method; did you mean '{site.path}()'?"
+    everything = [name for name, _, _ in names.walk()]
+    if site.member or site.port == "param":
+        everything += [held.path for held in members.parameters(names)]
+    near = did_you_mean(site.path, everything) or "; hl.sites(model) lists every name"
+    return f"matches nothing in {type(unwrap(model)).__name__}{near}"
+
+
+def _parameter(site: Site, held: Held, exact: bool) -> Found:
+    if site.within is not None:
+        raise SiteError(
+            f"'{site}': a parameter is not called; '#n' goes behind the function, as in '{held.path}/add#1'"
+        )
+    return Found(site._replace(path=held.path), held.holders[0][0], exact, None, held.holders)
+
+
+def _find_parameters(model: nn.Module, names: Names, pattern: Pattern) -> list[Found]:
+    """Return all parameters that a pattern means; tied ones count once, under any of their names."""
+    chosen = members.parameters(names, pattern.matches)
+    found = [_parameter(pattern.at(held.path), held, exact=False) for held in chosen]
+    if not found:
+        every = [held.path for held in members.parameters(names)]
+        near = did_you_mean(pattern.text.partition(":")[0].partition("/")[0], every)
+        raise SiteError(f"{pattern.text!r} matches no parameter of {type(unwrap(model)).__name__}{near}")
+    return found
+
+
+def _with_methods(place: Found) -> list[Found]:
+    """Return a place itself, or if its method is a pattern of names, one for each that the module has."""
+    site = place.site
+    if not site.method:
+        return [place]
+    if site.within is not None:
+        raise SiteError(f"'{site}': calls of a method are counted behind it, as in '{site.path}.{site.member}#0'")
+    chosen = members.methods(site.path, place.module, site.method)
+    if not chosen and place.exact:
+        raise SiteError(f"'{site}' matches no method of {type(place.module).__name__}")
+    exact = place.exact and not is_pattern(site.method)
+    return [place._replace(site=site._replace(member=f"{name}()"), exact=exact) for name in chosen]
 
 
 def _refuse_blind(path: str, module: nn.Module) -> None:
@@ -201,20 +215,33 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
     if len(set(map(id, modules))) < len(chosen):
         first = {id(place[1]): place for place in reversed(chosen)}
         chosen = [place for place in chosen if first[id(place[1])] is place]
+    if pattern.member.endswith("()"):
+        return _find_methods(model, chosen, pattern)
     if any(map(_may_be_blind, set(map(type, modules)))):
         seen = [place for place in chosen if not (is_scripted(place[1]) or is_container(place[1]))]
     else:
         seen = chosen
+    if not seen and pattern.member and not chosen:
+        return _find_parameters(model, names, pattern)
     if not seen:
         raise SiteError(
             f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{_why(where, model, chosen, everything)}"
         )
-    _, port, index, call, member = pattern.at("")
+    rest = pattern.at("")[1:]
     make = tuple.__new__  # Half the time of Site(...) and Found(...): one of each is made for every hooked module.
-    return [
-        make(Found, (make(Site, (name, port, index, call, member)), module, False, siblings))
-        for name, module, siblings in seen
-    ]
+    return [make(Found, (make(Site, (name, *rest)), module, False, siblings, ())) for name, module, siblings in seen]
+
+
+def _find_methods(model: nn.Module, chosen: list[Named], pattern: Pattern) -> list[Found]:
+    """Return the methods that a pattern means, of those modules that have them."""
+    name = pattern.member[:-2]
+    holders = [place for place in chosen if is_pattern(name) or members.has_method(place[1], name)]
+    places = [Found(pattern.at(path), module, False, siblings) for path, module, siblings in holders]
+    found = [one for place in places for one in _with_methods(place)]
+    if not found:
+        near = did_you_mean(name, {one for _, module, _ in chosen for one in members.method_names(module)})
+        raise SiteError(f"{pattern.text!r} matches no method in {type(unwrap(model)).__name__}{near}")
+    return found
 
 
 def _choose(everything: list[Named], where: Any) -> list[Named]:

@@ -47,8 +47,15 @@ MALFORMED = {
     "h.{0,{1,2}}": "plain names between commas",
     "h.***": r"'\*\*' stands alone",
     "h.a**": r"'\*\*' stands alone",
-    "h.3.attn.split_heads()": "functions and methods",
-    "h.3/softmax": "functions and methods",
+    "h.3.attn.split_heads(": r"written with '\(\)'",
+    "h.3.attn.split_heads(x)": r"written with '\(\)'",
+    "h.3.attn.()": "has a plain name",
+    "h.3/": "has a plain name",
+    "h.3/**": "has a plain name",
+    "h.3/soft max": "has a plain name",
+    "h.3/softmax/relu": "unexpected '/'",
+    "h.3.weight:param#1": "it has no calls",
+    "h.3/softmax:param": "no members",
 }
 
 
@@ -266,7 +273,7 @@ class Trapped(nn.Module):
 @pytest.mark.parametrize(
     "path",
     [
-        "shortcut", "layer.weight", "layer.forward", "__class__", "layer.__class__", "layer.__dict__", "layers.-1",
+        "shortcut", "layer.forward", "__class__", "layer.__class__", "layer.__dict__", "layers.-1",
         "layers.00", "_modules", "layer._parameters", "training", "forward", "layers.__len__",
     ],
 )  # fmt: skip
