@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline.copies import copy_tensor, share
 from hookline.errors import EditError, HooklineError, SiteError
 from hookline.fitting import agree, fit
-from hookline.values import STAR, copy_tensor, describe, expand, get, leaves, map_tensors, put, share, split
+from hookline.values import STAR, describe, expand, get, leaves, map_tensors, put, split
 
 Pair = namedtuple("Pair", "left right")
 

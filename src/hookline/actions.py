@@ -16,22 +16,13 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from hookline.context import call_user
+from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
 from hookline.fitting import agree, fit
+from hookline.operands import Operand, plain
 from hookline.records import INSIDE_TRANSFORM, Guarded
 from hookline.sites import Site
-from hookline.values import (
-    address,
-    children,
-    copy_tensor,
-    describe,
-    leaves,
-    map_tensors,
-    members,
-    share,
-    share_on_any_device,
-    share_tensor,
-)
+from hookline.values import children, describe, leaves, map_tensors, members
 
 NOTHING: Any = object()
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
@@ -107,12 +98,13 @@ class Save:
 
     def _transformed(self, value: Any) -> Any:
         """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
-        value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
+        value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), plain(value))
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
         with torch.random.fork_rng(devices):
             return call_user(self.transform, value)  # type: ignore[arg-type]
 
     def _keep_tensor(self, tensor: Tensor, is_part: bool, sources: list[tuple[Tensor, int, Tensor | None]]) -> Tensor:
+        tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         source = tensor.detach() if self.detach else tensor
         if not self.detach:
             refuse_tangent(tensor)
@@ -126,8 +118,10 @@ class Save:
         if self.clone is False and not is_part:
             sources.append((source, source._version, None))
             return source
-        if self.clone or is_part or not source.is_cuda or not _may_share_on_cuda(tensor):
-            return copy_tensor(source) if self.clone or is_part else share_tensor(source)
+        if self.clone or is_part or is_parameter(tensor):
+            return copy_tensor(source)
+        if not source.is_cuda or not _may_share_on_cuda(tensor):
+            return share_tensor(source)
         kept = share_on_any_device(source)
         sources.append((source, source._version, kept))
         return kept
@@ -201,8 +195,8 @@ class Skip:
     def __init__(self, value: Any = NOTHING) -> None:
         self.value = value
 
-    def output(self, module: nn.Module, first: Any) -> Any:
-        """Return what the module gives instead of running."""
+    def output(self, module: nn.Module | None, first: Any) -> Any:
+        """Return what is given instead of running; a module is asked whether its input can stand for its output."""
         refuse_tracers(first)
         if self.value is not NOTHING:
             return share(self.value)
@@ -210,7 +204,7 @@ class Skip:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
             )
-        other = _returns_another_structure(module, first)
+        other = _returns_another_structure(module, first) if module is not None else ""
         if other:
             raise EditError(f"{other}; give the value to return, as in skip(model, site, value)")
         return share(first)  # As an output it may be overwritten; the model's input may not.
@@ -262,8 +256,7 @@ def _may_share_on_cuda(tensor: Tensor) -> bool:
         if torch.cuda.is_current_stream_capturing():
             raise HooklineError("a CUDA graph is being recorded, and each replay would overwrite what was captured")
         return False
-    root = tensor._base if tensor._is_view() else tensor
-    if root is None or (root.is_leaf and root.requires_grad):  # Fused optimizers write into parameters unseen.
+    if is_parameter(tensor):  # Fused optimizers write into parameters unseen.
         return False
     trees = sys.modules.get("torch._inductor.cudagraph_trees")  # The memory of compiled CUDA graphs can't be shared.
     try:

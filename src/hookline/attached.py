@@ -76,9 +76,11 @@ def attached(model: nn.Module) -> Attached:
     if not isinstance(model, nn.Module):
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     found: list[Attachment] = []
+    listed = set[int]()  # A hook on a tied parameter is found at each that holds it.
     for name, module in Names(model).once():
         for tap in attached_to(module):
-            if not isinstance(tap.action, Forward):
+            if not isinstance(tap.action, Forward) and id(tap) not in listed:
+                listed.add(id(tap))
                 found.append(Attachment(str(tap.site), tap.action.kind, "hookline", repr(tap.action)))
         found += _foreign(name, module)
     return Attached(found)
@@ -94,8 +96,8 @@ def clear(model: nn.Module) -> int:
         for tap in taps:
             tap.active = False
             tap.blocks = NO_BLOCKS
+            removed += not (isinstance(tap.action, Forward) or tap.removed)
             tap.removed = not isinstance(tap.action, Forward)
-            removed += not isinstance(tap.action, Forward)
         detach(taps)
     return removed
 

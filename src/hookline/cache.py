@@ -10,26 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline import files
+from hookline import files, members
+from hookline.copies import address, copy_tensor
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.records import EMPTY, Record, Session
-from hookline.sites import Pattern, Site, parse, parse_subscripts, write_subscripts
+from hookline.sites import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline.stats import Stats
 from hookline.tables import count, html_table, table
 from hookline.tree import Names
-from hookline.values import (
-    STAR,
-    address,
-    children,
-    copy_tensor,
-    describe,
-    expand,
-    get,
-    leaves,
-    map_tensors,
-    rebuild,
-    shape_of,
-)
+from hookline.values import STAR, children, describe, expand, get, leaves, map_tensors, rebuild, shape_of
 
 Key = str | Site | nn.Module
 
@@ -220,6 +209,13 @@ class Cache(Mapping[str, Any]):
         for site in wanted:
             if site in records:
                 return records[site]
+            numbered = [record for one, record in records.items() if site.function and one._replace(call=None) == site]
+            if len(numbered) > 1:
+                names = ", ".join(f"'{record.site}'" for record in numbered[:3])
+                more = " …" if len(numbered) > 3 else ""
+                raise NotCaptured(f"'{site}' stands for {len(numbered)} calls: read {names}{more}")
+            if numbered:
+                return numbered[0]
         tied = next(
             (record for site in wanted for record in records.values() if self._is_tied(record.site, site)), None
         )
@@ -240,7 +236,10 @@ class Cache(Mapping[str, Any]):
         if self._names is None or one._replace(path="") != other._replace(path=""):
             return False
         module = self._names.find(one.path)
-        return module is not None and module is self._names.find(other.path)
+        if module is None:
+            held, others = (members.locate(self._names, site.path) for site in (one, other))
+            return held is not None and others is not None and {*held.holders} == {*others.holders}
+        return module is self._names.find(other.path)
 
     def _why_unknown(self, key: Key) -> str:
         name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
@@ -325,6 +324,8 @@ def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
     same_path = site.path == pattern.path if pattern.path is not None else pattern.matches(site.path)
     asked, had = parse_subscripts(pattern.index), site.subscripts
     if not same_path or pattern.port != site.port or pattern.call not in (None, site.call):
+        return None
+    if pattern.within not in (None, site.within) or not matches_name(site.member, pattern.member):
         return None
     return asked[len(had) :] if all(map(_means, asked, had)) and len(asked) >= len(had) else None
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.copies import share, share_tensor
 from hookline.errors import EditError
-from hookline.values import check_fits, check_kind, children, describe, rebuild, share, share_tensor
+from hookline.values import check_fits, check_kind, children, describe, rebuild
 
 
 def fit(new: Any, old: Any) -> Any:

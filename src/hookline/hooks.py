@@ -23,7 +23,7 @@ from hookline.tree import Names, unwrap
 from hookline.where import Found, Where, find
 from hookline.wiring.taps import Tap
 
-PLAIN = ("output", "", None)  # The port, index and call of a site that is the whole output, at every call.
+PLAIN = ("output", "", None, "")  # What follows the path of a site that is a module's whole output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -155,22 +155,22 @@ class Hooks:
         taken = {tap.site for tap in self._taps if tap.record is not None}
         takes_hot_path, copies_on_write = limit == 1 and detach, action.quick and clone is None
         taps: list[Tap] = []
-        for site, module, exact, siblings in places:
+        for place in places:
+            site = place.site
             if taken and site in taken:
                 raise SiteError(f"'{site}' is captured by these hooks already; use a second Hooks, or remove that one")
-            tap = Tap(site, module, action, self._ledger.session, exact, name)
-            tap.siblings = siblings
+            tap = self._tap(place, action, name)
             tap.record = Record(site, limit)
             taps.append(tap)
-            if takes_hot_path and site[1:4] == PLAIN:
+            if takes_hot_path and site[1:5] == PLAIN:
                 tap.is_plain = True
                 tap.copies_on_write = copies_on_write
-            elif tap.star:
+            elif tap.star or tap.is_family:
                 tap.record.family = {}
         self._ledger.add(taps, active=not self._brief)
         self._cache._asked += [tap.record for tap in taps if tap.record is not None]
         if stop:
-            self._add(self._make(places, Stop(), name))
+            self._add(self._stops(places, name))
         return self._cache
 
     def patch(self, values: Mapping[Any, Any], name: str = "") -> Hooks:
@@ -197,8 +197,7 @@ class Hooks:
         """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own)."""
         places = find(self._model, [where])
         for place in places:
-            if place.site.port != "output" or place.site.index:
-                raise SiteError(f"'{place.site}': a module is skipped as a whole; name it without a port or subscripts")
+            _refuse_skip(place.site)
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value), name))
         given = [(place, Skip(value[place.site])) for place in places]
@@ -209,7 +208,7 @@ class Hooks:
         places = find(self._model, where)
         if any(place.site.is_gradient for place in places):
             raise SiteError("a forward can't wait for a gradient, which comes after it")
-        return self._add(self._make(places, Stop(), name))
+        return self._add(self._stops(places, name))
 
     def __getitem__(self, name: str) -> Hooks:
         chosen = [tap for tap in self._taps if tap.name == name]
@@ -224,7 +223,7 @@ class Hooks:
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
         wanted = find(self._model, where)
-        chosen = [tap for tap in self._taps if any(_is_at(tap, place.site, place.module) for place in wanted)]
+        chosen = [tap for tap in self._taps if any(_is_at(tap, place) for place in wanted)]
         if not chosen:
             raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place in wanted[:3])}")
         return self._narrow(chosen)
@@ -317,12 +316,23 @@ class Hooks:
         return narrow
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
-        taps = []
-        for site, module, exact, siblings in places:
-            tap = Tap(site, module, action, self._ledger.session, exact, name)
-            tap.siblings = siblings
-            taps.append(tap)
+        return [self._tap(place, action, name) for place in places]
+
+    def _stops(self, places: list[Found], name: str) -> list[Tap]:
+        taps = self._make(places, Stop(), name)
+        for tap in taps:
+            if tap.is_family:
+                raise SiteError(
+                    f"'{tap.site}': which of its functions is the last can't be known; name those to stop after"
+                )
         return taps
+
+    def _tap(self, place: Found, action: Action, name: str) -> Tap:
+        tap = Tap(place.site, place.module, action, self._ledger.session, place.exact, name)
+        tap.siblings = place.siblings
+        if place.holders:
+            tap.hold(place.holders)
+        return tap
 
     def _add(self, taps: list[Tap]) -> Hooks:
         self._ledger.add(taps, active=not self._brief)
@@ -361,7 +371,20 @@ def _refuse_options(clone: Any, device: Any, dtype: Any, transform: Any) -> None
         raise HooklineError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from None
 
 
-def _is_at(tap: Tap, site: Site, module: nn.Module) -> bool:
-    if tap.module is not module:
+def _refuse_skip(site: Site) -> None:
+    if site.port == "param":
+        raise SiteError(f"'{site}': a parameter is read, and there is nothing to skip; patch puts a value in its place")
+    if site.port != "output" or site.index:
+        what = "method" if site.method else "function" if site.function else "module"
+        raise SiteError(f"'{site}': a {what} is skipped as a whole; name it without a port or subscripts")
+
+
+def _is_at(tap: Tap, place: Found) -> bool:
+    if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
         return False
+    site = place.site
     return tap.site._replace(path="") == site._replace(path="") or site == Site(site.path)
+
+
+def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:
+    return id(holder[0]), holder[1]

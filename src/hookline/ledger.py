@@ -82,9 +82,8 @@ class Ledger:
             self.forward.has_gradients = True
         if not active:
             return
-        order = next(_order)
         for tap in taps:
-            tap.order = order
+            tap.order = next(_order)
         try:
             _warn_of_twins(taps)
             self.activate(taps)
@@ -150,7 +149,6 @@ class Ledger:
         self._refuse_second_thread(taps)
         block = Block(taps, self.session, renew)
         token = frozenset((block,))
-        order = next(_order)
         try:
             self.blocks.append(block)
             for tap in taps:
@@ -159,7 +157,7 @@ class Ledger:
                     tap.count = 0
                     tap.fired = False
                 if renew:
-                    tap.order = order
+                    tap.order = next(_order)
                 if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
                     tap.record.explain(NOT_YET)
                     block.hides_values = True
@@ -221,11 +219,13 @@ class Ledger:
                 )
             )
         for tap in missing:
+            if tap.function == "*" and tap.is_inside and tap.count:
+                continue  # It called no function itself.
             if failed is not None or session.failed:
                 message = f"nothing passed '{tap.site}' before {failed.__name__ if failed else 'the forward failed'}"
             elif ran:
                 skipped = self._skipped_above(tap)
-                message = skipped or why_never_fired(tap.site, tap.module, self.model, session, tap.count)
+                message = skipped or why_never_fired(tap, self.model)
             else:
                 continue
             if tap.record is not None:
@@ -237,8 +237,9 @@ class Ledger:
     def _skipped_above(self, tap: Tap) -> str:
         """Say that a module was not called because one that holds it is skipped."""
         names = Names(self.model)
-        parts = tap.site.path.split(".")
-        for above in (".".join(parts[:length]) for length in range(1, len(parts))):
+        parts = tap.path.split(".")
+        last = len(parts) + (tap.is_inside or tap.site.method != "")  # The module itself, for what runs inside it.
+        for above in (".".join(parts[:length]) for length in range(1, last)):
             module = names.find(above)
             if module is not None and any(isinstance(one.action, Skip) for one in attached_to(module)):
                 return f"'{tap.site}' was not called: {above!r}, which holds it, is skipped"
@@ -248,9 +249,9 @@ class Ledger:
         """Say of which taps the module was replaced, or wrapped in another, while they were open."""
         messages = []
         for tap in taps:
-            if tap.siblings is None or tap.siblings.get(tap.site.path.rpartition(".")[2]) is tap.module:
+            if tap.siblings is None or tap.siblings.get(tap.path.rpartition(".")[2]) is tap.module:
                 continue
-            now = replaced_by(tap.site.path, tap.module, tap.siblings)
+            now = replaced_by(tap.path, tap.module, tap.siblings)
             if now is not None:
                 names = [name for name in Names(self.model).of(tap.module) if not name.startswith("<")]
                 hint = f"; what was hooked is now {names[0]!r}" if names else ""
@@ -327,7 +328,8 @@ def _speak(messages: list[tuple[bool, str]]) -> None:
 def _warn_of_twins(taps: list[Tap]) -> None:
     """Warn when a hook does the same at the same place already, as after a notebook cell that was run twice."""
     for tap in taps:
-        for other in attached_to(tap.module) if "forward" in tap.module.__dict__ else ():
+        is_watched = tap.holders or (tap.site.method or "forward") in tap.module.__dict__
+        for other in attached_to(tap.module) if is_watched else ():
             same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
             added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
             if same and added_before and _label(other) == _label(tap):

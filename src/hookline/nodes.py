@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.values import lazy_clone
+from hookline.copies import lazy_clone
 
 _DEPTH = 100  # Levels of nesting.
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}

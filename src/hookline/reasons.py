@@ -4,23 +4,92 @@ from __future__ import annotations
 
 from torch import nn
 
-from hookline.records import Session
-from hookline.sites import Site
+from hookline.errors import did_you_mean
 from hookline.tables import count
 from hookline.tree import Names, is_container, is_scripted
+from hookline.wiring.taps import Tap
+
+# What computes attention in one kernel, and what of it can't be seen then.
+_FUSED = (
+    "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention", "flash_attn_func",
+    "flash_attn_varlen_func", "_native_multi_head_attention", "_transformer_encoder_layer_fwd",
+)  # fmt: skip
+_INSIDE_FUSED = ("softmax", "_softmax", "matmul", "bmm", "baddbmm", "einsum", "dropout", "masked_fill", "mul", "div")
 
 
-def why_never_fired(site: Site, module: nn.Module, model: nn.Module, session: Session, calls: int) -> str:
+def why_never_fired(tap: Tap, model: nn.Module) -> str:
     """Say that a site did not fire, why, and what to hook instead."""
-    name = type(model).__name__
-    if site.call is not None and calls:
-        return f"'{site}' was not reached: '{site.path}' was called {count(calls, 'time')}, and '#' counts from 0"
-    if calls:
-        return f"'{site}' did not fire: '{site.path}' was called without arguments"
+    site, session, name = tap.site, tap.session, type(model).__name__
+    if tap.holders:
+        return f"'{site}' did not fire: {_why_not_taken(tap, name)}"
+    if tap.is_inside and tap.count and (tap.ran is not None or site.within is None or tap.count > site.within):
+        return f"'{site}' did not fire: {_why_not_run(tap, model)}"
+    called = f"{site.path}.{site.member}".lstrip(".") if site.method else site.path
+    if tap.wanted_call is not None and tap.count:
+        return f"'{site}' was not reached: '{called}' was called {count(tap.count, 'time')}, and '#' counts from 0"
+    if tap.count:
+        return f"'{site}' did not fire: '{called}' was called without arguments"
     if session.stopped:
         return f"'{site}' was not reached: the forward was ended early, by a stop at another site"
     times = count(session.since, "forward") if session.since else "a compiled forward"
-    return f"'{site}' was not called in {times} of {name}{_advised(site.path, module, model)}"
+    if tap.is_inside:
+        where = f" that of {site.path!r}" if site.path else " the model's own"
+        why = why_not_called(site.path, tap.module, model)
+        return (
+            f"'{site}' did not fire: the forward in which it would run,{where}, did not run in {times} of {name}{why}"
+        )
+    if site.method:
+        return (
+            f"'{site}' was not called in {times} of {name}. A call through super() or through the class itself "
+            "passes the instance by, and can't be seen."
+        )
+    return f"'{site}' was not called in {times} of {name}{_advised(site.path, tap.module, model)}"
+
+
+def _why_not_run(tap: Tap, model: nn.Module) -> str:
+    """Say what ran in the forward of a module instead of a function."""
+    ran, path, function = list(tap.ran or {}), tap.path, tap.function
+    where = f"in the forward of {path!r}" if path else f"in the forward of {type(model).__name__}"
+    if tap.often:
+        return f"{function!r} ran {count(tap.often, 'time')} {where}, and '#' counts from 0, within one call"
+    if any(map(tap.wants, ran)):
+        below = f"{path}.**/{function}".lstrip(".")
+        return f"{function!r} did not run {where} itself, but in that of a module below: try {below!r}"
+    fused = next((name for name in ran if name in _FUSED), "")
+    if fused and function in _INSIDE_FUSED:
+        return f"{fused} computes it in one kernel, and never makes it. {_eager_instead(tap.module, path, model)}"
+    names = ", ".join(ran[:12]) + (", …" if len(ran) > 12 else "")
+    near = did_you_mean(function, ran) or (f"; what ran: {names}" if ran else ", which calls none itself")
+    return f"{function!r} did not run {where}{near}"
+
+
+def _eager_instead(module: nn.Module, path: str, model: nn.Module) -> str:
+    """Name the implementation of attention that makes what a fused kernel does not."""
+    if isinstance(module, nn.MultiheadAttention):
+        return f"Call it with need_weights=True, average_attn_weights=False, and capture what it returns: '{path}[1]'"
+    if hasattr(module, "fused_attn"):
+        return f"Choose the eager implementation: set fused_attn = False on {path!r}"
+    if hasattr(model, "set_attn_implementation"):
+        eager = 'model.set_attn_implementation("eager")'
+        return f'Choose the eager implementation: {eager}, or attn_implementation="eager" when the model is made'
+    return f"Choose an eager implementation of attention for {path!r}, which calls softmax itself"
+
+
+def _why_not_taken(tap: Tap, name: str) -> str:
+    """Say why a parameter was not read, or no operation took it."""
+    times = count(tap.session.since, "forward") if tap.session.since else "a compiled forward"
+    if isinstance(tap.module, nn.RNNBase):
+        return f"{type(tap.module).__name__} keeps its weights in a list of its own, and does not read them by name"
+    if not tap.function:
+        return f"it was not read in {times} of {name}"
+    ran = list(tap.ran or {})
+    if tap.often:
+        return (
+            f"{tap.function!r} took it {count(tap.often, 'time')}, and '#' counts from 0, within one forward of {name}"
+        )
+    if ran:
+        return f"{tap.function!r} did not take it{did_you_mean(tap.function, ran) or '; what did: ' + ', '.join(ran)}"
+    return f"no operation took it in {times} of {name}"
 
 
 def _advised(path: str, module: nn.Module, model: nn.Module) -> str:

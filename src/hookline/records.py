@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from hookline.copies import address, share_tensor
 from hookline.errors import HooklineError, StaleValue, warn
 from hookline.sites import Site
-from hookline.values import address, map_tensors, share_tensor
+from hookline.values import map_tensors
 
 EMPTY: Any = object()
 NEVER = 1 << 62
@@ -96,7 +97,7 @@ class Record:
     repeated = False  # Whether it fired several times in one forward.
     is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
     reason = ""  # Why there is nothing to read.
-    family: dict[str, Record] | None = None  # For `[*]`: a record for each index met so far.
+    family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site met so far.
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
         self.site = site
@@ -109,7 +110,7 @@ class Record:
         if not self.order:
             self.order = next(ticks)
             self.stamp = stamp
-        elif self.seen == forward and forward:
+        elif self.seen == forward and forward and self.site.port != "param":  # Reading twice is no repetition.
             self.repeated = True
         self.seen = forward
         self.count += 1

@@ -1,7 +1,7 @@
 """Nested values: what a module takes or returns, of any shape.
 
 `children` and `rebuild` say what a container is; everything else here is written in terms of them:
-`get` and `put` a part, `map_tensors` and `leaves` over all tensors, `share` and `copy_tensor` to keep them.
+`get` and `put` a part, `map_tensors` and `leaves` over all tensors.
 Nothing the caller holds is ever modified.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 
@@ -32,8 +31,6 @@ DEEPEST = 40  # Levels of nesting that are looked into.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
 ITERATORS = (Iterator, AsyncIterator, Coroutine)
-
-lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
 
 
 def children(value: Any) -> dict[Any, Any] | None:
@@ -171,53 +168,12 @@ def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
     return [tensor for part in parts.values() for tensor in leaves(part, inside)] if parts else []
 
 
-def share(value: Any, objects: bool = False) -> Any:
-    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
-    return map_tensors(share_tensor, value, _in_object=objects)
-
-
-def share_tensor(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write where torch does that right, else now. Autograd flows through."""
-    if torch.compiler.is_dynamo_compiling():
-        return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
-    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
-    if not tensor.is_cpu or tensor.is_quantized or peek_interpreter_stack() is not None:
-        return copy_tensor(tensor)
-    return share_on_any_device(tensor)
-
-
-def share_on_any_device(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
-    try:
-        return lazy_clone(tensor)
-    except (RuntimeError, NotImplementedError):  # Sparse, nested, shared-memory and numpy-owned tensors.
-        return copy_tensor(tensor)
-
-
-def copy_tensor(tensor: Tensor) -> Tensor:
-    """Copy a tensor now; dimensions of stride 0 stay expanded."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0 or tensor.is_quantized:
-        return tensor.clone()
-    if peek_interpreter_stack() is not None or 0 not in tensor.stride():
-        return tensor.clone()
-    narrow = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
-    return tensor[narrow].clone().expand(tensor.shape)
-
-
 def subscript_text(subscript: Any) -> str:
     """Return a subscript as it is written: `[:, -1]`, `["mask"]`."""
     if isinstance(subscript, str):
         return '["' + re.sub(r'[\\"]', r"\\\g<0>", subscript) + '"]'
     items = subscript if isinstance(subscript, tuple) else (subscript,)
     return f"[{', '.join(map(_item_text, items))}]"
-
-
-def address(tensor: Tensor) -> int:
-    """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
-    try:
-        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
-    except (RuntimeError, NotImplementedError):  # No memory of its own: sparse, nested, a subclass that wraps others.
-        return 0
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.hooks import Hooks
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
+from hookline.wiring.modules import is_shadow
 
 OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform")
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop")
@@ -181,6 +182,9 @@ def _refuse_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> Non
 def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of the model inside a block; it ends, and gives None, when the stops of the block are reached."""
     ledger = hooks._ledger
+    shadow = ledger.model.__dict__.get(getattr(method, "__name__", ""))  # It was read before the block was entered.
+    if is_shadow(shadow) and getattr(method, "__self__", None) is ledger.model:
+        method = cast(Callable[..., Any], shadow)
     output = run_until(ledger.forward.left(open_blocks.get()), lambda: method(*args, **kwargs), ledger.model)
     if not ledger.session.since:
         ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.

@@ -1,4 +1,4 @@
-"""One call of a watched module: inputs, the forward or what stands in for it, outputs.
+"""One call of a watched module, method or function: inputs, the call or what stands in for it, outputs.
 
 `run` does it in Python, `trace` inside a graph that dynamo is tracing. Both are called by the shadow in modules.py.
 """
@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
+from hookline import operands
 from hookline.actions import NOTHING, Apply, Call, Skip, Stop, refuse_tracing
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
-from hookline.wiring import arguments, checkpoints, forwards, gradients
+from hookline.operands import plain
+from hookline.values import leaves
+from hookline.wiring import arguments, checkpoints, forwards, functions, gradients
 from hookline.wiring.checkpoints import Attached
 from hookline.wiring.taps import Tap, blame
 
 if TYPE_CHECKING:
+    from hookline.wiring.functions import Function
     from hookline.wiring.modules import Watch
 
 _current_graph_task = torch._C._current_graph_task_id
@@ -31,7 +36,8 @@ def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     refuse_tracing()
     if watch.around and _current_graph_task() == -1 and any(tap.acts(here) or tap.blocks for tap in watch.around):
         if any(tap.acts(here) for tap in watch.around):
-            return forwards.follow(watch.around, here, lambda: run_taps(watch, module, args, kwargs, here, attached))
+            output = forwards.follow(watch.around, here, lambda: run_taps(watch, module, args, kwargs, here, attached))
+            return plain(output) if operands.in_use else output
         for tap in watch.around:
             tap.session.elsewhere = True
     return run_taps(watch, module, args, kwargs, here, attached)
@@ -41,35 +47,65 @@ def run_taps(
     watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks, attached: Attached
 ) -> Any:
     """Run a module's forward with those taps that act here."""
-    event = checkpoints.event_of(module, watch.taps, here, attached)
+    called = module if watch.name == "forward" else (module, watch.name)
+    event = checkpoints.event_of(called, watch.taps, here, attached)
     if not event.taps:
         return watch.forward(module, args, kwargs)
+    return run_event(watch, module, (args, kwargs), event)
+
+
+def run_event(watch: Watch | Function, module: nn.Module, passed: arguments.Arguments, event: checkpoints.Event) -> Any:
+    """Run a call with its taps, and see to the gradients of what is written in place."""
     if gradients.is_unsettled() and any([tap.site.port[0] == "g" for tap, _ in event.taps]):
         with gradients.settled():  # The model's own forward does not run: settle at the end of this call.
-            return _pass(watch, module, (args, kwargs), event)
-    return _pass(watch, module, (args, kwargs), event)
+            return pass_through(watch, module, passed, event)
+    return pass_through(watch, module, passed, event)
 
 
-def _pass(watch: Watch, module: nn.Module, passed: arguments.Arguments, event: checkpoints.Event) -> Any:
-    """Inputs, then the forward or what stands in for it, then outputs; in each, taps in the order they were added."""
+def pass_through(
+    watch: Watch | Function, module: nn.Module, passed: arguments.Arguments, event: checkpoints.Event
+) -> Any:
+    """Inputs, then the call or what stands in for it, then outputs; in each, taps in the order they were added."""
     skip: Tap | None = None
-    for tap, number in event.taps:
+    taps, inside = event.taps, []
+    if watch.has_functions:
+        taps = [pair for pair in event.taps if not pair[0].is_inside]
+        inside = [pair for pair in event.taps if pair[0].is_inside]
+    for tap, number in taps:
         if isinstance(tap.action, Skip):
             skip = tap
         elif tap.site.port not in ("output", "grad_output"):
-            passed = _pass_input(tap, Call(tap.site, module, *passed, number), event, watch)
-    output = watch.forward(module, *passed) if skip is None else _skipped(skip, module, passed, watch)
-    for tap, number in event.taps:
+            passed = _pass_input(tap, _call(tap, watch, module, passed, number), event, watch)
+    if skip is not None:
+        output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]
+    elif inside:
+        output = functions.run(watch, module, passed, inside, event, pass_through)  # type: ignore[arg-type]
+    else:
+        output = watch.forward(module, *passed)
+    for tap, number in taps:
         if tap.watch is None or isinstance(tap.action, Skip):  # Taken off while the module ran.
             continue
         if tap.site.port == "output":
-            output = _act(tap, output, Call(tap.site, module, *passed, number), event)
+            if tap.is_family and not _can_be_kept(output):
+                continue
+            output = act(tap, output, _call(tap, watch, module, passed, number), event)
         elif tap.site.port == "grad_output":
-            output = gradients.watch_output(tap, output, Call(tap.site, module, *passed, number), event)
+            output = gradients.watch_output(tap, output, _call(tap, watch, module, passed, number), event)
     return output
 
 
-def _act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
+def _can_be_kept(output: Any) -> bool:
+    """Whether a function gave what a pattern of functions means: a tensor, and none of a torch.func transform."""
+    tensors = leaves(output)
+    return bool(tensors) and not any(map(is_functorch_wrapped_tensor, tensors))
+
+
+def _call(tap: Tap, watch: Watch | Function, module: nn.Module, passed: arguments.Arguments, number: int) -> Call:
+    return Call(watch.site(tap.site, number) if tap.is_family else tap.site, module, *passed, number)
+
+
+def act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
+    """Let a tap see a value; return what passes on."""
     if isinstance(tap.action, Stop):
         forwards.reached(tap)
         return value
@@ -79,26 +115,27 @@ def _act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     return new
 
 
-def _pass_input(tap: Tap, call: Call, event: checkpoints.Event, watch: Watch) -> arguments.Arguments:
+def _pass_input(tap: Tap, call: Call, event: checkpoints.Event, watch: Watch | Function) -> arguments.Arguments:
     """Let a tap see, and change, one or all of the arguments."""
     passed = (call.args, dict(call.kwargs))
     parameters = watch.parameters
-    act = gradients.watch_input if tap.site.is_gradient else _act
+    see = gradients.watch_input if tap.site.is_gradient else act
     if tap.site.port.endswith("inputs"):
         bound = arguments.bind(passed, parameters)
-        new = act(tap, bound, call, event)
+        new = see(tap, bound, call, event)
         return passed if new is bound else arguments.unbind(new, passed, parameters)
     first = arguments.first(passed, parameters)
     if first is NOTHING:
         return passed
-    new = act(tap, first, call, event)
+    new = see(tap, first, call, event)
     return passed if new is first else arguments.with_first(passed, parameters, new)
 
 
-def _skipped(tap: Tap, module: nn.Module, passed: arguments.Arguments, watch: Watch) -> Any:
+def _skipped(tap: Tap, module: nn.Module, passed: arguments.Arguments, watch: Watch | Function) -> Any:
     tap.fired = True
     try:
-        return tap.action.output(module, arguments.first(passed, watch.parameters))  # type: ignore[union-attr]
+        known = module if not tap.site.member else None  # What is known of a module is not so of its methods.
+        return tap.action.output(known, arguments.first(passed, watch.parameters))  # type: ignore[union-attr]
     except HooklineError as error:
         blame(tap.site, error)
 
@@ -109,7 +146,7 @@ _run_uncompiled = torch._disable_dynamo(run)  # type: ignore[attr-defined]
 def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
     """The same inside a graph that dynamo is tracing, where nothing is counted and every thread is meant."""
     if module is not watch.module:
-        return type(module).forward(module, *args, **kwargs)
+        return getattr(type(module), watch.name)(module, *args, **kwargs)
     refuse_tracing()
     if not watch.is_traceable:
         return _run_uncompiled(watch, module, args, kwargs, attached)
@@ -126,7 +163,7 @@ def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     elif watch.found is not None:
         output = watch.found(*args, **kwargs)
     else:
-        output = type(module).forward(module, *args, **kwargs)
+        output = getattr(type(module), watch.name)(module, *args, **kwargs)
     for tap in watch.taps:
         if tap.site.port == "output" and not isinstance(tap.action, Skip):
             output = tap.trace(output)

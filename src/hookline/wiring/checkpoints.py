@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import checkpoint
 
 from hookline.context import Blocks, open_blocks
@@ -26,6 +26,7 @@ from hookline.values import leaves
 from hookline.wiring.taps import NO_BLOCKS, Tap
 
 Attached = Callable[[list[Tap]], AbstractContextManager[None]]
+Count = tuple[int, bool]  # The number of a call, and whether it is wanted.
 
 _current_graph_task = torch._C._current_graph_task_id
 _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)  # Since torch 2.5.
@@ -37,16 +38,32 @@ _checkpoint_file = checkpoint.__file__
 class Event:
     """One call of a watched module: when it began, and which taps act on it, each with the number of the call."""
 
-    __slots__ = ("followed", "is_replayed", "marks", "stamp", "taps", "task")
+    __slots__ = ("depth", "followed", "is_replayed", "marks", "stamp", "taps", "task", "written")
 
     def __init__(self, taps: list[tuple[Tap, int]]) -> None:
         self.stamp = next(ticks)
         self.taps = taps
-        self.marks: dict[Tap, list[Tensor]] | None = None  # Of edits in a checkpointed segment: what they made.
+        self.marks: dict[Any, Any] | None = None  # Of edits in a checkpointed segment: what they made.
         self.is_replayed = False
         self.task: int | None = None  # The backward in which it is replayed.
         # The tensors whose gradients it follows, apart for inputs and outputs: see gradients.py.
         self.followed: dict[bool, list[Tensor]] = {}
+        self.written: list[Tensor] = []  # Of a function: the arguments that it wrote into.
+        self.depth = 0  # How many checkpointed segments it is in.
+
+    def inside(self, taps: list[tuple[Tap, int]], name: str, number: int) -> Event:
+        """Return the call of a function within this call of a module."""
+        event = Event(taps)
+        event.is_replayed, event.task = self.is_replayed, self.task
+        if self.marks is not None:
+            event.stamp, event.marks = self.marks.setdefault((name, number), (event.stamp, {}))
+        for tap, _ in taps:
+            if tap.changes and not self.is_replayed and _depth() > self.depth:
+                raise HooklineError(
+                    f"'{tap.site}': {name!r} runs in a part of the forward that is checkpointed by itself, and can't "
+                    "be changed again on its recomputation; checkpoint the whole module, or none of it"
+                )
+        return event
 
     def again(self, taps: list[tuple[Tap, int]], task: int) -> Event:
         """Return the same call on its recomputation."""
@@ -75,12 +92,12 @@ class Replay:
         self.recompute = recompute
         self.attached = attached
         self.parent = _replaying.get()
-        self.events: dict[nn.Module, list[Event]] = {}
-        self.left: dict[nn.Module, deque[Event]] = {}
+        self.events: dict[Any, list[Event]] = {}  # By what was called.
+        self.left: dict[Any, deque[Event]] = {}
         self.task = -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.left = {module: deque(events) for module, events in self.events.items()}
+        self.left = {called: deque(events) for called, events in self.events.items()}
         self.task = self.parent.task if self.parent is not None else _current_graph_task()
         taps = {tap: None for events in self.events.values() for event in events for tap, _ in event.taps}
         before, blocks = _replaying.get(), open_blocks.get()
@@ -94,23 +111,34 @@ class Replay:
             _replaying.set(before)
 
 
-def event_of(module: nn.Module, taps: Iterable[Tap], here: Blocks, attached: Attached) -> Event:
-    """Return this call of a module: which of its taps act on it."""
+def event_of(
+    called: Any, taps: Iterable[Tap], here: Blocks, attached: Attached, count: Callable[[Tap], Count] = Tap.next_call
+) -> Event:
+    """Return this call of a module, a method or an operation on a parameter: which of its taps act on it."""
     if _current_graph_task() != -1:
-        return _event_again(module, taps, attached)
+        return _event_again(called, taps, attached)
     acting = []
     changes = False
     for tap in taps:
         if tap.acts(here):
-            number = tap.count
-            tap.count = number + 1
+            number, is_wanted = count(tap)
             changes = changes or tap.changes
-            if tap.site.call is None or tap.site.call == number:
+            if is_wanted:
                 acting.append((tap, number))
     event = Event(acting)
     if changes:
-        _log(module, event, attached)
+        event.depth = _log(called, event, attached)
     return event
+
+
+def is_replaying() -> bool:
+    """Whether a checkpointed segment is being recomputed here, in which hooks took part."""
+    return _current_graph_task() != -1 and _replaying.get() is not None
+
+
+def is_only_backward() -> bool:
+    """Whether a backward runs here that recomputes nothing in which hooks took part."""
+    return _current_graph_task() != -1 and _replaying.get() is None
 
 
 def is_first_pass_of_reentrant() -> bool:
@@ -118,7 +146,7 @@ def is_first_pass_of_reentrant() -> bool:
     return any(frame.f_code is _reentrant_code for frame in _frames())
 
 
-def _event_again(module: nn.Module, taps: Iterable[Tap], attached: Attached) -> Event:
+def _event_again(called: Any, taps: Iterable[Tap], attached: Attached) -> Event:
     replay = _replaying.get()
     if replay is None:
         if any(frame.f_code.co_filename == _checkpoint_file for frame in _frames()):
@@ -126,47 +154,61 @@ def _event_again(module: nn.Module, taps: Iterable[Tap], attached: Attached) -> 
         # On CUDA backward runs on a thread of autograd's own, where no block is open: any block counts.
         open_taps = [tap for tap in taps if (tap.active or tap.blocks) and tap.changes and not tap.site.is_gradient]
         for tap in open_taps:
-            if tap.site.call is not None:
+            if tap.wanted_call is not None:
                 raise HooklineError(
                     f"'{tap.site}': backward runs the forward again, and which of its calls this is can't be told"
                 )
         return Event([(tap, 0) for tap in open_taps])
-    left = replay.left.get(module)
+    left = replay.left.get(called)
     if not left:
         return Event([])
     event = left.popleft()
     has_gradients = torch.is_grad_enabled()
     again = event.again([(tap, n) for tap, n in event.taps if has_gradients or not tap.site.is_gradient], replay.task)
     for inner in _segments(attached):  # A checkpoint within the checkpoint, run for the first time since.
-        inner.events.setdefault(module, []).append(event)
+        inner.events.setdefault(called, []).append(event)
     return again
 
 
-def _log(module: nn.Module, event: Event, attached: Attached) -> None:
-    """Note a call in every checkpointed segment that is running for the first time."""
+def _log(called: Any, event: Event, attached: Attached) -> int:
+    """Note a call in every checkpointed segment that is running for the first time; return how many there are."""
     kept = [(tap, number) for tap, number in event.taps if tap.changes]
-    for replay in _segments(attached):
+    segments = _segments(attached)
+    for replay in segments:
         event.marks = {} if event.marks is None else event.marks
         logged = event.again(kept, -1)
-        replay.events.setdefault(module, []).append(logged)
+        replay.events.setdefault(called, []).append(logged)
+    return len(segments)
 
 
 def _segments(attached: Attached) -> list[Replay]:
     """Return the recomputation of each checkpointed segment that is running for the first time, wrapped."""
+    found = []
+    for holder, name in _recomputations():
+        replay = _wrapped(getattr(holder, name), attached)
+        setattr(holder, name, replay)
+        found.append(replay)
+    return found
+
+
+def _depth() -> int:
+    """Return how many checkpointed segments are running for the first time."""
+    return len(_recomputations())
+
+
+def _recomputations() -> list[tuple[Any, str]]:
+    """Return where the recomputation of each segment that is running for the first time is held."""
     if torch.is_grad_enabled() and _saving_hooks(True) is None:
         return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
-    found = []
+    found: list[tuple[Any, str]] = []
     for frame in _frames():
         if frame.f_code is _reentrant_code:
-            context = frame.f_locals["ctx"]
-            context.run_function = _wrapped(context.run_function, attached)
-            found.append(context.run_function)
+            found.append((frame.f_locals["ctx"], "run_function"))
         elif frame.f_code.co_filename == _checkpoint_file and "gen" in frame.f_locals:
             suspended = frame.f_locals["gen"].gi_frame
             segment = suspended.f_locals.get("new_frame") if suspended is not None else None
             if segment is not None and torch.is_grad_enabled():
-                segment.recompute_fn = _wrapped(segment.recompute_fn, attached)
-                found.append(segment.recompute_fn)
+                found.append((segment, "recompute_fn"))
     return found
 
 

@@ -36,7 +36,7 @@ class Forward:
 
     def follow_links(self) -> None:
         """Note where the modules of the taps stand that act everywhere, to notice when one is replaced."""
-        places = [(tap.siblings, tap.site.path.rpartition(".")[2], tap) for tap in self.taps if tap.active]
+        places = [(tap.siblings, tap.path.rpartition(".")[2], tap) for tap in self.taps if tap.active]
         self.links = [(siblings, key, siblings.get(key), tap) for siblings, key, tap in places if siblings is not None]
 
     def left(self, here: Blocks) -> set[Tap]:
@@ -123,7 +123,7 @@ def _warn_of_replaced(forward: Forward) -> None:
     for siblings, key, child, one in forward.links:
         if siblings.get(key) is child:
             continue
-        now = replaced_by(one.site.path, one.module, one.siblings)
+        now = replaced_by(one.path, one.module, one.siblings)
         if now is not None:
             one.siblings = None
             forward.links = [link for link in forward.links if link[3] is not one]

@@ -40,7 +40,7 @@ _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     """Follow the gradient of what a module returns, as it is seen from outside the module."""
-    entered = {id(tensor) for tensor in leaves((call.args, dict(call.kwargs)))}
+    entered = {id(tensor) for tensor in leaves((call.args, dict(call.kwargs)))} - {id(one) for one in event.written}
     # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
     return _watch(
         tap, value, call, event, lambda tensor: tensor.is_leaf or id(tensor) in entered or bool(tensor._backward_hooks)
@@ -108,7 +108,10 @@ def _watch_part(
         if id(tensor) not in aliases:
             hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
             base = _private_base(tensor, call)
-            if base is not None:
+            if tensor._is_view() and any(tensor is one for one in event.written):
+                _follow_written(tensor, hook, tap)
+                alias = tensor
+            elif base is not None:
                 base.register_hook(_reshaped(hook, tensor.shape))
                 alias = tensor
             else:
@@ -148,6 +151,25 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
+def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
+    """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
+    base = tensor._base
+    if base is None or not base.is_contiguous():
+        raise NeverFired(f"'{tap.site}' can get no gradient: it writes into a view of a tensor in another memory order")
+    place = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
+
+    def arrived(gradient: Tensor) -> Tensor | None:
+        gradient = gradient.contiguous()
+        new = hook(gradient.as_strided(*place))
+        if new is None:
+            return None
+        gradient = gradient.clone()
+        gradient.as_strided(*place).copy_(new)
+        return gradient
+
+    base.register_hook(arrived)
+
+
 def _reshaped(hook: Hook, shape: torch.Size) -> Hook:
     def arrived(gradient: Tensor) -> Tensor | None:
         new = hook(gradient.reshape(shape))
@@ -169,11 +191,11 @@ class Arrival:
         event: checkpoints.Event,
     ) -> None:
         self.action = tap.action
-        self.site = tap.site
+        self.site = call.site
         self.number = call.number
         self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
         # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
-        self.record = weakref.ref(tap.record_at(subscripts)) if tap.record is not None else lambda: None
+        self.record = weakref.ref(tap.record_at(call.site, subscripts)) if tap.record is not None else lambda: None
         self.rest = rest
         self.stamp = event.stamp
         self.task = event.task

@@ -1,18 +1,19 @@
-"""Watching a module: its `forward` is shadowed on the instance, and the taps act around the class's own.
+"""Watching a module: its `forward`, or another method, is shadowed on the instance; taps act around the class's own.
 
-One `Watch` for a module, however many taps: it walks a short tuple of them, and the last to go takes the shadow away.
-Nothing but the instance's `__dict__["forward"]` is touched. `_shadow` holds the hot path.
+One `Watch` for each, however many taps: it walks a short tuple of them, and the last to go takes the shadow away.
+Nothing but that name in the instance's `__dict__` is touched. `_shadow` holds the hot path.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from torch.compiler import is_dynamo_compiling
 
 from hookline.actions import Skip
 from hookline.context import RESTING, call_user, open_blocks
+from hookline.copies import lazy_clone
 from hookline.records import ticks
-from hookline.values import lazy_clone
-from hookline.wiring import arguments, calls, checkpoints, forwards, gradients
+from hookline.sites import Site
+from hookline.wiring import arguments, calls, checkpoints, forwards, functions, gradients, methods, parameters
+from hookline.wiring.methods import Stand
 from hookline.wiring.taps import Tap, blame
 
 _current_graph_task = torch._C._current_graph_task_id
@@ -31,10 +34,11 @@ _changing = threading.RLock()
 
 
 class Watch:
-    """One watched module: what was found there, and the taps on it."""
+    """One watched module, or method of one: what was found there, and the taps on it."""
 
     module: nn.Module | None = None
-    method: MethodType | None = None
+    name = "forward"
+    method: MethodType | Stand | None = None
     taps: tuple[Tap, ...] = ()
     around: tuple[Tap, ...] = ()  # Those that follow the forwards of a whole model: see forwards.py.
     sole: Tap | None = None  # The only tap, if it captures the whole output: the hot path.
@@ -42,27 +46,45 @@ class Watch:
     found: Callable[..., Any] | None = None
     home: weakref.ref[nn.Module] | None = None
     is_traceable = True
+    has_functions = False  # Whether some of the taps are at functions that run inside,
+    choices: dict[Any, tuple[Tap, ...]]  # which of them are meant for each,
+    code: CodeType | None = None  # and the code of the forward in which those run.
     parameters = arguments.NO_PARAMETERS
 
-    before: Callable[..., Any] | None = None  # The instance's own forward, which somebody else put there.
+    before: Callable[..., Any] | None = None  # What the instance itself held, which somebody else put there.
 
-    def __init__(self, module: nn.Module, before: Callable[..., Any] | None) -> None:
+    def __init__(self, module: nn.Module, name: str, before: Callable[..., Any] | None) -> None:
         kind = type(module)
-        own = kind.__dict__.get("forward") or _inherited_forward(kind)
+        own = kind.__dict__.get(name) or methods.written_in(kind, name)
         self.module = module
-        self.method = MethodType(_shadow(self, kind.forward), module)
+        if name == "forward":
+            self.method = MethodType(_shadow(self, kind.forward), module)
+        else:
+            self.name = name
+            function = methods.shadow(self, name, own if before is None else before, attached)
+            self.method = MethodType(function, module) if before is None else Stand(function, module, before)
         if before is not None or type(own) is not FunctionType:
             self.before = before
-            self.found = before if before is not None else _bound(own, module)
+            self.found = before if before is not None else methods.bound(own, module)
             self.home = weakref.ref(module)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the forward that was found: somebody else's, or that of the class as it is now."""
+        """Run what was found: somebody else's, or that of the class as it is now."""
         if self.found is not None and self.home is not None and self.home() is module:
             return self.found(*args, **kwargs)
         if type(self.before) is MethodType and not is_shadow(self.before):
             return self.before.__func__(module, *args, **kwargs)  # A copy of a module with a forward of its own.
-        return type(module).forward(module, *args, **kwargs)
+        if self.name == "forward":
+            return type(module).forward(module, *args, **kwargs)
+        return methods.bound(methods.written_in(type(module), self.name), module)(*args, **kwargs)
+
+    def site(self, site: Site, _number: int) -> Site:
+        """Return the site of a call."""
+        return site
+
+    def stand_in(self, value: Any, _is_given: bool, _passed: arguments.Arguments) -> Any:
+        """Return what is given when it is skipped."""
+        return value
 
     def change(self, taps: Iterable[Tap]) -> None:
         """Set the taps. What the hot path needs is worked out here, not when the model runs."""
@@ -71,6 +93,11 @@ class Watch:
         self.taps = tuple(tap for tap in ordered if not isinstance(tap.action, forwards.Forward))
         stops = any(tap.action.stops for tap in self.around)  # type: ignore[union-attr]
         self.is_traceable = not stops and all(tap.is_traceable for tap in self.taps)
+        self.has_functions = any(tap.is_inside for tap in self.taps)
+        if self.has_functions:
+            self.choices = {}
+            own = self.found or type(self.module).forward  # type: ignore[union-attr]
+            self.code = getattr(inspect.unwrap(own), "__code__", None)
         if any(tap.site.port not in ("output", "grad_output") or isinstance(tap.action, Skip) for tap in self.taps):
             self.parameters = self._parameters()
         self.sole = self.taps[0] if len(self.taps) == 1 and not self.around and self.taps[0].is_plain else None
@@ -78,7 +105,7 @@ class Watch:
     def _parameters(self) -> arguments.Parameters:
         if self.found is not None:
             return arguments.read_parameters(self.found)
-        return arguments.parameters_of(type(self.module).forward)  # type: ignore[union-attr]
+        return arguments.parameters_of(getattr(type(self.module), self.name))
 
 
 def attach(taps: Iterable[Tap]) -> None:
@@ -89,19 +116,22 @@ def attach(taps: Iterable[Tap]) -> None:
         for tap in taps:
             if tap.watch is not None:
                 continue
-            module = tap.module
-            before = module.__dict__.get("forward")
+            if tap.holders:
+                parameters.attach(tap, attached)
+                continue
+            module, name = tap.module, tap.site.method or "forward"
+            before = module.__dict__.get(name)
             watch = watch_of(before, module) if before is not None else None
             if watch is not None:
                 tap.watch = watch
                 watch.change((*watch.around, *watch.taps, tap))
                 continue
-            tap.watch = watch = Watch(module, before)
+            tap.watch = watch = Watch(module, name, before)
             if tap.is_plain:
                 watch.taps, watch.sole = (tap,), tap
             else:
                 watch.change((tap,))
-            module.__dict__["forward"] = watch.method
+            module.__dict__[name] = watch.method
 
 
 def detach(taps: Iterable[Tap]) -> None:
@@ -110,6 +140,9 @@ def detach(taps: Iterable[Tap]) -> None:
         for tap in taps:
             watch = tap.watch
             if watch is None:
+                continue
+            if isinstance(watch, parameters.Reads):
+                parameters.detach(tap)
                 continue
             others = watch.sole is not tap and tuple(one for one in (*watch.around, *watch.taps) if one is not tap)
             if others:
@@ -132,7 +165,7 @@ def attached(taps: list[Tap]) -> Iterator[None]:
 
 
 def attached_to(module: nn.Module) -> tuple[Tap, ...]:
-    """Return the taps on a module, also when somebody has wrapped its forward since."""
+    """Return the taps on a module, its methods and parameters, also when somebody has wrapped its forward since."""
     found: tuple[Tap, ...] = ()
     names = module.__dict__
     forward = names.get("forward")
@@ -141,20 +174,22 @@ def attached_to(module: nn.Module) -> tuple[Tap, ...]:
         watch = watch_of(candidate, module)
         if watch is not None:
             found += (*watch.around, *watch.taps)
-    return found
+    return found + parameters.attached_to(module)
 
 
-def watch_of(forward: object, module: nn.Module) -> Watch | None:
-    """Return the watch behind a module's forward, if it is one of hookline's shadows."""
-    if not is_shadow(forward):
+def watch_of(held: object, module: nn.Module) -> Watch | None:
+    """Return the watch behind what a module holds, if that is one of hookline's shadows."""
+    if not is_shadow(held):
         return None
-    watch = forward.__func__.__closure__[0].cell_contents  # type: ignore[attr-defined]  # All that `_shadow` closes over.
+    function: Any = held.__func__  # type: ignore[attr-defined]
+    cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    watch: Watch = dict(cells)["watch"].cell_contents
     return watch if watch.module is module else None
 
 
-def is_shadow(forward: object) -> bool:
-    """Whether an instance's forward is one that hookline put there, or left on a copy."""
-    return type(forward) is MethodType and forward.__func__.__code__ is _shadow_code
+def is_shadow(held: object) -> bool:
+    """Whether what an instance holds is something that hookline put there, or left on a copy."""
+    return methods.is_shadow(held, _shadow_codes)
 
 
 def forget_locks() -> None:
@@ -168,9 +203,10 @@ def _keep_dynamo_out() -> None:
     """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""
     skip = sys.modules["torch._dynamo.eval_frame"].skip_code
     traced = (calls.trace, calls._trace_input, calls._skipped)
-    functions = [function for one in (calls, checkpoints, forwards, gradients) for function in vars(one).values()]
-    functions = [*(function for function in functions if function not in traced), Tap.act, blame, call_user]
-    for function in functions:
+    ours = (calls, checkpoints, forwards, functions, gradients)
+    found = [function for one in ours for function in vars(one).values()]
+    found = [*(function for function in found if function not in traced), Tap.act, blame, call_user]
+    for function in found:
         if isinstance(function, FunctionType):
             skip(function.__code__)
 
@@ -182,25 +218,16 @@ def _is_filled(cell: CellType) -> bool:
         return False
 
 
-def _inherited_forward(kind: type[nn.Module]) -> Any:
-    """Return the forward of a class as it is written there: a function, a staticmethod, a builtin."""
-    return next(base.__dict__["forward"] for base in kind.__mro__ if "forward" in base.__dict__)
-
-
-def _bound(own: Any, module: nn.Module) -> Callable[..., Any]:
-    return own.__get__(module, type(module)) if hasattr(own, "__get__") else own  # type: ignore[no-any-return]
-
-
 def _leave(watch: Watch) -> None:
     module, method = watch.module, watch.method
     if module is None:
         return
     names = module.__dict__
-    if names.get("forward") is method:  # Else somebody wrapped it meanwhile: theirs stays, ours passes through.
+    if names.get(watch.name) is method:  # Else somebody wrapped it meanwhile: theirs stays, ours passes through.
         if watch.before is None:
-            del names["forward"]
+            del names[watch.name]
         else:
-            names["forward"] = watch.before
+            names[watch.name] = watch.before
     watch.module = watch.method = watch.sole = None  # A copy of the module may hold the watch for longer.
     watch.taps = watch.around = ()
 
@@ -260,4 +287,4 @@ def _keep_otherwise(tap: Tap, output: Any, error: Exception) -> Any:
         del error  # Its traceback holds this frame, which would hold it, and with it the model.
 
 
-_shadow_code = _shadow(None, len).__code__  # type: ignore[arg-type]
+_shadow_codes = frozenset((_shadow(None, len).__code__, methods.CODE))  # type: ignore[arg-type]

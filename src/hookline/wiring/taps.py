@@ -1,4 +1,4 @@
-"""A tap: one action at one site of one module, and when it acts."""
+"""A tap: one action at one site, and when it acts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
+from hookline import operands
 from hookline.actions import Action, Apply, Call, Save, Set, Skip, Stop
 from hookline.context import RESTING, Blocks
 from hookline.errors import HooklineError
+from hookline.members import Holders
+from hookline.operands import plain
 from hookline.records import Record, Session
-from hookline.sites import Site, write_subscripts
+from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline.tree import Children
 from hookline.values import STAR, expand, get, put, split
 
 if TYPE_CHECKING:
     from hookline.wiring.modules import Watch
+    from hookline.wiring.parameters import Reads
 
 NO_BLOCKS: Blocks = frozenset()
 
@@ -28,35 +32,83 @@ class Tap:
 
     record: Record | None = None
     siblings: Children | None = None  # Where its module was found: by this a replaced one is noticed.
+    holders: Holders = ()  # Of a parameter: all who hold it.
+    function = ""  # The name of a function, or a pattern of names.
+    names: Alternatives = ()  # What that pattern stands for.
     subscripts: tuple[Any, ...] = ()
-    star = False
+    star = False  # Whether a `[*]` is among its subscripts.
+    is_inside = False  # Whether it is at a function that runs inside the forward of its module.
+    is_family = False  # Whether it is a pattern of functions, each of which has a site of its own.
     copies_on_write = False  # Whether nothing but that is asked of its capture.
     is_plain = False  # Whether it captures the whole output, by default: see the hot path in modules.py.
     active = False
     blocks = NO_BLOCKS
-    watch: Watch | None = None  # While it is attached.
+    watch: Watch | Reads | None = None  # While it is attached.
     removed = False
     order = 0  # Taps of one module act in this order.
     count = 0  # Calls of the module since the hooks were attached or entered.
     fired = False
     has_warned = False  # Of a gradient that can't come.
+    counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
+    counted = -1  # The forward that those counts are of.
+    ran: dict[str, None] | None = None  # The functions that ran while it waited for one of its own.
+    often = 0  # How often its own function ran, at most, in one call of the module or forward of the model.
 
     def __init__(self, site: Site, module: nn.Module, action: Action, session: Session, exact: bool, name: str) -> None:
         self.site = site
         self.module = module
+        self.path = site.path  # Of its module.
         self.action = action
         self.session = session
         self.exact = exact
         self.name = name
+        if site.member:
+            self.function = site.function
+            self.is_inside = self.function != ""
+            self.is_family = is_pattern(self.function)
+            self.names = alternatives_of(self.function) if self.is_family else ()
         if site.index:
             self.subscripts = site.subscripts
             self.star = "*" in site.index and any(
                 STAR in (one if isinstance(one, tuple) else (one,)) for one in self.subscripts
             )
 
+    def hold(self, holders: Holders) -> None:
+        """Be at a parameter, not at a module."""
+        self.holders = holders
+        self.path = self.site.path.rpartition(".")[0]
+        self.is_inside = False
+
     def acts(self, here: Blocks) -> bool:
         """Whether this tap acts where these blocks are open."""
         return not self.blocks.isdisjoint(here) or (self.active and RESTING not in here)
+
+    def wants(self, name: str) -> bool:
+        """Whether it is at the function of that name."""
+        return match_name(name, self.names) if self.is_family else name == self.function
+
+    @property
+    def wanted_call(self) -> int | None:
+        """The only call of its module, method or parameter that it acts on, if one was named."""
+        return self.site.within if self.is_inside else self.site.call
+
+    def next_call(self) -> tuple[int, bool]:
+        """Count a call of its module, method or parameter: return the number, and whether it acts on this one."""
+        number = self.count
+        self.count = number + 1
+        wanted = self.wanted_call
+        return number, wanted is None or wanted == number
+
+    def next_operation(self, name: str) -> tuple[int, bool]:
+        """Count an operation on its parameter, within one forward of the model: see next_call."""
+        if self.counts is None or self.counted != self.session.forwards:
+            self.counts = {}
+            self.counted = self.session.forwards
+        number = self.counts.get(name, 0)
+        self.counts[name] = number + 1
+        self.count += 1
+        self.often = max(self.often, number + 1)
+        return number, self.site.call is None or self.site.call == number
 
     @property
     def changes(self) -> bool:
@@ -67,10 +119,10 @@ class Tap:
     def is_traceable(self) -> bool:
         """Whether dynamo can trace it: nothing to count, nothing to raise, no tensor hook."""
         action, site = self.action, self.site
-        if site.is_gradient or site.call is not None or self.star:
+        if site.is_gradient or site.call is not None or self.star or self.is_inside:
             return False
         if isinstance(action, Save):
-            return action.detach and self.record is not None and self.record.keep == 1
+            return not self.is_family and action.detach and self.record is not None and self.record.keep == 1
         return isinstance(action, (Set, Skip)) or (isinstance(action, Apply) and not action.with_call)
 
     def act(self, value: Any, call: Call, stamp: Any) -> Any:
@@ -79,8 +131,9 @@ class Tap:
         action = self.action
         try:
             if isinstance(action, Save):
-                self._save(action, value, stamp)
+                self._save(action, value, call.site, stamp)
                 return value
+            value = plain(value) if operands.in_use else value
             if not self.subscripts:
                 return action(value, call, True)  # type: ignore[operator]
             for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
@@ -90,7 +143,7 @@ class Tap:
                 value = value if new is part else put(value, subscripts, new)
             return value
         except Exception as error:
-            blame(self.site, error)
+            blame(call.site, error)
 
     def trace(self, value: Any) -> Any:
         """Act inside a graph that dynamo is tracing: no counting, no clock, no other thread."""
@@ -105,9 +158,10 @@ class Tap:
         new = action(part, None, not rest)  # type: ignore[operator]
         return value if new is part else put(value, self.subscripts, new)
 
-    def _save(self, action: Save, value: Any, stamp: Any) -> None:
+    def _save(self, action: Save, value: Any, site: Site, stamp: Any) -> None:
+        forward = self.session.forwards
         if not self.subscripts:
-            self.record_at(()).put(action.keep(value), stamp, self.session.forwards)
+            self.record_at(site).put(action.keep(value), stamp, forward)
             return
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
@@ -116,18 +170,20 @@ class Tap:
                 continue
             if part is None:
                 raise HooklineError(f"None passes here: {type(self.module).__name__} did not make this value")
-            self.record_at(subscripts).put(action.keep_part(part, bool(rest)), stamp, self.session.forwards)
+            record = self.record_at(site, subscripts)
+            record.put(action.keep_part(part, bool(rest)), stamp, forward)
 
-    def record_at(self, subscripts: tuple[Any, ...]) -> Record:
-        """Return the record of these subscripts: for a `[*]`, one for each index."""
+    def record_at(self, site: Site, subscripts: tuple[Any, ...] | None = None) -> Record:
+        """Return the record of a site: for a `[*]` or a pattern of functions, one for each it stands for."""
         record = self.record
         assert record is not None
         if record.family is None:
             return record
-        index = write_subscripts(subscripts)
-        if index not in record.family:
-            record.family[index] = Record(self.site._replace(index=index), record.keep)
-        return record.family[index]
+        if self.star and subscripts is not None:
+            site = site._replace(index=write_subscripts(subscripts))
+        if site not in record.family:
+            record.family[site] = Record(site, record.keep)
+        return record.family[site]
 
 
 def blame(site: Site, error: Exception) -> NoReturn:

@@ -1,0 +1,72 @@
+"""Copies of tensors: on write where torch does that right, else now.
+
+`torch._lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a
+public function: where there is none, everything is copied at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+
+from hookline.values import map_tensors
+
+lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
+
+
+def share(value: Any, objects: bool = False) -> Any:
+    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
+    return map_tensors(share_tensor, value, _in_object=objects)
+
+
+def share_tensor(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write where torch does that right, else now. Autograd flows through."""
+    if torch.compiler.is_dynamo_compiling():
+        return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
+    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
+    if not tensor.is_cpu or tensor.is_quantized or peek_interpreter_stack() is not None or is_parameter(tensor):
+        return copy_tensor(tensor)
+    if not tensor.numel():  # As an `out=` it may be given memory, which fails where an empty one is shared.
+        return copy_tensor(tensor)
+    return share_on_any_device(tensor)
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one.
+
+    These are not shared: their memory would move with the next write, and others hold its address (CUDA graphs, FSDP).
+    """
+    if isinstance(tensor, nn.Parameter) or tensor.is_inference():
+        return isinstance(tensor, nn.Parameter)
+    root = tensor._base if tensor._is_view() else tensor
+    return root is not None and ((root.is_leaf and root.requires_grad) or isinstance(root, nn.Parameter))
+
+
+def share_on_any_device(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
+    try:
+        return lazy_clone(tensor)
+    except (RuntimeError, NotImplementedError):  # Sparse, nested, shared-memory and numpy-owned tensors.
+        return copy_tensor(tensor)
+
+
+def copy_tensor(tensor: Tensor) -> Tensor:
+    """Copy a tensor now; dimensions of stride 0 stay expanded."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0 or tensor.is_quantized:
+        return tensor.clone()
+    if peek_interpreter_stack() is not None or 0 not in tensor.stride():
+        return tensor.clone()
+    narrow = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    return tensor[narrow].clone().expand(tensor.shape)
+
+
+def address(tensor: Tensor) -> int:
+    """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
+    try:
+        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+    except (RuntimeError, NotImplementedError):  # No memory of its own: sparse, nested, a subclass that wraps others.
+        return 0

@@ -1,0 +1,80 @@
+"""A parameter as an operand: a stand-in that tells when an operation takes it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from hookline.values import leaves, map_tensors
+
+_SPARE = torch.empty(0)
+_numbers = itertools.count()
+living: WeakValueDictionary[int, Operand] = WeakValueDictionary()  # Those that somebody holds.
+in_use = 0  # How many hooks there are at operations on parameters.
+Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Operand"]], Any]
+
+
+class Operand(Tensor):
+    """An alias of a parameter, or of a view or cast of one. Every operation that takes it goes through `follow`."""
+
+    plain: Tensor  # What it stands in for.
+    origins: tuple[Any, ...]  # Which parameters it comes from: see wiring/parameters.py.
+    follow: Follow
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on what the operands among its arguments stand in for."""
+        found: list[Operand] = []
+        plain_args = tuple([_plain(one, found) for one in args])
+        plain_kwargs = {name: _plain(one, found) for name, one in (kwargs or {}).items()}
+        if not found:
+            return function(*plain_args, **plain_kwargs)
+        return found[0].follow(function, plain_args, plain_kwargs, found)
+
+
+def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
+    """Make an operand of a tensor, and remember it; one of another subclass, such as a DTensor, stays what it is."""
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        made = operand(tensor, origins, follow)
+    elif type(tensor).__name__ == "FakeTensor":
+        made = _dress(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
+    else:
+        return tensor
+    living[next(_numbers)] = made
+    return made
+
+
+def operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+    """Make an operand of a tensor."""
+    return _dress(tensor.as_subclass(Operand), tensor, origins, follow)
+
+
+def _dress(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+    made.plain = tensor
+    made.origins = origins
+    made.follow = follow
+    made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance.
+    return made
+
+
+def plain(value: Any) -> Any:
+    """Return a value with what its operands stand in for."""
+    if not any([isinstance(tensor, Operand) for tensor in leaves(value)]):
+        return value
+    return map_tensors(lambda tensor: tensor.plain if isinstance(tensor, Operand) else tensor, value)
+
+
+def _plain(value: Any, found: list[Operand]) -> Any:
+    if isinstance(value, Operand):
+        found.append(value)
+        return value.plain
+    if type(value) in (tuple, list):
+        return type(value)([_plain(one, found) for one in value])
+    return value

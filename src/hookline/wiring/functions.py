@@ -1,0 +1,261 @@
+"""Functions inside a forward: a `TorchFunctionMode`, entered for those calls of a module that were asked for.
+
+A function belongs to the innermost forward that runs: helper functions and methods are the module's own, what its
+children compute is theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import TorchFunctionMode
+
+from hookline.actions import Save, Skip, Stop, refuse_tracers
+from hookline.context import call_user
+from hookline.operations import gives_tensors, name_of, parameter_names, written_by
+from hookline.sites import Site
+from hookline.values import leaves, map_tensors
+from hookline.wiring import arguments, gradients
+from hookline.wiring.checkpoints import Event
+from hookline.wiring.taps import Tap
+
+if TYPE_CHECKING:
+    from hookline.wiring.modules import Watch
+
+Numbered = list[tuple[Tap, int]]
+Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
+
+
+def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numbered, event: Event, act: Pass) -> Any:
+    """Run a module's forward, with taps on the functions that it calls."""
+    _refuse_proxies(passed)
+    inside = Inside(watch, module, taps, event, act)
+    inside.home = sys._getframe()
+    try:
+        with inside:
+            return watch.forward(module, *passed)
+    finally:
+        inside.home = None  # A frame that is held holds all its variables.
+        for tap in inside.waiting:
+            if not tap.fired:
+                tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
+
+
+class Inside(TorchFunctionMode):
+    """Sees every torch function while one call of a module runs."""
+
+    home: FrameType | None = None  # The frame in which the call began.
+
+    def __init__(self, watch: Watch, module: nn.Module, taps: Numbered, event: Event, act: Pass) -> None:
+        super().__init__()
+        self.watch = watch
+        self.choices = watch.choices  # For each function met so far the taps that are meant for it.
+        self.module = module
+        self.event = event
+        self.act = act
+        self.acting = {tap for tap, _ in taps}
+        self.waiting = [tap for tap in self.acting if not tap.fired]
+        self.seen: dict[Any, None] = {}  # Functions that no tap is meant for, for the reason why one did not fire.
+        self.counts: dict[str, int] = {}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function, with the taps that are meant for it."""
+        if is_dynamo_compiling():  # A child is being compiled, under this mode.
+            return function(*args, **(kwargs or {}))
+        taps = self.choices.get(function)
+        if taps is None:
+            taps = self.choices[function] = _meant_for(function, self.watch.taps)
+        if not taps or not self._is_own(sys._getframe(1)):
+            if self.waiting:
+                self.seen[function] = None
+            return function(*args, **kwargs) if kwargs else function(*args)
+        name = name_of(function)
+        number = self.counts.get(name, 0)
+        self.counts[name] = number + 1
+        acting = [(tap, number) for tap in taps if tap in self.acting]
+        for tap, _ in acting:
+            tap.often = max(tap.often, number + 1)
+        acting = [(tap, number) for tap, _ in acting if tap.site.call is None or tap.site.call == number]
+        if not acting:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        event = self.event.inside(acting, name, number)
+        return operate(Function(function, name, args, kwargs or {}, event), self.module, self.act)
+
+    def _is_own(self, frame: FrameType | None) -> bool:
+        """Whether a function was called by the module's own forward, and not inside that of another module."""
+        forwards = []
+        while frame is not self.home:
+            if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") == _COMPILER:
+                return False
+            if frame.f_code is self.watch.code:
+                forwards.append(frame)
+            elif frame.f_code.co_name == "forward" and self._is_of_another(frame):
+                return False
+            frame = frame.f_back
+        # The outermost is the module's. Others are of its class, and may be of a child that was not called as a module.
+        return not any(map(self._is_of_another, forwards[:-1]))
+
+    def _is_of_another(self, frame: FrameType) -> bool:
+        """Whether this is the forward of another module, called without its `__call__`.
+
+        Up to Python 3.12 reading a frame's variables keeps them alive, so the module's own forward is not asked.
+        """
+        names = frame.f_code.co_varnames
+        owner = frame.f_locals.get(names[0]) if names and frame.f_code.co_argcount else None
+        return isinstance(owner, nn.Module) and owner is not self.module
+
+
+_COMPILER = "torch._dynamo.convert_frame"
+
+# What runs inside these is not the module's own: it is a child's, a user's function's or hookline's.
+_FOREIGN = frozenset(
+    id(function.__code__)  # Code that dynamo made can't be hashed.
+    for function in (
+        nn.Module._call_impl, nn.Module._wrapped_call_impl, call_user, Tap.act, gradients._watch, Event.check,
+        Skip.output, run,
+    )
+)  # fmt: skip
+
+
+def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
+    """Return the taps that are meant for a function, in their order; a pattern means those that give a tensor."""
+    name, is_telling = name_of(function), not gives_tensors(function)
+    return tuple(tap for tap in taps if tap.is_inside and tap.wants(name) and not (tap.is_family and is_telling))
+
+
+class Function:
+    """One call of a function, as calls.py runs it: like a watched module's forward."""
+
+    has_functions = False
+
+    def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
+        self.function = function
+        self.name = name
+        self.args = args
+        self.kwargs = kwargs
+        self.event = event
+        self.targets: dict[int, Tensor] = {}  # Which of the tensors it gives are arguments that it wrote into.
+
+    @property
+    def parameters(self) -> arguments.Parameters:
+        """The names of its parameters, as far as torch knows them; a method's first is `input`."""
+        found = arguments.NO_PARAMETERS
+        if type(self.function) is FunctionType:
+            found = arguments.read_parameters(self.function)
+        if found.positional:
+            first, *rest = found.positional
+            return found._replace(positional=("input", *rest)) if first == "self" else found
+        names = parameter_names(self.function, self.args, self.kwargs)
+        return arguments.Parameters(names or (), "operands" if self.name == "einsum" else "args")
+
+    def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it on these arguments, which may not be those that it was called with."""
+        args, kwargs = self._apart(args, kwargs)
+        versions = [(old, new, _version(new)) for old, new in self._pairs(args, kwargs)]
+        result = self.function(*args, **kwargs)
+        result = args[0] if self.name == "setitem" else result
+        results = leaves(result)
+        for old, new, version in versions:
+            if _version(new) == version and not self._is_known_to_write(new, args, kwargs):
+                continue
+            self.event.written += [old, new]
+            position = next((number for number, one in enumerate(results) if one is new), None)
+            if position is not None:
+                self.targets[position] = old
+                results[position] = old if _shares(old, new) else new  # It may have been given a view of the old one.
+            elif not _shares(old, new):
+                old.copy_(new)
+        left = iter(results)
+        return map_tensors(lambda _: next(left), result) if self.targets else result
+
+    def _pairs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors that it was called with, each with the one that stands there now."""
+        given = [*self.args, *self.kwargs.values()]
+        taken = [*args, *(kwargs[name] for name in self.kwargs)]
+        leaf_pairs = [(leaves(old), leaves(new)) for old, new in zip(given, taken, strict=True)]
+        return [pair for old, new in leaf_pairs if len(old) == len(new) for pair in zip(old, new, strict=True)]
+
+    def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> arguments.Arguments:
+        """Let a function whose result is changed write into a copy: autograd may need what it wrote as it was."""
+        seen = (Save, Stop)
+        changed = any(tap.site.port == "output" and not isinstance(tap.action, seen) for tap, _ in self.event.taps)
+        target = self._target(args, kwargs) if changed else None
+        if target is None:
+            return args, kwargs
+        apart = {id(one): one.clone() for one in leaves(target)}  # For real: an `out=` may be given more memory.
+        return map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))  # type: ignore[no-any-return]
+
+    def finish(self, output: Any) -> Any:
+        """Write what comes of a result where the function would have written it, for everybody who looks there."""
+        numbers = itertools.count()
+
+        def write(new: Tensor) -> Tensor:
+            old = self.targets.get(next(numbers), new)
+            return new if _shares(old, new) else _write(old, new)
+
+        output = map_tensors(write, output) if self.targets else output
+        return None if self.name == "setitem" else output
+
+    def site(self, site: Site, number: int) -> Site:
+        """Return the site of this very call, for one that is a pattern of functions."""
+        return site._replace(member=f"/{self.name}", call=number)
+
+    def stand_in(self, value: Any, is_given: bool, passed: arguments.Arguments) -> Any:
+        """Return what a function that is skipped gives: what it would have written into, if it has such."""
+        target = self._target(self.args, self.kwargs)
+        if not isinstance(target, Tensor):
+            return value
+        if is_given or target is not arguments.first(passed, self.parameters):
+            _write(target, value)
+        self.targets[0] = target
+        return target
+
+    def _is_known_to_write(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a function writes into a tensor of inference mode, where torch counts no writes."""
+        return tensor.is_inference() and any(one is tensor for one in leaves(self._target(args, kwargs)))
+
+    def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what it is known to write into, or None."""
+        if type(self.function) is not FunctionType:
+            return written_by(self.name, args, kwargs)
+        return written_by(self.name, args, arguments.bind((args, kwargs), self.parameters))
+
+
+def operate(function: Function, module: nn.Module, act: Pass) -> Any:
+    """Run a function with its taps around it."""
+    _refuse_proxies((function.args, function.kwargs))
+    return function.finish(act(function, module, (function.args, function.kwargs), function.event))
+
+
+def _refuse_proxies(passed: arguments.Arguments) -> None:
+    args, kwargs = passed
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, torch.fx.Proxy):
+            refuse_tracers(one)
+
+
+def _write(target: Tensor, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        return target.fill_(value)
+    if target.shape != value.shape and not target.numel():  # An `out=` that is to be given memory.
+        target.resize_(value.shape)
+    return target.copy_(value)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _shares(one: Tensor, other: Tensor) -> bool:
+    """Whether one tensor is a view of the other, or both of a third."""
+    base = one._base if one._is_view() else one
+    return base is (other._base if other._is_view() else other)
