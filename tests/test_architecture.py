@@ -23,10 +23,14 @@ ORDER = [
     "errors",
     "tables",
     "values",
+    "copies",
     "fitting",
     "sites",
     "tree",
+    "members",
     "where",
+    "operations",
+    "operands",
     "context",
     "records",
     "stats",
@@ -40,14 +44,19 @@ ORDER = [
     "wiring.gradients",
     "wiring.arguments",
     "wiring.forwards",
+    "wiring.functions",
     "wiring.calls",
+    "wiring.parameters",
+    "wiring.methods",
     "wiring.modules",
     "reasons",
     "ledger",
     "hooks",
     "verbs",
     "attached",
+    "trial",
     "scan",
+    "listing",
     "",
     "demo",
     "cli",
@@ -60,8 +69,8 @@ NAMES = {
     *("HooklineWarning", "StopForward"),
 }
 
-# These may write to a module: `wiring` shadows forwards, and `scan` puts back what its run leaves behind.
-MAY_WRITE = ("wiring", "scan")
+# These may write to a module: `wiring` shadows forwards, and `trial` puts back what its run leaves behind.
+MAY_WRITE = ("wiring", "trial")
 
 # Assembled, so that this file does not hold what it looks for.
 ELSEWHERE = [

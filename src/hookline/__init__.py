@@ -14,10 +14,10 @@ from hookline.errors import (
     StoreError,
 )
 from hookline.hooks import Hook, Hooks
+from hookline.listing import sites
 from hookline.scan import scan
 from hookline.sites import Site
 from hookline.verbs import capture, edit, patch, run, skip
-from hookline.where import sites
 
 __version__ = "0.1.0"
 

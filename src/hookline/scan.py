@@ -1,34 +1,21 @@
-"""Look before you leap: what a model would do with an input, module by module.
-
-It runs on fake tensors: shapes and dtypes are real, nothing is computed, no weights are read. Where a model can't run
-on them, it runs for real, and the report says so. The model, its buffers and the random numbers are left as they were.
-"""
+"""Look before you leap: what a model would do with an input, module by module."""
 
 from __future__ import annotations
 
-import copy
-import logging
-import operator
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 
 from hookline.actions import Call
-from hookline.context import open_block, resting
 from hookline.errors import HooklineError, SiteError, did_you_mean
 from hookline.reasons import why_not_called
 from hookline.records import Session
 from hookline.sites import Site
 from hookline.tables import html_table, table
 from hookline.tree import Names, is_container, is_scripted, parameter_count, unwrap
-from hookline.values import ATOMS, leaves, map_tensors, share_tensor
-from hookline.wiring.modules import attached
+from hookline.trial import try_out
+from hookline.values import leaves
 from hookline.wiring.taps import Tap
 
 
@@ -116,128 +103,22 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
     if not isinstance(model, nn.Module):
         raise HooklineError(f"scan takes a model and its input, not {type(model).__name__}")
     bare = unwrap(model)
-    observe = Observe()
-    try:
-        with _observed(bare, observe):
-            _run_on_fakes(bare, args, kwargs)
-        note = "on fake tensors: nothing was computed"
-    except Exception as error:
-        if any(parameter.is_meta for parameter in bare.parameters()):
-            raise
-        observe = Observe()
-        with _observed(bare, observe):
-            _run_for_real(bare, args, kwargs)
-        note = f"on a real run, since fake tensors don't suffice for this model: {_first_line(error)}"
-    return Scan(_rows(bare, observe), note)
+    observes: list[Observe] = []
+
+    def watch() -> list[Tap]:
+        observes.append(Observe())
+        return _taps(bare, observes[-1])
+
+    note = try_out(bare, args, kwargs, watch)
+    return Scan(_rows(bare, observes[-1]), note)
 
 
-@contextmanager
-def _observed(model: nn.Module, observe: Observe) -> Iterator[None]:
-    """Watch every module, while all other hooks rest, and put back whatever the run leaves on them."""
+def _taps(model: nn.Module, observe: Observe) -> list[Tap]:
+    """Watch every module."""
     session = Session()
-    block = object()
-    taps, found, seen = [], [], set[int]()
-    for name, module in Names(model).once():
-        found.append(_snapshot(module, seen))
-        if is_scripted(module) or is_container(module):
-            continue
-        for port in ("inputs", "output"):
-            tap = Tap(Site(name, port), module, observe, session, False, "")  # type: ignore[arg-type]
-            tap.blocks = frozenset((block,))
-            taps.append(tap)
-    try:
-        with attached(taps), resting(), torch.random.fork_rng(), _eagerly():
-            open_block(block)
-            yield
-    finally:
-        for put_back in found:
-            put_back()
-
-
-def _snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
-    """Return a function that gives a module back its attributes, and their contents at any depth."""
-    held = list(_containers(module.__dict__, seen))
-    before = [copy.copy(container) for container in held]
-
-    def put_back() -> None:
-        for container, content in zip(held, before, strict=True):
-            if not _is_same(container, content):
-                container.clear()
-                container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
-
-    return put_back
-
-
-def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the plain containers that a run could change, among them the attributes of objects, but of no module."""
-    waiting = [held]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (Tensor, nn.Module, type, *ATOMS)):
-            continue
-        seen.add(id(one))
-        if type(one) in (list, dict, set, deque):
-            yield one
-            waiting += one.values() if isinstance(one, dict) else one
-        elif isinstance(one, tuple):
-            waiting += one
-        elif type(getattr(one, "__dict__", None)) is dict and not callable(one):
-            waiting.append(one.__dict__)
-
-
-def _is_same(container: Any, content: Any) -> bool:
-    if len(container) != len(content):
-        return False
-    if isinstance(container, dict):
-        return all(key in content and container[key] is content[key] for key in container)
-    return container == content if isinstance(container, set) else all(map(operator.is_, container, content))
-
-
-def _run_on_fakes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model whose tensors are all fakes: parameters, buffers, and those that are plain attributes."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state = {name: mode.from_tensor(tensor) for name, tensor in _state(model)}
-    on_meta = any(parameter.is_meta for parameter in model.parameters())
-    fake_args, fake_kwargs = map_tensors(
-        lambda tensor: mode.from_tensor(tensor.to("meta") if on_meta else tensor), (args, kwargs)
-    )
-    _replace_attributes(model, mode.from_tensor)
-    with mode, _quiet():
-        functional_call(model, dict[str, Tensor](state), fake_args, fake_kwargs)
-
-
-def _run_for_real(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model on copy-on-write tensors, so that its own are not written to."""
-    state = {name: share_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for name, tensor in _state(model)}
-    _replace_attributes(model, share_tensor)
-    functional_call(model, state, *map_tensors(share_tensor, (args, kwargs)))
-
-
-def _replace_attributes(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> None:
-    for _, module in Names(model).once():
-        names = module.__dict__
-        names.update({name: replace(held) for name, held in names.items() if isinstance(held, Tensor)})
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    """Run what is compiled uncompiled, where torch can (since 2.6)."""
-    return torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from printing a traceback for what a fake tensor can't do: the real run follows."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    modules = [(name, one) for name, one in Names(model).once() if not (is_scripted(one) or is_container(one))]
+    places = [(Site(name, port), module) for name, module in modules for port in ("inputs", "output")]
+    return [Tap(site, module, observe, session, False, "") for site, module in places]  # type: ignore[arg-type]
 
 
 def _rows(model: nn.Module, observe: Observe) -> list[Row]:
@@ -269,7 +150,3 @@ def _hazards(name: str, module: nn.Module, model: nn.Module, observe: Observe) -
         yield "called several times: keep='all' or '#n'"
     if any(version >= 0 and tensor._version != version for tensor, version in observe.seen.get(name, [])):
         yield "overwritten in place later"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
