@@ -42,6 +42,7 @@ class Save:
     """Keep what passes. The model goes on with its own value."""
 
     kind = "capture"
+    observes = True  # Whether the value passes on as it is.
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class Set:
     """Put a given value in the place of what passes."""
 
     kind = "patch"
+    observes = False
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -161,6 +163,7 @@ class Apply:
     """Put `function(value)` in the place of what passes; None leaves it alone."""
 
     kind = "edit"
+    observes = False
 
     def __init__(self, function: Callable[..., Any], with_call: bool = False, check: bool = True) -> None:
         self.function = function
@@ -171,11 +174,12 @@ class Apply:
         refuse_tracers(value)
         given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
         before = _state(given)
+        can_tell = _can_tell(given, value)
         result = call_user(self.function, *((given, call) if self.with_call else (given,)))
         written = _state(given) != before
         if result is None and written:
             raise EditError("the function wrote into its argument but returned None; return the changed value")
-        if result is None or (result is given and not written and _can_tell(given)):
+        if result is None or (result is given and not written and can_tell):
             return value
         if self.check and whole:
             agree(result, value)
@@ -191,6 +195,7 @@ class Skip:
     """Don't run the module: pass its first argument on, or the given value."""
 
     kind = "skip"
+    observes = False
 
     def __init__(self, value: Any = NOTHING) -> None:
         self.value = value
@@ -217,6 +222,7 @@ class Stop:
     """End the forward when every site that waits for it has fired: see wiring/forwards.py."""
 
     kind = "stop"
+    observes = True
 
     def __repr__(self) -> str:
         return "stop"
@@ -274,9 +280,11 @@ def refuse_tangent(tensor: Tensor) -> None:
         )
 
 
-def _can_tell(value: Any) -> bool:
-    """Whether every write into a value shows: through `.data` it moves no version, but copy-on-write memory."""
-    return isinstance(value, Tensor) and value.is_cpu and not torch.compiler.is_dynamo_compiling()
+def _can_tell(given: Any, value: Any) -> bool:
+    """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
+    if torch.compiler.is_dynamo_compiling() or not isinstance(given, Tensor) or not given.is_cpu:
+        return False
+    return address(given) == address(value) != 0
 
 
 def _state(value: Any, _inside: tuple[int, ...] = ()) -> Any:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, overload
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookline import trial
 from hookline.actions import Call
-from hookline.errors import SiteError
+from hookline.errors import HooklineError, SiteError
 from hookline.records import Session
 from hookline.sites import Site, matches_name
 from hookline.tables import html_table, table
@@ -117,6 +118,7 @@ class Listing:
     """An action that notes what passes, and the line that called for it."""
 
     kind = "list"
+    observes = True
 
     def __init__(self) -> None:
         self.seen: dict[Site, Passing] = {}
@@ -135,6 +137,8 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
     for place in found:
         if place.site.is_gradient:
             raise SiteError(f"'{place.site}': a forward shows no gradient; leave run= away")
+    if any(map(is_lazy, model.parameters())):
+        raise HooklineError(f"{type(model).__name__} has parameters without a shape yet: run the model once, then list")
     args, kwargs = ((), dict(run)) if isinstance(run, Mapping) else (run if isinstance(run, tuple) else (run,), {})
     attempts: list[Listing] = []
 
@@ -144,7 +148,8 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
 
     note = try_out(unwrap(model), args, kwargs, watch)
     listing = attempts[-1]
-    names = {site: _shortest(site, listing) for site in listing.seen}
+    asked = {place.site for place in found}
+    names = {site: site if site in asked else _shortest(site, listing) for site in listing.seen}
     rows = [(str(names[site]) or '""', str(listing.calls[site]), *passing) for site, passing in listing.seen.items()]
     exact = [place for place in found if place.exact]
     silent = [place.site for place in exact if not any(_is_at(site, place.site) for site in listing.seen)]

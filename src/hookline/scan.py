@@ -67,6 +67,7 @@ class Observe:
     """Note what passes, and which tensors, so that a later write to them can be told."""
 
     kind = "scan"
+    observes = True
 
     def __init__(self) -> None:
         self.began: dict[Site, int] = {}
@@ -91,7 +92,7 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
     """Show what every module of a model would do with this input: calls, shapes, dtypes, parameters and hazards.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
-    >>> scan(model, torch.ones(3, 4))
+    >>> scan(model, Tensor(3, 4))
     on fake tensors: nothing was computed
     site  module      calls  dtype    shape   parameters  hazards
     ────  ──────────  ─────  ───────  ──────  ──────────  ──────────────────────────

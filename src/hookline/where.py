@@ -112,9 +112,10 @@ def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Fo
             raise SiteError(f"({where!r}, {rest!r}): the first part has a port or subscripts already")
         if pattern.port == "param":
             raise SiteError(f"({where!r}, {rest!r}): ':param' is of a parameter, by its name or a pattern of names")
-    sites = [pattern.at(place.site.path)._replace(within=place.site.within) for place in plain]
+    sites = [pattern.at(place.site.path) for place in plain]
     if not pattern.member:
-        sites = [site._replace(member=place.site.member) for site, place in zip(sites, plain, strict=True)]
+        pairs = zip(sites, plain, strict=True)
+        sites = [site._replace(member=place.site.member, within=place.site.within) for site, place in pairs]
     found = [place._replace(site=site) for place, site in zip(plain, sites, strict=True)]
     return [one for place in found for one in _with_methods(place)] if pattern.member else found
 

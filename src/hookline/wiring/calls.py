@@ -32,6 +32,13 @@ def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     """Run a module's forward with any taps around it."""
     if module is not watch.module:  # This is a copy of the module, or the last tap is gone.
         return watch.forward(module, args, kwargs)
+    if watch.pauses:
+        with functions.paused():
+            return _run(watch, module, args, kwargs, attached)
+    return _run(watch, module, args, kwargs, attached)
+
+
+def _run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
     here = open_blocks.get()
     refuse_tracing()
     if watch.around and _current_graph_task() == -1 and any(tap.acts(here) or tap.blocks for tap in watch.around):

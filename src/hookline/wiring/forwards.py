@@ -26,6 +26,7 @@ class Forward:
     """Stands at the model itself, for all hooks of one `Hooks`."""
 
     kind = "forward"
+    observes = True
 
     def __init__(self) -> None:
         self.owner: object = None  # The ledger, while its hooks are attached: the model keeps it alive.

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 
-from hookline.actions import Save, Skip, Stop, refuse_tracers
+from hookline.actions import Skip, refuse_tracers
 from hookline.context import call_user
 from hookline.operations import gives_tensors, name_of, parameter_names, written_by
 from hookline.sites import Site
@@ -29,6 +31,7 @@ from hookline.wiring.taps import Tap
 if TYPE_CHECKING:
     from hookline.wiring.modules import Watch
 
+_FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
 Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
 
@@ -46,6 +49,32 @@ def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numb
         for tap in inside.waiting:
             if not tap.fired:
                 tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
+
+
+class Pause:
+    """Stands at a child that computes otherwise while any mode is on, and takes ours away while it runs."""
+
+    kind = "pause"
+    observes = True
+
+
+def pauses_below(tap: Tap) -> list[Tap]:
+    """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
+    below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, _FAST)]
+    return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Take the modes away that stand on top, as long as they are ours."""
+    taken = []
+    while _len_torch_function_stack() and isinstance(_get_current_function_mode(), Inside):
+        taken.append(_pop_mode())
+    try:
+        yield
+    finally:
+        for mode in reversed(taken):
+            _push_mode(mode)
 
 
 class Inside(TorchFunctionMode):
@@ -186,8 +215,7 @@ class Function:
 
     def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> arguments.Arguments:
         """Let a function whose result is changed write into a copy: autograd may need what it wrote as it was."""
-        seen = (Save, Stop)
-        changed = any(tap.site.port == "output" and not isinstance(tap.action, seen) for tap, _ in self.event.taps)
+        changed = any(tap.site.port == "output" and not tap.action.observes for tap, _ in self.event.taps)
         target = self._target(args, kwargs) if changed else None
         if target is None:
             return args, kwargs

@@ -45,6 +45,7 @@ class Watch:
     # What to call instead of the class's function, such as the forward that accelerate puts on an instance.
     found: Callable[..., Any] | None = None
     home: weakref.ref[nn.Module] | None = None
+    pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
     is_traceable = True
     has_functions = False  # Whether some of the taps are at functions that run inside,
     choices: dict[Any, tuple[Tap, ...]]  # which of them are meant for each,
@@ -90,7 +91,8 @@ class Watch:
         """Set the taps. What the hot path needs is worked out here, not when the model runs."""
         ordered = sorted(taps, key=lambda tap: tap.order)
         self.around = tuple(tap for tap in ordered if isinstance(tap.action, forwards.Forward))
-        self.taps = tuple(tap for tap in ordered if not isinstance(tap.action, forwards.Forward))
+        self.pauses = tuple(tap for tap in ordered if isinstance(tap.action, functions.Pause))
+        self.taps = tuple(tap for tap in ordered if not isinstance(tap.action, (forwards.Forward, functions.Pause)))
         stops = any(tap.action.stops for tap in self.around)  # type: ignore[union-attr]
         self.is_traceable = not stops and all(tap.is_traceable for tap in self.taps)
         self.has_functions = any(tap.is_inside for tap in self.taps)
@@ -100,7 +102,16 @@ class Watch:
             self.code = getattr(inspect.unwrap(own), "__code__", None)
         if any(tap.site.port not in ("output", "grad_output") or isinstance(tap.action, Skip) for tap in self.taps):
             self.parameters = self._parameters()
-        self.sole = self.taps[0] if len(self.taps) == 1 and not self.around and self.taps[0].is_plain else None
+        self.sole = self.taps[0] if len(self.taps) == 1 and not self._is_special and self.taps[0].is_plain else None
+
+    @property
+    def _is_special(self) -> bool:
+        return bool(self.around or self.pauses)
+
+    @property
+    def all(self) -> tuple[Tap, ...]:
+        """Every tap on it."""
+        return (*self.around, *self.pauses, *self.taps)
 
     def _parameters(self) -> arguments.Parameters:
         if self.found is not None:
@@ -124,7 +135,8 @@ def attach(taps: Iterable[Tap]) -> None:
             watch = watch_of(before, module) if before is not None else None
             if watch is not None:
                 tap.watch = watch
-                watch.change((*watch.around, *watch.taps, tap))
+                watch.change((*watch.all, tap))
+                _pause_below(tap)
                 continue
             tap.watch = watch = Watch(module, name, before)
             if tap.is_plain:
@@ -132,6 +144,13 @@ def attach(taps: Iterable[Tap]) -> None:
             else:
                 watch.change((tap,))
             module.__dict__[name] = watch.method
+            _pause_below(tap)
+
+
+def _pause_below(tap: Tap) -> None:
+    if tap.is_inside:
+        tap.pauses = functions.pauses_below(tap)
+        attach(tap.pauses)
 
 
 def detach(taps: Iterable[Tap]) -> None:
@@ -144,12 +163,13 @@ def detach(taps: Iterable[Tap]) -> None:
             if isinstance(watch, parameters.Reads):
                 parameters.detach(tap)
                 continue
-            others = watch.sole is not tap and tuple(one for one in (*watch.around, *watch.taps) if one is not tap)
+            others = watch.sole is not tap and tuple(one for one in watch.all if one is not tap)
             if others:
                 watch.change(others)
             else:
                 _leave(watch)
             tap.watch = None
+            detach(tap.pauses or ())
 
 
 @contextmanager
@@ -229,7 +249,8 @@ def _leave(watch: Watch) -> None:
         else:
             names[watch.name] = watch.before
     watch.module = watch.method = watch.sole = None  # A copy of the module may hold the watch for longer.
-    watch.taps = watch.around = ()
+    watch.taps = watch.around = watch.pauses = ()
+    watch.choices = {}
 
 
 def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import nn
 
 from hookline import operands
-from hookline.actions import Action, Apply, Call, Save, Set, Skip, Stop
+from hookline.actions import Action, Apply, Call, Save, Set, Skip
 from hookline.context import RESTING, Blocks
 from hookline.errors import HooklineError
 from hookline.members import Holders
@@ -49,6 +49,7 @@ class Tap:
     count = 0  # Calls of the module since the hooks were attached or entered.
     fired = False
     has_warned = False  # Of a gradient that can't come.
+    pauses: list[Tap] | None = None  # Those below it that take its mode away: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
     counted = -1  # The forward that those counts are of.
     ran: dict[str, None] | None = None  # The functions that ran while it waited for one of its own.
@@ -113,7 +114,7 @@ class Tap:
     @property
     def changes(self) -> bool:
         """Whether it may change what passes, or has to be there again when a forward is recomputed."""
-        return not isinstance(self.action, (Save, Stop)) or self.site.is_gradient
+        return not self.action.observes or self.site.is_gradient
 
     @property
     def is_traceable(self) -> bool:
