@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from harness import compare, machine, report
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import hookline as hl
 
@@ -120,12 +121,60 @@ def set_up(model: nn.Module) -> str:
     return report(f"set-up and tear-down for {DEPTH} modules, ratio to torch's own", ratios)
 
 
+def gpt(width: int) -> nn.Module:
+    """A GPT-2 of 12 layers whose attention makes its pattern."""
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(n_embd=width, n_head=width // 16, n_layer=12, vocab_size=100, bos_token_id=0, eos_token_id=0)
+    config._attn_implementation = "eager"
+    return GPT2Model(config).eval()  # type: ignore[no-any-return]
+
+
+class EveryFunction(TorchFunctionMode):
+    """Sees every function of a forward, and does nothing: the least that logging each one costs."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+def inside(width: int) -> str:
+    """One place inside one layer: a function, a method, a parameter."""
+    model, ids = gpt(width), torch.arange(32)[None]
+
+    def capture(*where: str) -> Callable[[], None]:
+        def run() -> None:
+            with hl.capture(model, *where):
+                model(ids)
+
+        return run
+
+    def every_function() -> None:
+        with EveryFunction():
+            model(ids)
+
+    ratios = compare(
+        {
+            "bare": lambda: model(ids),
+            "bare again": lambda: model(ids),
+            "h.5.attn/softmax": capture("h.5.attn/softmax"),
+            "h.*.attn/softmax": capture("h.*.attn/softmax"),
+            "h.5.attn/*": capture("h.5.attn/*"),
+            "h.5.attn.c_attn.weight/addmm": capture("h.5.attn.c_attn.weight/addmm"),
+            "h.5.attn.c_attn.weight:param": capture("h.5.attn.c_attn.weight:param"),
+            "h.5.mlp, a module": capture("h.5.mlp"),
+            "a mode that sees every function": every_function,
+        },
+        rounds=40,
+    )
+    return report(f"inside: attach, run a 12-layer GPT-2 of width {width} on 32 words, detach; ratio to bare", ratios)
+
+
 def main() -> None:
     """Run everything, print it, and keep it."""
     torch.set_num_threads(1)
     model, x = model_of(DEPTH), torch.randn(1, 16)
     with torch.no_grad():
-        tables = [attached(model, x), one_shot(model, x), set_up(model)]
+        tables = [attached(model, x), one_shot(model, x), set_up(model), inside(64), inside(768)]
     text = "\n".join([machine() + ", no_grad\n", *tables])
     print(text)
     Path(__file__).with_suffix(".txt").write_text(text)

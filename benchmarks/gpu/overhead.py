@@ -170,6 +170,19 @@ def stopped(model: nn.Module, ids: Tensor, name: str) -> Mapping[str, Run]:
     }
 
 
+def inside(model: nn.Module, ids: Tensor, attention: str, weight: str) -> Mapping[str, Run]:
+    """One place inside one layer, and one inside every layer."""
+    where = {
+        "softmax of 1 layer": f"{attention.replace('*', '5')}/softmax",
+        "softmax of every layer": f"{attention}/softmax",
+        "every function of 1 layer": f"{attention.replace('*', '5')}/*",
+        "what is made of 1 weight": f"{weight}/*",
+        "1 weight as it is read": f"{weight}:param",
+    }
+    runs = {f"hookline, {name}": hookline_run(model, ids, [place]) for name, place in where.items()}
+    return {"bare": lambda: forward(model, ids), "bare again": lambda: forward(model, ids), **runs}
+
+
 def tables() -> list[str]:
     """Measure everything."""
     model, ids = large()
@@ -182,7 +195,10 @@ def tables() -> list[str]:
         "stopped after 12 of 24 blocks": stopped(model, ids, "model.layers.11"),
     }
     found = [report(f"{size}: {case}", compare(contenders, 15, 2)) for case, contenders in cases.items()]
-    del cases
+    model.set_attn_implementation("eager")
+    contenders = inside(model, ids, "model.layers.*.self_attn", "model.layers.5.self_attn.q_proj.weight")
+    found.append(report(f"{size}, eager attention: attach, run, detach", compare(contenders, 15, 2)))
+    del cases, contenders
     del model
     torch.cuda.empty_cache()
     model, ids = small()
@@ -192,7 +208,10 @@ def tables() -> list[str]:
         f"all {len(every)} matrix layers, attached": attached(model, ids, every),
         f"all {len(every)} matrix layers, attach, run, detach": one_shot(model, ids, every),
     }
-    return found + [report(f"{size}: {case}", compare(contenders)) for case, contenders in cases.items()]
+    found += [report(f"{size}: {case}", compare(contenders)) for case, contenders in cases.items()]
+    model.set_attn_implementation("eager")
+    contenders = inside(model, ids, "transformer.h.*.attn", "transformer.h.5.attn.c_attn.weight")
+    return [*found, report(f"{size}, eager attention: attach, run, detach", compare(contenders))]
 
 
 def main() -> None:
