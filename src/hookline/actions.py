@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from hookline.context import call_user
@@ -71,6 +72,8 @@ class Save:
             return self.keep_part(value, is_part=False)
         if self.clone is False:
             return Guarded(source, [(source, version, None)])
+        if value.is_cpu and not value.is_quantized and peek_interpreter_stack() is None:
+            return copy_tensor(source) if is_parameter(value) else share_tensor(source)
         if not value.is_cuda or value.is_quantized:
             return self.keep_part(value, is_part=False)
         if not _may_share_on_cuda(value):

@@ -40,10 +40,12 @@ def is_parameter(tensor: Tensor) -> bool:
 
     These are not shared: their memory would move with the next write, and others hold its address (CUDA graphs, FSDP).
     """
-    if isinstance(tensor, nn.Parameter) or tensor.is_inference():
-        return isinstance(tensor, nn.Parameter)
-    root = tensor._base if tensor._is_view() else tensor
-    return root is not None and ((root.is_leaf and root.requires_grad) or isinstance(root, nn.Parameter))
+    root: Tensor | None = tensor
+    if not tensor.is_inference() and tensor._is_view():
+        root = tensor._base
+    if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
+        return root.requires_grad and root.is_leaf
+    return isinstance(root, nn.Parameter) or (root is not None and root.requires_grad and root.is_leaf)
 
 
 def share_on_any_device(tensor: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ class Ledger:
                 )
             )
         for tap in missing:
-            if tap.function == "*" and tap.is_inside and tap.count:
+            if tap.function == "*" and tap.is_inside and tap.ran is not None:
                 continue  # It called no function itself.
             if failed is not None or session.failed:
                 message = f"nothing passed '{tap.site}' before {failed.__name__ if failed else 'the forward failed'}"

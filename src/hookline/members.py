@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hookline.errors import SiteError, did_you_mean
 from hookline.sites import is_pattern, matches_name
-from hookline.tree import Names, children_of
+from hookline.tree import Names, children_of, is_scripted
 
 Holders = tuple[tuple[nn.Module, str], ...]  # Who holds a parameter, and under which name: a tied one has several.
 
@@ -90,7 +90,7 @@ def _is_callable(held: object) -> bool:
 def parameters(names: Names, matches: Callable[[str], bool] = lambda path: True) -> Iterator[Held]:
     """Yield every parameter once, under the first of its names that matches."""
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
-    for path, module in names.once():
+    for path, module in _modules(names):
         for name, tensor in module._parameters.items():
             if tensor is not None and not isinstance(module, nn.RNNBase) and not is_lazy(tensor):
                 holders.setdefault(id(tensor), []).append((f"{path}.{name}".lstrip("."), module, name))
@@ -108,6 +108,8 @@ def locate(names: Names, path: str) -> Held | None:
     if place is None or not name:
         return None
     above, module, _ = place
+    if is_scripted(module):
+        raise SiteError(f"{path!r} is of a module compiled by torch.jit, and nothing inside its graph can be seen")
     path = f"{above}.{name}".lstrip(".")
     tensor: Any = module._parameters.get(name, module._buffers.get(name))
     if tensor is not None:
@@ -117,6 +119,10 @@ def locate(names: Names, path: str) -> Held | None:
         raise SiteError(f"{path!r} is None: this {type(module).__name__} has no {name}")
     _refuse_computed(path, above, module, name)
     return None
+
+
+def _modules(names: Names) -> list[tuple[str, nn.Module]]:
+    return [(path, module) for path, module in names.once() if not is_scripted(module)]
 
 
 def _refuse_tensor(path: str, module: nn.Module, tensor: Tensor) -> None:
@@ -144,10 +150,9 @@ def _refuse_computed(path: str, above: str, module: nn.Module, name: str) -> Non
 
 def _holders(names: Names, module: nn.Module, name: str, tensor: Tensor) -> Holders:
     """Return all who hold a tensor, this one first."""
-    found = {(id(module), name): (module, name)}
-    for _, holder in names.once():
-        for held in (holder._parameters, holder._buffers):
-            for key, one in held.items():
-                if one is tensor:
-                    found.setdefault((id(holder), key), (holder, key))
-    return tuple(found.values())
+    found = [(module, name)]
+    for holder in names.modules():
+        for held in (holder._parameters, holder._buffers) if not is_scripted(holder) else ():
+            if held and any([one is tensor for one in held.values()]):
+                found += [(holder, key) for key, one in held.items() if one is tensor]
+    return (found[0], *(one for one in found[1:] if one != found[0]))

@@ -7,6 +7,7 @@ from torch import nn
 from hookline.errors import did_you_mean
 from hookline.tables import count
 from hookline.tree import Names, is_container, is_scripted
+from hookline.wiring.functions import FAST
 from hookline.wiring.taps import Tap
 
 # What computes attention in one kernel, and what of it can't be seen then.
@@ -14,6 +15,10 @@ _FUSED = (
     "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention", "flash_attn_func",
     "flash_attn_varlen_func", "_native_multi_head_attention", "_transformer_encoder_layer_fwd",
 )  # fmt: skip
+_FAST_PATH = (
+    "takes a fused fast path in eval mode without gradients. "
+    "Turn it off with torch.backends.mha.set_fastpath_enabled(False)."
+)
 _INSIDE_FUSED = ("softmax", "_softmax", "matmul", "bmm", "baddbmm", "einsum", "dropout", "masked_fill", "mul", "div")
 
 
@@ -33,11 +38,9 @@ def why_never_fired(tap: Tap, model: nn.Module) -> str:
         return f"'{site}' was not reached: the forward was ended early, by a stop at another site"
     times = count(session.since, "forward") if session.since else "a compiled forward"
     if tap.is_inside:
-        where = f" that of {site.path!r}" if site.path else " the model's own"
+        where = f"that of {site.path!r}" if site.path else "the model's own"
         why = why_not_called(site.path, tap.module, model)
-        return (
-            f"'{site}' did not fire: the forward in which it would run,{where}, did not run in {times} of {name}{why}"
-        )
+        return f"'{site}' did not fire: the forward in which it would run, {where}, was not called{why}"
     if site.method:
         return (
             f"'{site}' was not called in {times} of {name}. A call through super() or through the class itself "
@@ -49,6 +52,8 @@ def why_never_fired(tap: Tap, model: nn.Module) -> str:
 def _why_not_run(tap: Tap, model: nn.Module) -> str:
     """Say what ran in the forward of a module instead of a function."""
     ran, path, function = list(tap.ran or {}), tap.path, tap.function
+    if isinstance(tap.module, FAST) and tap.ran is None:
+        return f"{type(tap.module).__name__} {_FAST_PATH}"
     where = f"in the forward of {path!r}" if path else f"in the forward of {type(model).__name__}"
     if tap.often:
         return f"{function!r} ran {count(tap.often, 'time')} {where}, and '#' counts from 0, within one call"
@@ -87,6 +92,8 @@ def _why_not_taken(tap: Tap, name: str) -> str:
         return (
             f"{tap.function!r} took it {count(tap.often, 'time')}, and '#' counts from 0, within one forward of {name}"
         )
+    if not ran and isinstance(tap.module, (*FAST, nn.modules.linear.NonDynamicallyQuantizableLinear)):
+        return f"attention {_FAST_PATH}"
     if ran:
         return f"{tap.function!r} did not take it{did_you_mean(tap.function, ran) or '; what did: ' + ', '.join(ran)}"
     return f"no operation took it in {times} of {name}"
@@ -124,10 +131,7 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
                 f": '{name}' is compiled by torch.jit, and nothing inside its graph can be seen. Hook '{name}' itself."
             )
         if isinstance(found, (nn.TransformerEncoderLayer, nn.TransformerEncoder)) and found is not module:
-            return (
-                f": {type(found).__name__} takes a fused fast path in eval mode without gradients. "
-                "Turn it off with torch.backends.mha.set_fastpath_enabled(False)."
-            )
+            return f": {type(found).__name__} {_FAST_PATH}"
     if type(module).__call__ is not nn.Module.__call__:
         return f": {type(module).__name__} has a __call__ of its own, which does not call forward."
     return ""

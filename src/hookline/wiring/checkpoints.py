@@ -51,6 +51,11 @@ class Event:
         self.written: list[Tensor] = []  # Of a function: the arguments that it wrote into.
         self.depth = 0  # How many checkpointed segments it is in.
 
+    @property
+    def changes(self) -> bool:
+        """Whether any of its taps may change what passes, or follows a gradient."""
+        return any([tap.changes for tap, _ in self.taps])
+
     def inside(self, taps: list[tuple[Tap, int]], name: str, number: int) -> Event:
         """Return the call of a function within this call of a module."""
         event = Event(taps)

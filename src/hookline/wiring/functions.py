@@ -31,7 +31,7 @@ from hookline.wiring.taps import Tap
 if TYPE_CHECKING:
     from hookline.wiring.modules import Watch
 
-_FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
 Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
 
@@ -39,6 +39,8 @@ Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
 def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numbered, event: Event, act: Pass) -> Any:
     """Run a module's forward, with taps on the functions that it calls."""
     _refuse_proxies(passed)
+    if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
+        return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
     inside = Inside(watch, module, taps, event, act)
     inside.home = sys._getframe()
     try:
@@ -60,7 +62,7 @@ class Pause:
 
 def pauses_below(tap: Tap) -> list[Tap]:
     """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
-    below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, _FAST)]
+    below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, FAST)]
     return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
 
 
@@ -75,6 +77,11 @@ def paused() -> Iterator[None]:
     finally:
         for mode in reversed(taken):
             _push_mode(mode)
+
+
+def may_be_fused() -> bool:
+    """Whether torch's own attention may take its fast path, which is gone as soon as anybody looks at its functions."""
+    return not torch.is_grad_enabled() and bool(torch.backends.mha.get_fastpath_enabled())
 
 
 class Inside(TorchFunctionMode):
@@ -101,6 +108,8 @@ class Inside(TorchFunctionMode):
         if is_dynamo_compiling():  # A child is being compiled, under this mode.
             return function(*args, **(kwargs or {}))
         taps = self.choices.get(function)
+        if taps == () and not self.waiting:  # By far the most.
+            return function(*args, **kwargs) if kwargs else function(*args)
         if taps is None:
             taps = self.choices[function] = _meant_for(function, self.watch.taps)
         if not taps or not self._is_own(sys._getframe(1)):
@@ -188,6 +197,9 @@ class Function:
 
     def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it on these arguments, which may not be those that it was called with."""
+        if not self.event.changes:  # Nobody is to see another value, so it does not matter what it writes into.
+            result = self.function(*args, **kwargs)
+            return args[0] if self.name == "setitem" else result
         args, kwargs = self._apart(args, kwargs)
         versions = [(old, new, _version(new)) for old, new in self._pairs(args, kwargs)]
         result = self.function(*args, **kwargs)
@@ -245,6 +257,7 @@ class Function:
         if is_given or target is not arguments.first(passed, self.parameters):
             _write(target, value)
         self.targets[0] = target
+        self.event.written.append(target)
         return target
 
     def _is_known_to_write(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

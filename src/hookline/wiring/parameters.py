@@ -25,11 +25,12 @@ from hookline.operands import Operand, operand, watched
 from hookline.operations import gives_tensors, is_followed, may_give_tensors, name_of, read_name
 from hookline.wiring import calls, checkpoints
 from hookline.wiring.checkpoints import Attached
-from hookline.wiring.functions import Function, operate
+from hookline.wiring.functions import FAST, Function, may_be_fused, operate
 from hookline.wiring.taps import Tap
 
 KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
+_FUSING = frozenset(id(kind.forward.__code__) for kind in FAST)
 _KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
 
 
@@ -61,8 +62,12 @@ class Reads:
             value = calls.act(tap, value, Call(tap.site, module, (), {}, number), event)
         operations = self.operations.get(name, ())
         if operations and (checkpoints.is_replaying() or any(tap.acts(here) for tap in operations)):
-            return watched(value, ((self, name),), follow)
+            return value if self._is_fused(operations) else watched(value, ((self, name),), follow)
         return value
+
+    def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
+        """Whether this is read by attention that may take a fast path, which must not change by looking at it."""
+        return id(sys._getframe(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
 
     def trace(self, name: str, value: Tensor) -> Tensor:
         """Return the same inside a graph that dynamo is tracing."""
@@ -98,14 +103,14 @@ _read_uncompiled = torch._disable_dynamo(Reads.read)  # type: ignore[attr-define
 
 def attach(tap: Tap, attached: Attached) -> None:
     """Let a tap act wherever its parameter is held."""
+    operands.in_use += tap.function != ""
     for module, name in tap.holders:
         reads = module.__dict__.get(KEY)
         if reads is None or reads.module is not module:
             reads = module.__dict__[KEY] = Reads(module, attached)
+        tap.watch = reads  # Before anything can fail, so that detaching leaves the module as it was.
         reads.put((*reads.of(name), tap), name)
         _dress(module, reads)
-        tap.watch = reads
-    operands.in_use += tap.function != ""
 
 
 def detach(tap: Tap) -> None:

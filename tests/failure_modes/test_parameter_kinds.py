@@ -1,0 +1,200 @@
+"""Modules whose parameters are not read as usual: computed, lazy, scripted and fused ones, classes with conditions."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import hookline as hl
+from tests.failure_modes.states import state_of
+from tests.models import tokens
+
+
+def or_refusal(function: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what a function returns, and how hookline refused to do it, or nothing."""
+    try:
+        return function(), ""
+    except hl.HooklineError as error:
+        return None, str(error)
+
+
+def parametrized() -> nn.Module:
+    class Symmetric(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.triu() + x.triu(1).T
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    parametrize.register_parametrization(model[0], "weight", Symmetric())
+    return model
+
+
+def old_weight_norm() -> nn.Module:
+    with pytest.warns(FutureWarning):
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))
+
+
+COMPUTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "parametrized": (parametrized, r"'0\.parametrizations\.weight'"),
+    "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4))), r"'0\.parametrizations\.wei"),
+    "old weight norm": (old_weight_norm, r"0\.weight_[gv]"),
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+@pytest.mark.parametrize("rest", ["/*", "/linear", ":param"])
+def test_a_weight_that_is_computed_is_refused_with_the_name_to_use(rest: str, kind: str) -> None:
+    make, message = COMPUTED[kind]
+    model = make()
+    with pytest.raises(hl.SiteError, match=message):
+        hl.capture(model, f"0.weight{rest}")
+
+
+def test_the_name_to_use_for_a_parametrized_weight_works() -> None:
+    model, x = parametrized(), torch.randn(3, 4)
+    with hl.capture(model, "0.parametrizations.weight", "0.parametrizations.weight.original:param") as acts:
+        output = model(x)
+    assert torch.equal(acts["0.parametrizations.weight"], model[0].weight)
+    assert torch.equal(output, F.linear(x, acts["0.parametrizations.weight"], model[0].bias))
+    assert torch.equal(hl.run(model, x, patch={"0.parametrizations.weight": 0.0}), model[0].bias.expand(3, 4))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("site", ["0.weight_ih_l0/*", "0.weight_hh_l0:param", "0.weight_ih_l0/matmul"])
+def test_weights_that_a_fused_layer_holds_in_a_list_of_its_own_are_explained(site: str, kind: type[nn.RNNBase]) -> None:
+    model, x = nn.Sequential(kind(4, 4)), torch.randn(2, 3, 4)
+    before, plain = state_of(model), model(x)
+    with pytest.raises(hl.HooklineError, match=rf"'0\.weight_.*{kind.__name__}"), hl.patch(model, {site: 0.0}):
+        model(x)
+    assert state_of(model) == before
+    assert torch.equal(model(x)[0], plain[0])
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_hooks_on_the_weights_of_attention_change_no_bit_of_it(train: bool) -> None:
+    model, x = nn.MultiheadAttention(8, 2, batch_first=True).train(train), tokens()
+    with torch.set_grad_enabled(train):
+        plain, _ = model(x, x, x)
+        with hl.capture(model, "in_proj_weight:param", "out_proj.weight:param") as acts:
+            output, _ = model(x, x, x)
+        assert torch.equal(output, plain)
+        assert torch.equal(acts["in_proj_weight:param"], model.in_proj_weight)
+        if train:
+            assert torch.equal(hl.run(model, x, x, x, capture="in_proj_weight/*")[0][0], plain)
+        doubled = copy.deepcopy(model)
+        with torch.no_grad():
+            doubled.in_proj_weight.mul_(2)
+        edited = hl.run(model, x, x, x, edit={"in_proj_weight:param": lambda w: w * 2})[0]
+        assert torch.allclose(edited, doubled(x, x, x)[0], atol=1e-6)
+
+
+ATTENTION = ["in_proj_weight/*", "out_proj.weight/*"]
+LAYER = ["self_attn.in_proj_weight/*", "self_attn.out_proj.bias/*", "linear1.weight/*", "norm1.bias/*"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "site"), [*(("attention", one) for one in ATTENTION), *(("layer", one) for one in LAYER)]
+)
+def test_hooks_on_weights_do_not_turn_a_fused_fast_path_off_in_silence(kind: str, site: str) -> None:
+    x = tokens()
+    if kind == "attention":
+        model: nn.Module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        run = lambda: model(x, x, x, need_weights=False)[0]  # noqa: E731
+    else:
+        model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        run = lambda: model(x)  # noqa: E731
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", hl.HooklineWarning)  # Of what did not fire.
+        plain = run()
+        with hl.capture(model, site):
+            assert torch.equal(run(), plain)
+
+
+class Registry(nn.Module):
+    """A class that asks something of its subclasses, and remembers them."""
+
+    known: list[type] = []  # noqa: RUF012
+    __slots__ = ("scratch",)
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        Registry.known.append(cls)
+
+
+class Registered(Registry, kind="one"):
+    """Sets no attribute once it is made, and answers for those it does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.randn(4, 4))
+        self.locked = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.__dict__.get("locked"):
+            raise AttributeError(f"{name} was set")
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.W
+
+
+def test_a_class_that_asks_something_of_its_subclasses_is_hooked_or_refused_in_words() -> None:
+    model, x = nn.Sequential(Registered()), torch.randn(3, 4)
+    before, known = state_of(model), list(Registry.known)
+    with hl.capture(model, "0.W/matmul", "0.W:param") as acts:
+        model(x)
+    assert torch.equal(acts["0.W/matmul"], x @ model[0].W)
+    assert Registry.known == known
+    assert state_of(model) == before
+
+
+class Final(type(nn.Module)):  # type: ignore[misc]
+    """Makes classes that nobody can inherit from."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+        if any(isinstance(base, Final) for base in bases):
+            raise TypeError("nobody inherits from this")
+        return super().__new__(cls, name, bases, namespace)
+
+
+class Alone(nn.Linear, metaclass=Final):
+    """Such a class."""
+
+
+def test_a_class_that_nobody_can_inherit_from_is_refused_and_nothing_is_left_behind() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Alone(4, 4))
+    before = state_of(model)
+    for where in ("1.weight:param", "1.weight/*", "**:param"):
+        with pytest.raises(hl.HooklineError, match="Alone.*nobody inherits from this"), hl.capture(model, "0", where):
+            pass
+        with pytest.raises(hl.HooklineError, match="Alone"):
+            hl.Hooks(model).capture("0", where)
+        assert state_of(model) == before
+
+
+def test_the_parameters_of_a_scripted_module_are_passed_over_or_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))), torch.randn(2, 4)
+    assert [str(site) for site in hl.sites(model, "**:param")] == ["0.weight:param", "0.bias:param"]
+    assert len(hl.run(model, x, capture=["0.weight:param", "0.weight/*"])[1]) == 2
+    for where in ("1.weight:param", "1.weight/*"):
+        with pytest.raises(hl.SiteError, match="torch.jit"):
+            hl.capture(model, where)
+
+
+@pytest.mark.parametrize("where", ["0.weight:param", "0.weight/linear", "0.weight/*"])
+def test_a_lazy_module_is_seen_on_its_first_call_or_says_why_not_and_becomes_what_it_becomes(where: str) -> None:
+    model, x = nn.Sequential(nn.LazyLinear(3)), torch.randn(2, 4)
+    first, refused = or_refusal(lambda: hl.run(model, x, capture=where))
+    assert "'0.weight" in refused or len(first[1]) == 1
+    model(x)
+    assert type(model[0]) is nn.Linear
+    with hl.capture(model, where) as acts:
+        model(x)
+    assert len(acts) == 1
+    assert type(model[0]) is nn.Linear
