@@ -57,14 +57,22 @@ ORDER = [
     "trial",
     "scan",
     "listing",
+    "points.lens",
+    "points.point",
+    "points.roots",
+    "points.caching",
+    "points.hooked",
+    "points.states",
+    "points.check",
+    "points",
     "",
     "demo",
     "cli",
 ]
 
 NAMES = {
-    *("Cache", "Hook", "Hooks", "Site"),
-    *("attached", "capture", "clear", "edit", "patch", "run", "scan", "sites", "skip"),
+    *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
+    *("attached", "auto_hook", "capture", "check", "clear", "edit", "patch", "run", "scan", "sites", "skip"),
     *("EditError", "HooklineError", "NeverFired", "NotCaptured", "SiteError", "StaleValue", "StoreError"),
     *("HooklineWarning", "StopForward"),
 }

@@ -15,6 +15,7 @@ from hookline.errors import (
 )
 from hookline.hooks import Hook, Hooks
 from hookline.listing import sites
+from hookline.points import HookedModel, HookPoint, auto_hook, check
 from hookline.scan import scan
 from hookline.sites import Site
 from hookline.verbs import capture, edit, patch, run, skip
@@ -25,6 +26,8 @@ __all__ = [
     "Cache",
     "EditError",
     "Hook",
+    "HookPoint",
+    "HookedModel",
     "HooklineError",
     "HooklineWarning",
     "Hooks",
@@ -36,7 +39,9 @@ __all__ = [
     "StopForward",
     "StoreError",
     "attached",
+    "auto_hook",
     "capture",
+    "check",
     "clear",
     "edit",
     "patch",

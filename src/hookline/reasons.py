@@ -123,7 +123,8 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
     parent_path = path.rpartition(".")[0]
     parent = names.find(parent_path) if path else None
     if isinstance(parent, nn.MultiheadAttention):
-        return f": MultiheadAttention reads its weight directly. Capture '{parent_path}' instead."
+        whole = f"'{parent_path}'" if parent_path else "the model itself, ''"
+        return f": MultiheadAttention reads its weight directly. Capture {whole} instead."
     above = [(name, names.find(name)) for name in _prefixes(path)]
     for name, found in above:
         if found is not None and is_scripted(found):

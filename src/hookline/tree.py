@@ -15,6 +15,7 @@ _WRAPPERS = {
     "module": ("DistributedDataParallel", "DataParallel", "AveragedModel"),
     "_fsdp_wrapped_module": ("FullyShardedDataParallel",),
     "_checkpoint_wrapped_module": ("ActivationWrapper",),
+    "_hooked_model": ("HookedModel",),
     "base_model": ("PeftModel",),
     "model": ("BaseTuner",),
 }

@@ -47,7 +47,7 @@ def _observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
     """Let taps act, while all other hooks rest, and put back whatever the run leaves on the modules."""
     block = object()
     seen = set[int]()
-    found = [_snapshot(module, seen) for _, module in Names(model).once()]
+    found = [snapshot(module, seen) for _, module in Names(model).once()]
     for tap in taps:
         tap.blocks = frozenset((block,))
     try:
@@ -59,7 +59,7 @@ def _observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
             put_back()
 
 
-def _snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
+def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
     """Return a function that gives a module back its attributes, and their contents at any depth."""
     held = list(_containers(module.__dict__, seen))
     before = [copy.copy(container) for container in held]

@@ -47,7 +47,7 @@ def capture(
     2:input      1  float32  (3, 8)
     2            1  float32  (3, 2)
     """
-    hooks = _brief(model)
+    hooks = brief(model)
     hooks.capture(
         *where, keep=keep, detach=detach, clone=clone, device=device, dtype=dtype, transform=transform, stop=stop
     )
@@ -62,7 +62,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any]) -> Hooks:
     ...     model(torch.ones(1, 4))
     tensor([[7., 0., 0., 0., 0., 0., 0., 0.]])
     """
-    hooks = _brief(model)
+    hooks = brief(model)
     hooks.patch(values)
     return hooks
 
@@ -77,7 +77,7 @@ def edit(
     ...     model(torch.zeros(2))
     tensor([1., 1.])
     """
-    hooks = _brief(model)
+    hooks = brief(model)
     hooks.edit(where, function, with_call=with_call, check=check)
     return hooks
 
@@ -90,7 +90,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING) -> Hooks:
     ...     model(torch.zeros(2))
     tensor([0.5000, 0.5000])
     """
-    hooks = _brief(model)
+    hooks = brief(model)
     hooks.skip(where, value)
     return hooks
 
@@ -143,7 +143,7 @@ def run(
     if stop and capture is None:
         raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
     _refuse_options(model, kwargs)
-    hooks = _brief(owner)
+    hooks = brief(owner)
     if patch is not None:
         hooks.patch(patch)
     if not isinstance(edit or {}, Mapping):
@@ -191,7 +191,7 @@ def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...],
     return None if output is STOPPED else output
 
 
-def _brief(model: nn.Module) -> Hooks:
+def brief(model: nn.Module) -> Hooks:
     """Make hooks that are attached on entering and detached on leaving."""
     hooks = Hooks(model)
     hooks._brief = True

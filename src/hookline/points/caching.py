@@ -1,0 +1,203 @@
+"""What passed at hook points, as a plain dict: the caching functions of TransformerLens, on hookline's captures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookline.cache import Cache
+from hookline.copies import share_tensor
+from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
+from hookline.hooks import Hooks
+from hookline.points.point import RAISES, SILENT, WARNS, HookPoint, expect, hush
+from hookline.points.roots import Points, Wanted
+from hookline.sites import Site
+from hookline.values import describe, leaves, map_tensors
+from hookline.verbs import brief
+
+NamesFilter = str | Collection[str] | Callable[[str], bool] | None
+HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Their positions come before heads and their width.
+
+
+class Activations(dict[str, Any]):
+    """What passed at each point, by name, in the order they fired. A name that is not there raises with the reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Any:
+        raise NotCaptured(self.reasons.get(name) or f"{name!r} was not cached{did_you_mean(str(name), self)}")
+
+
+class Options(NamedTuple):
+    """How values are kept."""
+
+    device: torch.device | str | None = None
+    remove_batch_dim: bool = False
+    pos_slice: Any = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether only a part of a value is kept."""
+        return self.remove_batch_dim or self.pos_slice is not None
+
+    def cut(self, tensor: Tensor, name: str) -> Tensor:
+        """Return the part of a tensor that is kept."""
+        if self.remove_batch_dim and tensor.dim() and tensor.shape[0] == 1:
+            tensor = tensor[0]
+        dimension = 3 if name.removesuffix("_grad").endswith(HEADS) else 2
+        if self.pos_slice is None or tensor.dim() < dimension:
+            return tensor
+        chosen = getattr(self.pos_slice, "slice", self.pos_slice)  # A Slice of transformer_lens holds one.
+        where = slice(*chosen) if isinstance(chosen, tuple) else chosen
+        if isinstance(self.pos_slice, int):
+            where = [chosen]  # So that the dimension stays.
+        index = (..., where, *(slice(None),) * (dimension - 1))
+        return tensor[index].clone()  # A view would hold the whole.
+
+
+class Saver:
+    """A hook function that keeps what passes in a dict, under the name of its point. The latest counts."""
+
+    takes_whole = True  # Not tensor by tensor: see Applied.
+
+    def __init__(self, cache: dict[str, Any], options: Options, suffix: str, otherwise: str) -> None:
+        self.cache = cache
+        self.options = options
+        self.suffix = suffix
+        self.otherwise = otherwise
+
+    def __call__(self, value: Any, hook: Any) -> None:
+        """Keep a value."""
+        name = hook.name + self.suffix
+        kept = map_tensors(lambda tensor: share_tensor(tensor.detach()).to(self.options.device), value)
+        self.cache[name] = _single(map_tensors(lambda tensor: self.options.cut(tensor, name), kept))
+
+
+def caching_hooks(
+    points: Points, names: NamesFilter, incl_bwd: bool, options: Options, cache: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
+    """Return a dict, and the hook functions by name that fill it when they are added."""
+    kept = Activations() if cache is None else cache
+    chosen, otherwise = _choose(points, names)
+    forward, backward = (Saver(kept, options, suffix, otherwise) for suffix in ("", "_grad"))
+    return kept, [(name, forward) for name in chosen], [(name, backward) for name in chosen if incl_bwd]
+
+
+def run_with_cache(
+    points: Points,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: NamesFilter,
+    incl_bwd: bool,
+    options: Options,
+    clear_contexts: bool,
+) -> tuple[Any, Activations]:
+    """Run the model once, and return its output and what passed."""
+    if options.remove_batch_dim:
+        _refuse_batch((args, kwargs))
+    chosen, otherwise = _choose(points, names)
+    model = points.model
+    foreign = Activations()
+    wanted = [
+        Wanted(point, Saver(foreign, options, suffix, otherwise), dir, otherwise)
+        for point in chosen.values()
+        if not isinstance(point, HookPoint)  # One of transformer_lens in the model: its own hooks see what others did.
+        for dir, suffix in (("fwd", ""), ("bwd", "_grad"))[: 1 + incl_bwd]
+    ]
+    own = {name: points.site(point) for name, point in chosen.items() if isinstance(point, HookPoint)}
+    own |= {name + "_grad": site._replace(port="grad_output") for name, site in own.items() if incl_bwd}
+    block = captures(model, own, options, otherwise)
+    with points.opened(wanted, clear_contexts=clear_contexts):
+        output = _run(model, args, kwargs, incl_bwd, block, otherwise) if own else model(*args, **kwargs)
+        if incl_bwd and not own:
+            loss_of(output).backward()
+    result = collect(block.cache, own)
+    result.update(foreign)
+    return output, result
+
+
+def captures(model: nn.Module, sites: dict[str, Site], options: Options, otherwise: str) -> Hooks:
+    """Return a block that captures these sites."""
+    block = brief(model)
+    groups: dict[bool, list[tuple[str, Site]]] = {}
+    for name, site in sites.items():
+        groups.setdefault(name.removesuffix("_grad").endswith(HEADS) and options.cuts, []).append((name, site))
+    for group in groups.values():
+        first = group[0][0]
+        transform = _cutting(options, first) if options.cuts else None
+        block.capture(*(site for _, site in group), device=options.device, transform=transform)
+    expect(block, otherwise)
+    return block
+
+
+def _cutting(options: Options, name: str) -> Callable[[Any], Any]:
+    return lambda value: map_tensors(lambda tensor: options.cut(tensor, name), value)
+
+
+def _run(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], incl_bwd: bool, block: Hooks, otherwise: str
+) -> Any:
+    with block:
+        output = model(*args, **kwargs)
+        if incl_bwd:
+            loss_of(output).backward()
+        if otherwise == SILENT:
+            hush(block, block)
+    return output
+
+
+def collect(acts: Cache, sites: dict[str, Site]) -> Activations:
+    """Return what was captured by the names of the points; of several operations on a parameter the latest counts."""
+    result = Activations()
+    names = {(site.path, site.port, bool(site.member)): name for name, site in sites.items()}
+    for text in acts:
+        site = Site.parse(text)
+        name = names[site.path, site.port, bool(site.member)]
+        result.pop(name, None)
+        result[name] = _single(acts.calls(text)[-1])
+    for name, site in sites.items():
+        if name not in result:
+            try:
+                acts[site]
+            except NotCaptured as error:
+                result.reasons[name] = str(error)
+    return result
+
+
+def _single(value: Any) -> Any:
+    """Return the one tensor that a value holds, or else the value."""
+    tensors = leaves(value)
+    return tensors[0] if len(tensors) == 1 else value
+
+
+def _choose(points: Points, names: NamesFilter) -> tuple[dict[str, Any], str]:
+    """Return the points that are meant, by name, and what happens when nothing passes there."""
+    found: dict[str, Any] = dict(points.read())
+    if names is None:
+        return found, SILENT
+    if callable(names):
+        return {point.name or "": point for point in points.choose(names)}, WARNS
+    wanted = {names} if isinstance(names, str) else set(names)
+    for name in wanted - set(found):
+        if not isinstance(name, str):
+            raise SiteError(f"names_filter is a name, a list of names or a function of one, not {describe(names)}")
+        points.choose(name)  # It raises, and says what is near.
+    return {name: point for name, point in found.items() if name in wanted}, RAISES
+
+
+def _refuse_batch(given: Any) -> None:
+    first = next(iter(leaves(given)), None)
+    if first is not None and first.dim() and first.shape[0] != 1:
+        raise HooklineError(f"remove_batch_dim=True is for a batch of one, and the input is {describe(first)}")
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return an output of which backward() can be called."""
+    if not isinstance(output, Tensor) or output.numel() != 1:
+        raise EditError(f"incl_bwd=True calls backward() on the output, which is {describe(output)}, not one number")
+    return output

@@ -1,0 +1,345 @@
+"""Hook points on everything: `auto_hook`, which gives any model or class the interface of TransformerLens.
+
+`HookedRoot` is that interface. A `HookedModel` has it around a model that it leaves as it is; a decorated class has it
+among its bases.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Iterator, ValuesView
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from hookline.errors import HooklineError
+from hookline.points.caching import NamesFilter, Options, Saver, caching_hooks, loss_of, run_with_cache
+from hookline.points.lens import as_root
+from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint
+from hookline.points.roots import NameOrFilter, Points, Wanted
+from hookline.tree import Names, is_scripted, unwrap
+
+Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
+Kind = TypeVar("Kind", bound=type[nn.Module])
+KEY = "_hookline_points"  # Where an instance of a decorated class keeps its points.
+DELEGATED = ("__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__")
+
+
+class HookedRoot(nn.Module):
+    """A model with hook points."""
+
+    __jit_unused_properties__ = ("hook_dict", "mod_dict", "context_level")
+    is_caching = False  # transformer_lens has it; nothing depends on it.
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:
+        """Every hook point by name, as the model is now."""
+        return points_of(self).read()
+
+    @property
+    def mod_dict(self) -> dict[str, nn.Module]:
+        """Every module and every hook point by name."""
+        points = points_of(self)
+        modules = {name: module for name, module in Names(points.model).once() if name}
+        return {**modules, **points.read()}
+
+    @property
+    def context_level(self) -> int:
+        """How many `hooks` blocks are open."""
+        return points_of(self).level
+
+    @context_level.setter
+    def context_level(self, level: int) -> None:
+        """The constructor of transformer_lens sets it; here it is counted."""
+
+    def hook_points(self) -> ValuesView[HookPoint]:
+        """Return every hook point."""
+        return points_of(self).read().values()
+
+    def add_hook(
+        self,
+        name: NameOrFilter,
+        hook: HookFunction,
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Call `hook(tensor, hook=point)` at the point of that name, or at all whose name the filter takes.
+
+        What it returns, unless None, takes the tensor's place. It stays until `reset_hooks`.
+        """
+        for point in points_of(self).choose(name):
+            point.add_hook(hook, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend)
+
+    def add_perma_hook(self, name: NameOrFilter, hook: HookFunction, dir: str = "fwd") -> None:
+        """Add a hook that only `including_permanent=True` removes."""
+        HookedRoot.add_hook(self, name, hook, dir=dir, is_permanent=True)
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Pairs = (),
+        bwd_hooks: Pairs = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[Any]:
+        """Let hooks act in a `with` block, on this thread: pairs of a name, or a filter of names, and a function."""
+        points = points_of(self)
+        pairs = [*((*pair, "fwd") for pair in fwd_hooks), *((*pair, "bwd") for pair in bwd_hooks)]
+        wanted = [
+            Wanted(point, function, dir, _otherwise(where, function))
+            for where, function, dir in pairs
+            for point in points.choose(where)
+        ]
+        with points.opened(wanted, reset_hooks_end, clear_contexts):
+            yield self
+
+    def run_with_hooks(
+        self,
+        *args: Any,
+        fwd_hooks: Pairs = (),
+        bwd_hooks: Pairs = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the model once under hooks. Backward hooks of it act in the backward pass that follows."""
+        with HookedRoot.hooks(self, fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
+            return points_of(self).model(*args, **kwargs)
+
+    def run_with_cache(
+        self,
+        *args: Any,
+        names_filter: NamesFilter = None,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run the model once, and return its output and what passed at the points, by name.
+
+        Args:
+            names_filter: A name, a list of names, or a function of a name; None is all of them.
+            remove_batch_dim: Keep values without their first dimension, of a batch of one.
+            incl_bwd: Call backward() on the output too, and keep the gradients under the name and "_grad".
+            pos_slice: The positions to keep, of the last dimension but one: a number, a slice, or a list.
+        """
+        points = points_of(self)
+        options = Options(device, remove_batch_dim, pos_slice)
+        if reset_hooks_end:
+            return run_with_cache(points, args, kwargs, names_filter, incl_bwd, options, clear_contexts)
+        cache, forward, backward = caching_hooks(points, names_filter, incl_bwd, options, None)
+        with HookedRoot.hooks(self, forward, backward, reset_hooks_end=False):
+            output = points.model(*args, **kwargs)
+            if incl_bwd:
+                loss_of(output).backward()
+        return output, cache
+
+    def get_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Any] | None = None,
+        pos_slice: Any = None,
+    ) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
+        """Return a dict, and the forward and backward hooks that fill it, for `hooks` and `run_with_hooks`."""
+        options = Options(device, remove_batch_dim, pos_slice)
+        return caching_hooks(points_of(self), names_filter, incl_bwd, options, cache)
+
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Add hooks that stay, and keep what passes in a dict."""
+        options = Options(device, remove_batch_dim)
+        points = points_of(self)
+        kept, forward, backward = caching_hooks(points, names_filter, incl_bwd, options, cache)
+        for dir, hooks in (("fwd", forward), ("bwd", backward)):
+            for name, hook in hooks:
+                points.read()[name].add_hook(hook, dir=dir)
+        return kept
+
+    def reset_hooks(
+        self,
+        clear_contexts: bool = True,
+        direction: str = "both",
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """Remove the hooks of every point, and empty their `ctx`."""
+        if clear_contexts:
+            HookedRoot.clear_contexts(self)
+        HookedRoot.remove_all_hook_fns(self, direction, including_permanent, level)
+
+    def remove_all_hook_fns(
+        self, direction: str = "both", including_permanent: bool = False, level: int | None = None
+    ) -> None:
+        """Remove the hooks of every point: of one direction, or of a level."""
+        for point in points_of(self).read().values():
+            point.remove_hooks(direction, including_permanent=including_permanent, level=level)
+
+    def clear_contexts(self) -> None:
+        """Empty the `ctx` of every point."""
+        for point in points_of(self).read().values():
+            point.clear_context()
+
+    def setup(self) -> None:
+        """Nothing is to be set up: `hook_dict` is always what the model is. Models of transformer_lens call this."""
+
+    def unwrap(self) -> Any:
+        """Remove every hook, permanent ones too, and return the model itself, as it was."""
+        return _close(self)
+
+
+class HookedModel(HookedRoot):
+    """The interface around a model. All else that is asked of it is asked of the model, under the model's own names."""
+
+    _own: frozenset[str] = frozenset()
+    _hooked_model: nn.Module
+    _hook_points: Points
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        named = {name for kind in cls.__mro__ if kind not in nn.Module.__mro__ for name in vars(kind)}
+        cls._own = frozenset(named | {"_hooked_model", "_hook_points", "_modules"})
+
+    def __init__(self, model: nn.Module) -> None:  # Not nn.Module's own: its tables are the model's.
+        object.__setattr__(self, "_hooked_model", model)
+        object.__setattr__(self, "_hook_points", Points(model))
+        object.__setattr__(self, "_modules", {"_hooked_model": model})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hooked_model(*args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") or name in type(self)._own:
+            return object.__getattribute__(self, name)
+        return getattr(self._hooked_model, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # A protocol of the model is not one of this: __deepcopy__ would lose the points.
+            raise AttributeError(f"'HookedModel' object has no attribute {name!r}")
+        return getattr(self._hooked_model, name)  # Again, so that the error is the model's own.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self)._own:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._hooked_model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._hooked_model, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*type(self)._own, *dir(self._hooked_model)})
+
+    def __repr__(self) -> str:
+        return f"HookedModel({self._hooked_model!r})"
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return auto_hook, (self._hooked_model,)  # A copy is unhooked, and has points of its own.
+
+    def __copy__(self) -> HookedModel:
+        return auto_hook(copy.copy(self._hooked_model))
+
+
+_wrapped: weakref.WeakValueDictionary[int, HookedModel] = weakref.WeakValueDictionary()
+
+
+@overload
+def auto_hook(model: Kind) -> Kind: ...
+@overload
+def auto_hook(model: nn.Module) -> HookedModel: ...
+def auto_hook(model: Any) -> Any:
+    """Give a model, or as a decorator a class, hook points at every module and every bare parameter.
+
+    >>> model = auto_hook(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> list(model.hook_dict)
+    ['hook_point', '0.hook_point', '1.hook_point', '2.hook_point']
+    >>> output, cache = model.run_with_cache(torch.ones(3, 4))
+    >>> cache["1.hook_point"].shape
+    torch.Size([3, 8])
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        return _decorate(model)
+    if not isinstance(model, nn.Module):
+        raise HooklineError(f"auto_hook takes a torch.nn.Module or a class of them, not {type(model).__name__}")
+    bare = unwrap(model)
+    if is_scripted(bare):
+        raise HooklineError(f"{type(bare).__name__} is compiled by torch.jit, and nothing inside can be hooked")
+    if isinstance(bare, HookedRoot) or id(bare) in _wrapped:
+        raise HooklineError(
+            f"this {type(bare).__name__} has hook points already; use those, or take them off with unwrap() first"
+        )
+    held = [name for name in DELEGATED if hasattr(type(model), name)]
+    kind = type("HookedModel", (as_root(HookedModel),), {name: _delegate(name) for name in held})
+    hooked = _wrapped[id(bare)] = kind(model)
+    return hooked
+
+
+def _decorate(kind: type[nn.Module]) -> type[nn.Module]:
+    """Put the interface behind the bases of a class: it stays the same object, and `super()` in it goes on working."""
+    if issubclass(kind, HookedRoot):
+        raise HooklineError(f"{kind.__name__} has hook points already, its own or those of a class it inherits from")
+    root = as_root(HookedRoot)
+    interface = {name for base in root.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
+    own = {name for base in kind.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
+    taken = sorted(name for name in interface & own if not name.startswith("_"))
+    if taken:
+        raise HooklineError(
+            f"{kind.__name__} has {', '.join(map(repr, taken))} of its own, which hook points need; rename it, or hook "
+            "an instance with hl.auto_hook(model)"
+        )
+    bases = tuple(root if base is nn.Module else base for base in kind.__bases__)
+    try:
+        kind.__bases__ = bases if root in bases else (*bases, root)
+    except TypeError as error:
+        raise HooklineError(f"{kind.__name__} takes no further base ({error}); hook an instance of it") from None
+    return kind
+
+
+def _delegate(name: str) -> Any:
+    def method(self: HookedModel, *args: Any) -> Any:
+        return getattr(type(self._hooked_model), name)(self._hooked_model, *args)
+
+    method.__name__ = name
+    return method
+
+
+def _otherwise(where: NameOrFilter, function: HookFunction) -> str:
+    if isinstance(function, Saver):
+        return function.otherwise
+    return RAISES if isinstance(where, str) else WARNS
+
+
+def points_of(hooked: HookedRoot) -> Points:
+    """Return the points of a hooked model; an instance of a decorated class gets them when they are first asked for."""
+    if isinstance(hooked, HookedModel):
+        return hooked._hook_points
+    points = hooked.__dict__.get(KEY)
+    if points is None or not points.belongs_to(hooked):
+        points = Points(hooked)
+        object.__setattr__(hooked, KEY, points)
+    return points
+
+
+def _close(hooked: HookedRoot) -> nn.Module:
+    points_of(hooked).close()
+    if not isinstance(hooked, HookedModel):
+        object.__delattr__(hooked, KEY)
+        return hooked
+    _wrapped.pop(id(unwrap(hooked._hooked_model)), None)
+    return hooked._hooked_model

@@ -1,0 +1,212 @@
+"""Hook points: places of a model with the hook functions of TransformerLens, on hookline's hooks.
+
+A `HookPoint` holds its functions as handles, each of them one hook of hookline's; with none, nothing is on the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.actions import NOTHING, Call
+from hookline.errors import EditError, HooklineError
+from hookline.hooks import Hooks
+from hookline.sites import Site
+from hookline.values import map_tensors
+
+HookFunction = Callable[..., Any]
+Place = Callable[["HookPoint", str, "Applied"], Hooks]
+PORTS = {"fwd": "output", "bwd": "grad_output"}
+SILENT, WARNS, RAISES = "silent", "warns", "raises"  # What happens when nothing passes at a point in a block.
+
+_to_front = itertools.count(-1, -1)
+
+
+@dataclass
+class Handle:
+    """One hook function of a point, and hookline's hook that calls it."""
+
+    hook: Hooks
+    is_permanent: bool
+    context_level: int | None
+    user_hook: HookFunction
+
+    def matches(self, including_permanent: bool, level: int | None) -> bool:
+        """Whether it is among those that a call means."""
+        return (including_permanent or not self.is_permanent) and level in (None, self.context_level)
+
+
+class HookPoint(nn.Module):
+    """A place of a model to which hook functions can be added; they get `(tensor, hook=point)`.
+
+    `auto_hook` makes one for every module. In a model of your own it is an identity: `x = self.hook_mid(x)`.
+
+    >>> import torch
+    >>> point = HookPoint()
+    >>> _ = point.add_hook(lambda tensor, hook: tensor + 1)
+    >>> point(torch.zeros(2))
+    tensor([1., 1.])
+    >>> point.remove_hooks()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+        self.ctx: dict[Any, Any] = {}
+        self.fwd_hooks: list[Handle] = []
+        self.bwd_hooks: list[Handle] = []
+        self._place: Place | None = None  # None: its author put it into a model, where it is called.
+        self._hooks: Hooks | None = None  # What holds its hooks then.
+
+    def forward(self, x: Any) -> Any:
+        """Return the value as it is."""
+        return x
+
+    def add_hook(
+        self,
+        hook: HookFunction,
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> Handle:
+        """Call `hook(tensor, hook=point)` on each tensor that passes ("fwd"), or each gradient ("bwd"), until removed.
+
+        What it returns, unless None, takes the tensor's place.
+        """
+        handles = self.handles(dir)
+        applied = Applied(hook, self, dir)
+        added = self._put(applied) if self._place is None else self._place(self, PORTS[dir], applied)
+        expect(added, WARNS)  # A hook that stays meets runs without gradients too.
+        if prepend:
+            _put_in_front(added)
+        handle = Handle(added, is_permanent, level, hook)
+        handles.insert(0 if prepend else len(handles), handle)
+        return handle
+
+    def add_perma_hook(self, hook: HookFunction, dir: str = "fwd") -> None:
+        """Add a hook that only `including_permanent=True` removes."""
+        self.add_hook(hook, dir=dir, is_permanent=True)
+
+    def remove_hooks(self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None) -> None:
+        """Remove its hooks of one direction, or of "both"; with a level, only those that were added with it."""
+        for one in _directions(dir):
+            handles = self.handles(one)
+            for handle in [handle for handle in handles if handle.matches(including_permanent, level)]:
+                handle.hook.remove()
+                handles.remove(handle)
+
+    def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
+        """Whether it has hooks of one direction, or of either."""
+        handles = [handle for one in _directions(dir) for handle in self.handles(one)]
+        return any(handle.matches(including_permanent, level) for handle in handles)
+
+    def clear_context(self) -> None:
+        """Empty `ctx`, in which hooks keep what they like."""
+        self.ctx = {}
+
+    def layer(self) -> int:
+        """Return the first number in its name: 3 for 'blocks.3.mlp.hook_point'."""
+        number = next((part for part in (self.name or "").split(".") if part.isdigit()), None)
+        if number is None:
+            raise HooklineError(f"{self.name!r} has no number of a layer in it")
+        return int(number)
+
+    def handles(self, dir: str) -> list[Handle]:
+        """Return the handles of one direction."""
+        if dir not in PORTS:
+            raise EditError(f"dir={dir!r} is not 'fwd' or 'bwd'")
+        return self.fwd_hooks if dir == "fwd" else self.bwd_hooks
+
+    def _put(self, applied: Applied) -> Hooks:
+        if self._hooks is None:
+            self._hooks = Hooks(self)
+        return self._hooks.edit(Site("", PORTS[applied.dir]), applied, with_call=True)
+
+    def __repr__(self) -> str:
+        return "HookPoint()"
+
+    def __getstate__(self) -> dict[str, Any]:
+        unhooked: dict[str, Any] = {"fwd_hooks": [], "bwd_hooks": [], "_place": None, "_hooks": None}
+        return {**self.__dict__, **unhooked}
+
+
+class Applied:
+    """A hook function as hookline calls it, with a value of any structure: each tensor in it is given to the function.
+
+    It has no `__code__`, by which hookline tells twins: two closures of one function are none.
+    """
+
+    def __init__(self, function: HookFunction, point: HookPoint, dir: str) -> None:
+        if not callable(function):
+            raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
+        self.function = function
+        self.dir = dir
+        self.called = False
+        self._point = weakref.ref(point)  # The model holds this, and must not hold its own hooks by it.
+        self.passed: Any = NOTHING  # The latest value that was not a tensor itself.
+
+    def __call__(self, value: Any, _call: Call) -> Any:
+        """Return what passes on; None leaves the value alone."""
+        point = self._point()
+        if point is None:
+            return None
+        if getattr(self.function, "takes_whole", False):
+            return self.function(value, hook=point)
+        if isinstance(value, Tensor):
+            return self._apply(value, point)  # Also if it was written into: hookline tells that by itself.
+        self.passed = value
+        changed = False
+
+        def apply(tensor: Tensor) -> Any:
+            nonlocal changed
+            before = None if tensor.is_inference() else tensor._version
+            new = self._apply(tensor, point)
+            changed = changed or new is not tensor or (before is not None and tensor._version != before)
+            return new
+
+        new = map_tensors(apply, value)
+        return new if changed else None
+
+    def _apply(self, tensor: Tensor, point: HookPoint) -> Any:
+        self.called = True
+        conversion = getattr(point, "hook_conversion", None)  # What enable_reshape of transformer_lens sets.
+        new = self.function(tensor if conversion is None else conversion.convert(tensor), hook=point)
+        if new is None:
+            return tensor
+        if self.dir == "bwd" and isinstance(new, tuple) and len(new) == 1:
+            new = new[0]
+        return new if conversion is None else conversion.revert(new)
+
+    def __repr__(self) -> str:
+        return f"{getattr(self.function, '__name__', type(self.function).__name__)} at {id(self):x}"
+
+
+def expect(hooks: Hooks, otherwise: str) -> None:
+    """Say what happens when nothing passes where these hooks are: it raises, warns once, or nothing."""
+    for hook in hooks:
+        hook._tap.exact = otherwise == RAISES
+        hook._tap.has_warned = otherwise == SILENT
+
+
+def hush(block: Hooks, silent: Hooks) -> None:
+    """Take off what has not fired, with the reason noted, so that the end of its block says nothing of it."""
+    unfired = [tap for tap in silent._taps if not tap.fired]
+    block._ledger._explain(unfired, block._taps, None)
+    block._ledger.remove(unfired)
+
+
+def _put_in_front(hooks: Hooks) -> None:
+    for hook in hooks:
+        hook.deactivate()
+        hook._tap.order = next(_to_front)
+        hook.activate()
+
+
+def _directions(dir: str) -> tuple[str, ...]:
+    return ("fwd", "bwd") if dir == "both" else (dir,)
