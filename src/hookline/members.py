@@ -90,15 +90,15 @@ def _is_callable(held: object) -> bool:
 def parameters(names: Names, matches: Callable[[str], bool] = lambda path: True) -> Iterator[Held]:
     """Yield every parameter once, under the first of its names that matches."""
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
-    for path, module in _modules(names):
-        for name, tensor in module._parameters.items():
+    for path, module, _ in names.walk():
+        for name, tensor in module._parameters.items() if not is_scripted(module) else ():
             if tensor is not None and not isinstance(module, nn.RNNBase) and not is_lazy(tensor):
                 holders.setdefault(id(tensor), []).append((f"{path}.{name}".lstrip("."), module, name))
     for found in holders.values():
         chosen = next((path for path, _, _ in found if matches(path)), None)
         if chosen is not None:
             found.sort(key=lambda one: one[0] != chosen)
-            yield Held(chosen, tuple((module, name) for _, module, name in found))
+            yield Held(chosen, tuple(dict.fromkeys((module, name) for _, module, name in found)))
 
 
 def locate(names: Names, path: str) -> Held | None:
@@ -119,10 +119,6 @@ def locate(names: Names, path: str) -> Held | None:
         raise SiteError(f"{path!r} is None: this {type(module).__name__} has no {name}")
     _refuse_computed(path, above, module, name)
     return None
-
-
-def _modules(names: Names) -> list[tuple[str, nn.Module]]:
-    return [(path, module) for path, module in names.once() if not is_scripted(module)]
 
 
 def _refuse_tensor(path: str, module: nn.Module, tensor: Tensor) -> None:

@@ -117,7 +117,14 @@ def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Fo
         pairs = zip(sites, plain, strict=True)
         sites = [site._replace(member=place.site.member, within=place.site.within) for site, place in pairs]
     found = [place._replace(site=site) for place, site in zip(plain, sites, strict=True)]
-    return [one for place in found for one in _with_methods(place)] if pattern.member else found
+    if not pattern.member.endswith("()"):
+        return found
+    name = pattern.member[:-2]
+    able = [place for place in found if place.exact or members.has_method(place.module, name) or is_pattern(name)]
+    chosen = [one for place in able for one in _with_methods(place)]
+    if not chosen:
+        raise SiteError(f"({where!r}, {rest!r}): none of these modules has such a method")
+    return chosen
 
 
 def _exact(model: nn.Module, names: Names, site: Site) -> list[Found]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from hookline.actions import Call, Save, refuse_tracers
 from hookline.errors import HooklineError, NeverFired, warn
 from hookline.records import Guarded
+from hookline.sites import Site
 from hookline.values import expand, get, leaves, map_tensors, put, split
 from hookline.wiring import checkpoints
 from hookline.wiring.taps import Tap, blame
@@ -94,7 +95,7 @@ def _watch_part(
     part, rest = split(value, subscripts)
     tensors = leaves(part)
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
-        _say_why_not(tap, tensors)
+        _say_why_not(tap, tensors, call.site, subscripts)
         return value
     arrival = Arrival(tap, part, subscripts, rest, call, event)
     aliases: dict[int, Tensor] = {}  # A tensor that is there twice is followed once.
@@ -139,7 +140,7 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     if (
         not tensor._is_view()
         or call.site.port != "grad_output"
-        or not type(layer).__module__.startswith("torch.nn.modules")
+        or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
     ):
         return None
     base = tensor._base
@@ -291,7 +292,8 @@ def _settle(view: View) -> None:
     node = base.grad_fn
     while node is not None and node.next_functions and node.next_functions[0][0] is not view.before:
         node = node.next_functions[0][0]
-    whole = base.numel() == tensor.numel() and base.is_contiguous() and tensor.is_contiguous()
+    alike = base.shape == tensor.shape and base.stride() == tensor.stride()
+    whole = alike or (base.numel() == tensor.numel() and base.is_contiguous() and tensor.is_contiguous())
     if node is None or not whole:
         problem = f"'{view.tap.site}' can get no gradient: a part of it is written in place later"
         if view.tap.exact:
@@ -308,7 +310,7 @@ def _settle(view: View) -> None:
     node.register_hook(arrived)
 
 
-def _say_why_not(tap: Tap, tensors: list[Tensor]) -> None:
+def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[Any, ...]) -> None:
     """Raise, or warn for a site found by a pattern, when no gradient can ever come."""
     if not torch.is_grad_enabled() and checkpoints.is_first_pass_of_reentrant():
         return
@@ -321,13 +323,13 @@ def _say_why_not(tap: Tap, tensors: list[Tensor]) -> None:
         why = f"{tensors[0].dtype} values have none"
     else:
         why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
-    problem = f"'{tap.site}' can get no gradient: {why}"
+    problem = f"'{site}' can get no gradient: {why}"
     if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
         problem += ", or deactivate the hook for such a run"
     if tap.exact:
         raise NeverFired(problem)
     if tap.record is not None:
-        tap.record.explain(problem)
+        tap.record_at(site, subscripts).explain(problem)
     if not tap.has_warned:
         tap.has_warned = True
         warn(problem)

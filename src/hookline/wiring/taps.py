@@ -134,17 +134,22 @@ class Tap:
             if isinstance(action, Save):
                 self._save(action, value, call.site, stamp)
                 return value
-            value = plain(value) if operands.in_use else value
-            if not self.subscripts:
-                return action(value, call, True)  # type: ignore[operator]
-            for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
-                whole, rest = split(value, subscripts)
-                part = get(whole, rest)
-                new = action(part, call, not rest)  # type: ignore[operator]
-                value = value if new is part else put(value, subscripts, new)
-            return value
+            seen = plain(value) if operands.in_use else value
+            new = self._changed(seen, call)
+            return value if new is seen else new
         except Exception as error:
             blame(call.site, error)
+
+    def _changed(self, value: Any, call: Call) -> Any:
+        action = self.action
+        if not self.subscripts:
+            return action(value, call, True)  # type: ignore[operator]
+        for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
+            whole, rest = split(value, subscripts)
+            part = get(whole, rest)
+            new = action(part, call, not rest)  # type: ignore[operator]
+            value = value if new is part else put(value, subscripts, new)
+        return value
 
     def trace(self, value: Any) -> Any:
         """Act inside a graph that dynamo is tracing: no counting, no clock, no other thread."""
