@@ -114,7 +114,8 @@ def locate(names: Names, path: str) -> Held | None:
     tensor: Any = module._parameters.get(name, module._buffers.get(name))
     if tensor is not None:
         _refuse_tensor(path, module, tensor)
-        return Held(path, _holders(names, module, name, tensor))
+        others = [one for one in names.holders(tensor) if one != (module, name)]
+        return Held(path, ((module, name), *others))
     if name in module._parameters or name in module._buffers:
         raise SiteError(f"{path!r} is None: this {type(module).__name__} has no {name}")
     _refuse_computed(path, above, module, name)
@@ -142,13 +143,3 @@ def _refuse_computed(path: str, above: str, module: nn.Module, name: str) -> Non
         names = " and ".join(repr(f"{above}.{key}".lstrip(".")) for key in made_of)
         hint = f"; it is made of {names}, which are" if made_of else ""
         raise SiteError(f"{path!r} is a plain tensor, no parameter or buffer{hint}")
-
-
-def _holders(names: Names, module: nn.Module, name: str, tensor: Tensor) -> Holders:
-    """Return all who hold a tensor, this one first."""
-    found = [(module, name)]
-    for holder in names.modules():
-        for held in (holder._parameters, holder._buffers) if not is_scripted(holder) else ():
-            if held and any([one is tensor for one in held.values()]):
-                found += [(holder, key) for key, one in held.items() if one is tensor]
-    return (found[0], *(one for one in found[1:] if one != found[0]))

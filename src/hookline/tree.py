@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 # Wrappers that hold one model and change its names: the child's name, and what the wrapper's class is called.
@@ -75,17 +76,27 @@ class Names:
             found.setdefault(id(module), (name, module))
         return list(found.values())
 
-    def modules(self) -> list[nn.Module]:
-        """Return every module once, in no order: a third of the time of `once`."""
-        model = self._model()
-        found: dict[int, nn.Module] = {}
-        waiting: list[nn.Module | None] = [model]
+    def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
+        """Return every module that holds a tensor, and under which name. Without a call for each: there are many."""
+        found = []
+        seen = set[int]()
+        waiting: list[Any] = [self._model()]
         while waiting:
             module = waiting.pop()
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                waiting += children_of(module).values()
-        return list(found.values())
+            if module is None or id(module) in seen:
+                continue
+            seen.add(id(module))
+            held = module.__dict__
+            children = held.get("_modules")
+            if type(children) is not dict:  # A ScriptModule keeps them in C++.
+                continue
+            for tensors in (held["_parameters"], held["_buffers"]):
+                for name, one in tensors.items() if tensors else ():
+                    if one is tensor:
+                        found.append((module, name))
+            if children:
+                waiting += children.values()
+        return found
 
     def find(self, path: str) -> nn.Module | None:
         """Return the module of that name, with or without the names that wrappers add; None if there is none."""
