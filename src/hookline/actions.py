@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
@@ -241,6 +242,12 @@ def refuse_tracing() -> None:
         raise HooklineError(
             "the model is being traced or exported, and the result would keep the hooks; leave the block first"
         )
+
+
+def refuse_fx(site: Site) -> None:
+    """Raise while torch.fx traces the model, at a place where no stand-in of its tells that it does."""
+    if _symbolic_trace._is_fx_tracing_flag:
+        raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
 
 
 def refuse_tracers(value: Any) -> None:

@@ -17,7 +17,7 @@ from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.ledger import Block, Ledger
 from hookline.records import Record
-from hookline.sites import Site
+from hookline.sites import Site, matches_name
 from hookline.tables import count, html_table, table
 from hookline.tree import Names, unwrap
 from hookline.where import Found, Where, find
@@ -383,7 +383,10 @@ def _is_at(tap: Tap, place: Found) -> bool:
     if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
         return False
     site = place.site
-    return tap.site._replace(path="") == site._replace(path="") or site == Site(site.path)
+    if site == Site(site.path):
+        return True
+    same = tap.site._replace(path="", member="") == site._replace(path="", member="")
+    return same and matches_name(tap.site.member, site.member)
 
 
 def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:

@@ -230,7 +230,7 @@ class Ledger:
                 continue
             if tap.record is not None:
                 tap.record.explain(message)
-            if not isinstance(tap.action, Stop):
+            if not isinstance(tap.action, Stop) and not _ran_elsewhere(tap, taps):
                 messages.append((tap.exact, message))
         return messages if ran else []
 
@@ -313,6 +313,13 @@ def _living_taps(taps: Iterable[Tap]) -> list[Tap]:
     if not taps or any([tap.removed for tap in taps]):
         raise HooklineError(NO_HOOKS)
     return taps
+
+
+def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
+    """Whether a function did not run here, but in another module that the same pattern means: `**/softmax`."""
+    if tap.exact or not tap.is_inside:
+        return False
+    return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
 
 
 def _speak(messages: list[tuple[bool, str]]) -> None:

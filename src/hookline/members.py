@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline.errors import SiteError, did_you_mean
 from hookline.sites import is_pattern, matches_name
-from hookline.tree import Names, children_of, is_scripted
+from hookline.tree import Children, Names, children_of, is_scripted
 
 Holders = tuple[tuple[nn.Module, str], ...]  # Who holds a parameter, and under which name: a tied one has several.
 
@@ -22,6 +23,7 @@ class Held(NamedTuple):
 
     path: str
     holders: Holders
+    siblings: Children | None = None  # Of the module that holds it: by this a replaced one is noticed.
 
 
 def methods(path: str, module: nn.Module, name: str) -> list[str]:
@@ -107,7 +109,7 @@ def locate(names: Names, path: str) -> Held | None:
     place = names.locate(above)
     if place is None or not name:
         return None
-    above, module, _ = place
+    above, module, siblings = place
     if is_scripted(module):
         raise SiteError(f"{path!r} is of a module compiled by torch.jit, and nothing inside its graph can be seen")
     path = f"{above}.{name}".lstrip(".")
@@ -115,7 +117,7 @@ def locate(names: Names, path: str) -> Held | None:
     if tensor is not None:
         _refuse_tensor(path, module, tensor)
         others = [one for one in names.holders(tensor) if one != (module, name)]
-        return Held(path, ((module, name), *others))
+        return Held(path, ((module, name), *others), siblings)
     if name in module._parameters or name in module._buffers:
         raise SiteError(f"{path!r} is None: this {type(module).__name__} has no {name}")
     _refuse_computed(path, above, module, name)
@@ -123,6 +125,8 @@ def locate(names: Names, path: str) -> Held | None:
 
 
 def _refuse_tensor(path: str, module: nn.Module, tensor: Tensor) -> None:
+    if isinstance(module, torch.fx.GraphModule):
+        raise SiteError(f"{path!r} is of a torch.fx graph, which makes its own class; hook its functions, '/name'")
     if isinstance(module, nn.RNNBase):
         kind = type(module).__name__
         raise SiteError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,8 +13,8 @@ from torch import Tensor
 from hookline.values import leaves, map_tensors
 
 _SPARE = torch.empty(0)
-_numbers = itertools.count()
-living: WeakValueDictionary[int, Operand] = WeakValueDictionary()  # Those that somebody holds.
+living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # Those that somebody holds.
+changing = threading.RLock()  # Of those.
 in_use = 0  # How many hooks there are at operations on parameters.
 Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Operand"]], Any]
 
@@ -34,21 +34,36 @@ class Operand(Tensor):
         found: list[Operand] = []
         plain_args = tuple([_plain(one, found) for one in args])
         plain_kwargs = {name: _plain(one, found) for name, one in (kwargs or {}).items()}
-        if not found:
-            return function(*plain_args, **plain_kwargs)
+        if not found:  # It is in a value of a kind that is not looked into.
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
         return found[0].follow(function, plain_args, plain_kwargs, found)
 
 
 def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
-    """Make an operand of a tensor, and remember it; one of another subclass, such as a DTensor, stays what it is."""
+    """Return the operand of a tensor, the same for as long as it lives: models ask whether two weights are one.
+
+    What has no plain memory, such as a DTensor, stays what it is.
+    """
+    key = id(tensor), torch.is_grad_enabled()
+    with changing:
+        made = living.get(key)
+        if made is None or made.plain is not tensor:
+            try:
+                made = _make(tensor, origins, follow)
+            except (RuntimeError, NotImplementedError):  # A sparse one.
+                return tensor
+            if made is not None:
+                living[key] = made
+    return tensor if made is None else made
+
+
+def _make(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand | None:
     if type(tensor) in (Tensor, torch.nn.Parameter):
-        made = operand(tensor, origins, follow)
-    elif type(tensor).__name__ == "FakeTensor":
-        made = _dress(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
-    else:
-        return tensor
-    living[next(_numbers)] = made
-    return made
+        return operand(tensor, origins, follow)
+    if type(tensor).__name__ == "FakeTensor":
+        return _dress(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
+    return None
 
 
 def operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
@@ -77,4 +92,6 @@ def _plain(value: Any, found: list[Operand]) -> Any:
         return value.plain
     if type(value) in (tuple, list):
         return type(value)([_plain(one, found) for one in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_plain(one, found) for one in value))
     return value

@@ -19,6 +19,16 @@ _OPERATORS = {
     "rshift": "bitwise_right_shift", "rlshift": "bitwise_left_shift", "rrshift": "bitwise_right_shift",
     "ilshift": "bitwise_left_shift_", "irshift": "bitwise_right_shift_", "pos": "positive",
 }  # fmt: skip
+_REFLECTED = (
+    "__rsub__",
+    "__rdiv__",
+    "__rtruediv__",
+    "__rpow__",
+    "__rfloordiv__",
+    "__rmod__",
+    "__rlshift__",
+    "__rrshift__",
+)
 _ITEMS = {"getitem": ("input", "index"), "setitem": ("input", "index", "value"), "einsum": ("equation",)}
 _NAMESPACES = ("linalg_", "fft_", "special_")
 _TENSORS = ("T", "H", "mT", "mH", "data", "real", "imag")  # The properties of a tensor that are tensors.
@@ -32,7 +42,7 @@ FOLLOWED = frozenset((
     "detach", "detach_", "alias", "contiguous", "clone", "to", "type", "type_as", "float", "double", "half",
     "bfloat16", "cfloat", "cdouble", "chalf", "int", "long", "short", "char", "byte", "bool", "cpu", "cuda",
     "requires_grad_", "retain_grad", "pin_memory", "rename", "refine_names", "align_to", "align_as", "as_subclass",
-    "unsafe_chunk", "unsafe_split", "view_as_real", "view_as_complex", "resolve_conj", "resolve_neg", "T_", "t_",
+    "unsafe_chunk", "unsafe_split", "view_as_real", "view_as_complex", "resolve_conj", "resolve_neg", "t_",
     "transpose_", "squeeze_", "unsqueeze_", "atleast_1d", "atleast_2d", "atleast_3d",
 ))  # fmt: skip
 
@@ -48,6 +58,11 @@ _TELLING = frozenset((
     "__contains__", "__array__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dlpack__", "__dlpack_device__",
     "__set__",
 ))  # fmt: skip
+
+
+def is_reflected(function: Any) -> bool:
+    """Whether a function is an operator that Python asks of its right side, with its arguments the other way round."""
+    return getattr(function, "__name__", "") in _REFLECTED
 
 
 def read_name(function: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookline.errors import did_you_mean
 from hookline.tables import count
@@ -26,7 +26,7 @@ def why_never_fired(tap: Tap, model: nn.Module) -> str:
     """Say that a site did not fire, why, and what to hook instead."""
     site, session, name = tap.site, tap.session, type(model).__name__
     if tap.holders:
-        return f"'{site}' did not fire: {_why_not_taken(tap, name)}"
+        return f"'{site}' did not fire: {_why_not_taken(tap, model)}"
     if tap.is_inside and tap.count and (tap.ran is not None or site.within is None or tap.count > site.within):
         return f"'{site}' did not fire: {_why_not_run(tap, model)}"
     called = f"{site.path}.{site.member}".lstrip(".") if site.method else site.path
@@ -80,8 +80,9 @@ def _eager_instead(module: nn.Module, path: str, model: nn.Module) -> str:
     return f"Choose an eager implementation of attention for {path!r}, which calls softmax itself"
 
 
-def _why_not_taken(tap: Tap, name: str) -> str:
+def _why_not_taken(tap: Tap, model: nn.Module) -> str:
     """Say why a parameter was not read, or no operation took it."""
+    name, tensor = type(model).__name__, getattr(*tap.holders[0], None)
     times = count(tap.session.since, "forward") if tap.session.since else "a compiled forward"
     if isinstance(tap.module, nn.RNNBase):
         return f"{type(tap.module).__name__} keeps its weights in a list of its own, and does not read them by name"
@@ -96,7 +97,9 @@ def _why_not_taken(tap: Tap, name: str) -> str:
         return f"attention {_FAST_PATH}"
     if ran:
         return f"{tap.function!r} did not take it{did_you_mean(tap.function, ran) or '; what did: ' + ', '.join(ran)}"
-    return f"no operation took it in {times} of {name}"
+    if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
+        return f"it is a {type(tensor).__name__}, whose operations can't be followed; ':param' works"
+    return f"no operation took it in {times} of {name}{why_not_called(tap.path, tap.module, model)}"
 
 
 def _advised(path: str, module: nn.Module, model: nn.Module) -> str:

@@ -170,7 +170,7 @@ def _parameter(site: Site, held: Held, exact: bool) -> Found:
         raise SiteError(
             f"'{site}': a parameter is not called; '#n' goes behind the function, as in '{held.path}/add#1'"
         )
-    return Found(site._replace(path=held.path), held.holders[0][0], exact, None, held.holders)
+    return Found(site._replace(path=held.path), held.holders[0][0], exact, held.siblings, held.holders)
 
 
 def _find_parameters(model: nn.Module, names: Names, pattern: Pattern) -> list[Found]:

@@ -167,15 +167,70 @@ class Alone(nn.Linear, metaclass=Final):
     """Such a class."""
 
 
-def test_a_class_that_nobody_can_inherit_from_is_refused_and_nothing_is_left_behind() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Alone(4, 4))
-    before = state_of(model)
+def test_a_class_that_lets_nobody_inherit_from_it_is_hooked_all_the_same_and_nothing_is_left_behind() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Alone(4, 4)), torch.randn(2, 4)
+    before, plain = state_of(model), model(x)
     for where in ("1.weight:param", "1.weight/*", "**:param"):
-        with pytest.raises(hl.HooklineError, match="Alone.*nobody inherits from this"), hl.capture(model, "0", where):
-            pass
-        with pytest.raises(hl.HooklineError, match="Alone"):
-            hl.Hooks(model).capture("0", where)
+        output, acts = hl.run(model, x, capture=["0", where])
+        assert torch.equal(output, plain)
+        assert len(acts) >= 2
         assert state_of(model) == before
+
+
+def test_a_hooked_parameter_is_not_tied_to_another_in_a_block() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    before = state_of(model)
+    with (
+        torch.no_grad(),
+        hl.capture(model, "0.weight/*"),
+        pytest.raises(hl.HooklineError, match=r"'0\.weight/\*'.*outside"),
+    ):
+        model[1].weight = model[0].weight
+    assert state_of(model) == before
+
+
+def test_two_reads_of_one_weight_are_one_object_also_under_both_names_of_a_tie() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.a.weight is self.a.weight
+            return self.a(x) if self.a.weight is self.b.weight else self.b(x)
+
+    model, x = Asks(), torch.randn(2, 4)
+    output, acts = hl.run(model, x, capture="a.weight/*")
+    assert torch.equal(output, model(x))
+    assert list(acts) == ["a.weight/linear#0"]
+
+
+def test_a_copy_of_a_parametrized_module_has_no_hooks_and_parametrizing_in_a_block_leaves_no_class_behind() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    hooks = hl.Hooks(model)
+    hooks.edit("0.bias:param", lambda bias: bias * 0 + 7)
+    copied = copy.deepcopy(model)
+    hooks.remove()
+    assert type(copied[0]) is type(model[0])
+    assert torch.equal(copied(torch.zeros(1, 2)), model(torch.zeros(1, 2)))
+    plain = nn.Sequential(nn.Linear(2, 2))
+    with hl.capture(plain, "0.bias:param"):
+        nn.utils.parametrizations.weight_norm(plain[0])
+        plain(torch.zeros(1, 2))
+    nn.utils.parametrize.remove_parametrizations(plain[0], "weight")
+    assert type(plain[0]) is nn.Linear
+
+
+def test_a_module_that_is_replaced_in_a_block_takes_the_hooks_of_its_parameters_along_and_that_is_said() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2)
+    with (
+        pytest.raises(hl.NeverFired, match="was replaced"),
+        hl.edit(model, "0.weight:param", lambda weight: weight * 0),
+    ):
+        model(x)
+        model[0] = nn.Linear(2, 2)
+        model(x)
 
 
 def test_the_parameters_of_a_scripted_module_are_passed_over_or_refused() -> None:

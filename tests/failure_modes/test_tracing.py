@@ -113,9 +113,16 @@ def test_tracing_a_part_of_a_model_under_a_capture_adds_nothing_to_the_trace() -
     assert torch.equal(traced(x), plain(x))
 
 
+class Rectifier(nn.Module):
+    """A class of its own: torch.jit keeps what it has compiled of a class, also of other tests."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+
 def test_scripting_under_hooks_never_bakes_them_in() -> None:
     """E07"""
-    model, x = mlp(), torch.randn(2, 4)
+    model, x = nn.Sequential(nn.Linear(4, 4), Rectifier(), nn.Linear(4, 4)), torch.randn(2, 4)
     plain = model(x)
     scripted = None
     with (

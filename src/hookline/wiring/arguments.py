@@ -29,6 +29,12 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
     return found._replace(positional=found.positional[1:])  # Without self.
 
 
+@lru_cache(maxsize=1024)
+def parameters_of_function(function: Callable[..., Any]) -> Parameters:
+    """Read the signature of a function of torch's."""
+    return read_parameters(function)
+
+
 def read_parameters(function: Callable[..., Any]) -> Parameters:
     """Read the signature of any callable."""
     try:

@@ -31,7 +31,10 @@ _current_graph_task = torch._C._current_graph_task_id
 def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
     """Run a module's forward with any taps around it."""
     if module is not watch.module:  # This is a copy of the module, or the last tap is gone.
-        return watch.forward(module, args, kwargs)
+        again = watch.current(module) if checkpoints.is_replaying() else None  # A segment holds the shadow of then.
+        if again is None:
+            return watch.forward(module, args, kwargs)
+        watch = again
     if watch.pauses:
         with functions.paused():
             return _run(watch, module, args, kwargs, attached)
@@ -75,9 +78,9 @@ def pass_through(
     """Inputs, then the call or what stands in for it, then outputs; in each, taps in the order they were added."""
     skip: Tap | None = None
     taps, inside = event.taps, []
-    if watch.has_functions:
-        taps = [pair for pair in event.taps if not pair[0].is_inside]
-        inside = [pair for pair in event.taps if pair[0].is_inside]
+    if not watch.is_function and any([tap.is_inside for tap, _ in taps]):
+        inside = [pair for pair in taps if pair[0].is_inside]
+        taps = [pair for pair in taps if not pair[0].is_inside]
     for tap, number in taps:
         if isinstance(tap.action, Skip):
             skip = tap

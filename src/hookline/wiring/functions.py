@@ -19,9 +19,15 @@ from torch._C import _len_torch_function_stack
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 
-from hookline.actions import Skip, refuse_tracers
+from hookline.actions import Skip, refuse_fx
 from hookline.context import call_user
-from hookline.operations import gives_tensors, name_of, parameter_names, written_by
+from hookline.operations import (
+    gives_tensors,
+    is_reflected,
+    name_of,
+    parameter_names,
+    written_by,
+)
 from hookline.sites import Site
 from hookline.values import leaves, map_tensors
 from hookline.wiring import arguments, gradients
@@ -38,7 +44,7 @@ Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
 
 def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numbered, event: Event, act: Pass) -> Any:
     """Run a module's forward, with taps on the functions that it calls."""
-    _refuse_proxies(passed)
+    refuse_fx(taps[0][0].site)
     if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
         return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
     inside = Inside(watch, module, taps, event, act)
@@ -173,11 +179,13 @@ def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
 class Function:
     """One call of a function, as calls.py runs it: like a watched module's forward."""
 
-    has_functions = False
+    is_function = True
 
     def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         self.function = function
         self.name = name
+        if is_reflected(function):  # `1 - x` is sub(1, x), but Python asks x for it.
+            self.function, args = _swapped(function), args[::-1]
         self.args = args
         self.kwargs = kwargs
         self.event = event
@@ -188,7 +196,7 @@ class Function:
         """The names of its parameters, as far as torch knows them; a method's first is `input`."""
         found = arguments.NO_PARAMETERS
         if type(self.function) is FunctionType:
-            found = arguments.read_parameters(self.function)
+            found = arguments.parameters_of_function(self.function)
         if found.positional:
             first, *rest = found.positional
             return found._replace(positional=("input", *rest)) if first == "self" else found
@@ -271,17 +279,16 @@ class Function:
         return written_by(self.name, args, arguments.bind((args, kwargs), self.parameters))
 
 
+def _swapped(function: Any) -> Callable[..., Any]:
+    def swapped(input: Any, other: Any) -> Any:
+        return function(other, input)
+
+    return swapped
+
+
 def operate(function: Function, module: nn.Module, act: Pass) -> Any:
     """Run a function with its taps around it."""
-    _refuse_proxies((function.args, function.kwargs))
     return function.finish(act(function, module, (function.args, function.kwargs), function.event))
-
-
-def _refuse_proxies(passed: arguments.Arguments) -> None:
-    args, kwargs = passed
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, torch.fx.Proxy):
-            refuse_tracers(one)
 
 
 def _write(target: Tensor, value: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType, MethodType
@@ -28,6 +29,9 @@ class Stand:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)  # The keywords of a partial, what is noted on a function.
+
     def __reduce__(self) -> tuple[Any, ...]:
         return cast, (None, self.__wrapped__)  # Gives the second back, and is there without hookline.
 
@@ -40,8 +44,8 @@ def shadow(watch: Watch, name: str, own: Any, attached: Attached) -> Callable[..
             return calls.trace(watch, self, args, kwargs, attached)
         return calls.run(watch, self, args, kwargs, attached)
 
+    functools.update_wrapper(method, own)  # For inspect.signature, and what is noted on the function.
     method.__name__ = name  # Pickle looks a bound method up by it.
-    method.__wrapped__ = own  # type: ignore[attr-defined]  # For inspect.signature.
     return method
 
 

@@ -47,9 +47,8 @@ class Watch:
     home: weakref.ref[nn.Module] | None = None
     pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
     is_traceable = True
-    has_functions = False  # Whether some of the taps are at functions that run inside,
-    choices: dict[Any, tuple[Tap, ...]]  # which of them are meant for each,
-    code: CodeType | None = None  # and the code of the forward in which those run.
+    is_function = False
+    code: CodeType | None = None  # Of the forward in which functions run that taps are on.
     parameters = arguments.NO_PARAMETERS
 
     before: Callable[..., Any] | None = None  # What the instance itself held, which somebody else put there.
@@ -79,6 +78,10 @@ class Watch:
             return type(module).forward(module, *args, **kwargs)
         return methods.bound(methods.written_in(type(module), self.name), module)(*args, **kwargs)
 
+    def current(self, module: nn.Module) -> Watch | None:
+        """Return the watch that stands on the module now, in the place of this one."""
+        return watch_of(module.__dict__.get(self.name), module)
+
     def site(self, site: Site, _number: int) -> Site:
         """Return the site of a call."""
         return site
@@ -90,14 +93,13 @@ class Watch:
     def change(self, taps: Iterable[Tap]) -> None:
         """Set the taps. What the hot path needs is worked out here, not when the model runs."""
         ordered = sorted(taps, key=lambda tap: tap.order)
+        self.choices: dict[Any, tuple[Tap, ...]] = {}  # Before the taps: another thread may be running.
         self.around = tuple(tap for tap in ordered if isinstance(tap.action, forwards.Forward))
         self.pauses = tuple(tap for tap in ordered if isinstance(tap.action, functions.Pause))
         self.taps = tuple(tap for tap in ordered if not isinstance(tap.action, (forwards.Forward, functions.Pause)))
         stops = any(tap.action.stops for tap in self.around)  # type: ignore[union-attr]
         self.is_traceable = not stops and all(tap.is_traceable for tap in self.taps)
-        self.has_functions = any(tap.is_inside for tap in self.taps)
-        if self.has_functions:
-            self.choices = {}
+        if any(tap.is_inside for tap in self.taps):
             own = self.found or type(self.module).forward  # type: ignore[union-attr]
             self.code = getattr(inspect.unwrap(own), "__code__", None)
         if any(tap.site.port not in ("output", "grad_output") or isinstance(tap.action, Skip) for tap in self.taps):

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import copyreg
 import sys
+from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline import operands
-from hookline.actions import Call, Skip, refuse_tracing
+from hookline.actions import Call, Skip, refuse_fx, refuse_tracing
 from hookline.context import open_blocks
 from hookline.errors import HooklineError
 from hookline.operands import Operand, operand, watched
@@ -31,6 +32,8 @@ from hookline.wiring.taps import Tap
 KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
 _FUSING = frozenset(id(kind.forward.__code__) for kind in FAST)
+_made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
+_kept: deque[type[nn.Module]] = deque(maxlen=256)  # Of these: dynamo would compile anew for another one.
 _KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
 
 
@@ -57,6 +60,7 @@ class Reads:
         module, here = self.module, open_blocks.get()
         assert module is not None
         refuse_tracing()
+        refuse_fx(self.of(name)[0].site)
         event = checkpoints.event_of((module, name), self.taps.get(name, ()), here, self.attached)
         for tap, number in event.taps:
             value = calls.act(tap, value, Call(tap.site, module, (), {}, number), event)
@@ -80,18 +84,24 @@ class Reads:
         return value
 
     def put(self, taps: tuple[Tap, ...], name: str) -> None:
-        """Set the taps on one name, in their order."""
+        """Set the taps on one name, in their order; each table in one step, for another thread may be reading."""
         ordered = sorted(taps, key=lambda tap: tap.order)
+        is_traceable = all(tap.is_traceable and tap.site.port in ("output", "param") for tap in taps)
+        self.untraceable = (self.untraceable - {name}) | (set() if is_traceable else {name})
         for held, chosen in (
             (self.taps, tuple(tap for tap in ordered if not tap.function)),
             (self.operations, tuple(tap for tap in ordered if tap.function)),
         ):
-            held.pop(name, None)
             if chosen:
                 held[name] = chosen
-        is_traceable = all(tap.is_traceable and tap.site.port in ("output", "param") for tap in taps)
-        self.untraceable -= {name}
-        self.untraceable |= set() if is_traceable else {name}
+            else:
+                held.pop(name, None)
+
+    def __deepcopy__(self, _memo: Any) -> None:
+        return None  # A copy of a module has no taps.
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
     def of(self, name: str) -> tuple[Tap, ...]:
         """Return the taps on one name."""
@@ -128,7 +138,9 @@ def detach(tap: Tap) -> None:
 
 def _release() -> None:
     """Make plain tensors of the operands that no tap needs any more, but that a model may have kept."""
-    for number, one in list(operands.living.items()):
+    with operands.changing:
+        living = list(operands.living.items())
+    for number, one in living:
         if not any(name in reads.operations for reads, name in one.origins):
             one.__dict__.clear()
             one.__class__ = Tensor  # type: ignore[assignment]
@@ -146,25 +158,38 @@ def attached_to(module: nn.Module) -> tuple[Tap, ...]:
 def _dress(module: nn.Module, reads: Reads) -> None:
     """Give a module the class that reads what its taps are on, or its own back."""
     names = tuple(sorted(reads.taps | reads.operations))
-    kind = _class_with(reads.kind, names) if names else reads.kind  # type: ignore[arg-type]
-    if type(module) is reads.kind or vars(type(module)).get(_KIND) is reads.kind:
+    kind = _class_with(reads.kind, names) if names else reads.kind
+    now = type(module)
+    if now is reads.kind or vars(now).get(_KIND) is reads.kind:
         object.__setattr__(module, "__class__", kind)  # Past a __setattr__ of its own.
     elif names:
-        raise HooklineError(f"{type(module).__name__} has changed its class while its parameters were hooked")
+        raise HooklineError(f"{now.__name__} has changed its class while its parameters were hooked")
+    else:  # Somebody has made a class of ours since, as parametrizing does: it goes on without it.
+        now.__bases__ = tuple(reads.kind if vars(base).get(_KIND) is reads.kind else base for base in now.__bases__)
     if not names:
         module.__dict__.pop(KEY, None)
         reads.module = None
 
 
-@lru_cache(maxsize=256)
 def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    """Return the subclass that reads these names through their taps; always the same one, for dynamo's guards."""
+    """Return the subclass that reads these names through their taps; for dynamo's guards, always the same one."""
+    made = _made.get((kind, names))
+    if made is None:
+        made = _made[kind, names] = _make_class(kind, names)
+        if "torch._dynamo.eval_frame" in sys.modules:
+            _kept.append(made)
+    return made
+
+
+def _make_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     members: dict[str, Any] = {name: _reader(name) for name in names}
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     members |= {"__reduce_ex__": _reducer(kind), _KIND: kind}
-    metaclass: Any = type(kind)
+    if hasattr(kind, "__deepcopy__"):
+        members["__deepcopy__"] = _copier(kind)
     try:
-        made: type[nn.Module] = metaclass(kind.__name__, (_Silent, kind), members)
+        # Not by its metaclass, which may keep a list of its classes.
+        made: type[nn.Module] = type.__new__(type(kind), kind.__name__, (_Silent, kind), members)
     except Exception as error:
         raise HooklineError(f"parameters of a {kind.__name__} can't be hooked: no subclass: {error}") from None
     return made
@@ -209,6 +234,7 @@ def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced: Any = kind.__reduce_ex__(self, protocol)
         function, args, *rest = reduced
+        function, args = (kind if one is type(self) else one for one in (function, args))
         if rest and isinstance(rest[0], dict):
             rest[0] = {name: held for name, held in rest[0].items() if name != KEY}
         if function is copyreg.__newobj__ and args == (type(self),):  # type: ignore[attr-defined]
@@ -219,10 +245,26 @@ def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
     return reduce
 
 
+def _copier(kind: type[nn.Module]) -> Callable[..., Any]:
+    """Make the method by which a module whose class copies itself is copied, without taps."""
+
+    def deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
+        copied = kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
+        if vars(type(copied)).get(_KIND) is kind:
+            object.__setattr__(copied, "__class__", kind)
+            copied.__dict__.pop(KEY, None)
+        return copied
+
+    return deepcopy
+
+
 def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Operand]) -> Any:
     """Run an operation that takes operands: what only shows their numbers again is one too, anything else is tapped."""
     name = name_of(function)
     origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
+    if name == "grad_fn" and sys._getframe(2).f_code in _REGISTERING:
+        site = origins[0][0].of(origins[0][1])[0].site
+        raise HooklineError(f"'{site}' can't be assigned to another name while it is hooked: tie it outside the block")
     if not gives_tensors(function) or checkpoints.is_only_backward():
         return function(*args, **kwargs)
     if is_followed(name, args):
