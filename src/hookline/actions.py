@@ -183,7 +183,7 @@ class Apply:
         written = _state(given) != before
         if result is None and written:
             raise EditError("the function wrote into its argument but returned None; return the changed value")
-        if result is None or (result is given and not written and can_tell):
+        if result is None or (result is given and not written and (can_tell or _is_equal(given, value))):
             return value
         if self.check and whole:
             agree(result, value)
@@ -295,6 +295,11 @@ def _can_tell(given: Any, value: Any) -> bool:
     if torch.compiler.is_dynamo_compiling() or not isinstance(given, Tensor) or not given.is_cpu:
         return False
     return address(given) == address(value) != 0
+
+
+def _is_equal(given: Any, value: Any) -> bool:
+    """Whether a copy of a parameter is as it was: it shows no write through `.data`."""
+    return isinstance(value, Tensor) and value.is_cpu and is_parameter(value) and torch.equal(given, value)
 
 
 def _state(value: Any, _inside: tuple[int, ...] = ()) -> Any:

@@ -262,7 +262,8 @@ class Function:
         target = self._target(self.args, self.kwargs)
         if not isinstance(target, Tensor):
             return value
-        if is_given or target is not arguments.first(passed, self.parameters):
+        follows = any(tap.site.is_gradient for tap, _ in self.event.taps)  # From here on, not from what was before.
+        if is_given or follows or target is not arguments.first(passed, self.parameters):
             _write(target, value)
         self.targets[0] = target
         self.event.written.append(target)
