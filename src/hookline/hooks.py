@@ -155,11 +155,14 @@ class Hooks:
         taken = {tap.site for tap in self._taps if tap.record is not None}
         takes_hot_path, copies_on_write = limit == 1 and detach, action.quick and clone is None
         taps: list[Tap] = []
-        for place in places:
-            site = place.site
+        session = self._ledger.session
+        for site, module, exact, siblings, holders in places:
             if taken and site in taken:
                 raise SiteError(f"'{site}' is captured by these hooks already; use a second Hooks, or remove that one")
-            tap = self._tap(place, action, name)
+            tap = Tap(site, module, action, session, exact, name)
+            tap.siblings = siblings
+            if holders:
+                tap.hold(holders)
             tap.record = Record(site, limit)
             taps.append(tap)
             if takes_hot_path and site[1:5] == PLAIN:

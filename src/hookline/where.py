@@ -235,9 +235,12 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
         raise SiteError(
             f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{_why(where, model, chosen, everything)}"
         )
-    rest = pattern.at("")[1:]
+    _, port, index, call, member, within = pattern.at("")
     make = tuple.__new__  # Half the time of Site(...) and Found(...): one of each is made for every hooked module.
-    return [make(Found, (make(Site, (name, *rest)), module, False, siblings, ())) for name, module, siblings in seen]
+    return [
+        make(Found, (make(Site, (name, port, index, call, member, within)), module, False, siblings, ()))
+        for name, module, siblings in seen
+    ]
 
 
 def _find_methods(model: nn.Module, chosen: list[Named], pattern: Pattern) -> list[Found]:

@@ -132,13 +132,14 @@ def attach(taps: Iterable[Tap]) -> None:
             if tap.holders:
                 parameters.attach(tap, attached)
                 continue
-            module, name = tap.module, tap.site.method or "forward"
+            module, name = tap.module, tap.method
             before = module.__dict__.get(name)
             watch = watch_of(before, module) if before is not None else None
             if watch is not None:
                 tap.watch = watch
                 watch.change((*watch.all, tap))
-                _pause_below(tap)
+                if tap.is_inside:
+                    _pause_below(tap)
                 continue
             tap.watch = watch = Watch(module, name, before)
             if tap.is_plain:
@@ -146,23 +147,23 @@ def attach(taps: Iterable[Tap]) -> None:
             else:
                 watch.change((tap,))
             module.__dict__[name] = watch.method
-            _pause_below(tap)
+            if tap.is_inside:
+                _pause_below(tap)
 
 
 def _pause_below(tap: Tap) -> None:
-    if tap.is_inside:
-        tap.pauses = functions.pauses_below(tap)
-        attach(tap.pauses)
+    tap.pauses = functions.pauses_below(tap)
+    attach(tap.pauses)
 
 
 def detach(taps: Iterable[Tap]) -> None:
     """Take taps away; the last of a module leaves it as it was found."""
     with _changing:
         for tap in taps:
-            watch = tap.watch
+            watch: Any = tap.watch
             if watch is None:
                 continue
-            if isinstance(watch, parameters.Reads):
+            if tap.holders:
                 parameters.detach(tap)
                 continue
             others = watch.sole is not tap and tuple(one for one in watch.all if one is not tap)
@@ -171,7 +172,8 @@ def detach(taps: Iterable[Tap]) -> None:
             else:
                 _leave(watch)
             tap.watch = None
-            detach(tap.pauses or ())
+            if tap.pauses:
+                detach(tap.pauses)
 
 
 @contextmanager
@@ -251,8 +253,9 @@ def _leave(watch: Watch) -> None:
         else:
             names[watch.name] = watch.before
     watch.module = watch.method = watch.sole = None  # A copy of the module may hold the watch for longer.
-    watch.taps = watch.around = watch.pauses = ()
-    watch.choices = {}
+    watch.taps = watch.around = ()
+    if watch.pauses or watch.code is not None:
+        watch.pauses, watch.choices = (), {}
 
 
 def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:

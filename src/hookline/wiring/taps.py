@@ -33,6 +33,7 @@ class Tap:
     record: Record | None = None
     siblings: Children | None = None  # Where its module was found: by this a replaced one is noticed.
     holders: Holders = ()  # Of a parameter: all who hold it.
+    method = "forward"  # Of its module: what is shadowed.
     function = ""  # The name of a function, or a pattern of names.
     names: Alternatives = ()  # What that pattern stands for.
     subscripts: tuple[Any, ...] = ()
@@ -58,13 +59,13 @@ class Tap:
     def __init__(self, site: Site, module: nn.Module, action: Action, session: Session, exact: bool, name: str) -> None:
         self.site = site
         self.module = module
-        self.path = site.path  # Of its module.
         self.action = action
         self.session = session
         self.exact = exact
         self.name = name
         if site.member:
             self.function = site.function
+            self.method = site.method or "forward"
             self.is_inside = self.function != ""
             self.is_family = is_pattern(self.function)
             self.names = alternatives_of(self.function) if self.is_family else ()
@@ -77,8 +78,12 @@ class Tap:
     def hold(self, holders: Holders) -> None:
         """Be at a parameter, not at a module."""
         self.holders = holders
-        self.path = self.site.path.rpartition(".")[0]
         self.is_inside = False
+
+    @property
+    def path(self) -> str:
+        """The path of its module."""
+        return self.site.path.rpartition(".")[0] if self.holders else self.site.path
 
     def acts(self, here: Blocks) -> bool:
         """Whether this tap acts where these blocks are open."""
