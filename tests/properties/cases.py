@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -9,29 +10,52 @@ import torch
 
 from tests.properties.models import random_model
 from tests.properties.modules import Boom
-from tests.properties.places import Survey
 from tests.properties.programs import Block, Drawing, Program
+from tests.properties.steps import STEPS
+from tests.properties.survey import Survey
 from tests.properties.worlds import Case
 
+# What torch computes again in backward, when the parameters that were given for the forward are gone.
+RECOMPUTED = ("segment", *(name for name in STEPS if name.startswith("checkpointed")))
 
-def random_case(source: random.Random) -> tuple[Case, Survey]:
-    """Draw a case, and survey its model."""
-    model = random_model(source)
+
+def random_case(source: random.Random, members: bool = False) -> tuple[Case, Survey]:
+    """Draw a case, with hooks on modules alone or also on their members, and survey its model."""
+    model = random_model(source, scripts=members)
     bare = Case(model, Program((), ()), source.randrange(10**6), source.random() < 0.6, _style(source))
+    if members and source.random() < 0.05:
+        return _by_method(source, dataclasses.replace(bare, method="encode"))
     survey = surveyed(bare)
     gradients = source.random() < 0.5
-    drawing = Drawing(source, survey, gradients)
+    drawing = Drawing(source, survey, gradients, random_families(source) if members else ())
     blocks = tuple(drawing.block() for _ in range(source.choice((1, 1, 2, 2, 3))))
-    events = Schedule(source, blocks, gradients, model.has("tripwire")).events()
+    # Torch does not give all parameters of a shared module back that it was given for one call.
+    functional = members and not model.has("lazy", "shared", *RECOMPUTED)
+    can_fail = model.has("tripwire", "fragile_method")
+    events = Schedule(source, blocks, gradients, can_fail, functional).events()
     return Case(model, Program(blocks, events), bare.seed, bare.input_needs_grad, bare.style), survey
+
+
+def _by_method(source: random.Random, case: Case) -> tuple[Case, Survey]:
+    """Draw a case in which a method is called instead of the model, in one line."""
+    survey = surveyed(case)
+    gradients = source.random() < 0.5
+    block = Drawing(source, survey, gradients, random_families(source)).line()
+    program = Program((block,), (("line", 0, 0), ("backward", 0, False), ("read",)))
+    return dataclasses.replace(case, program=program), survey
+
+
+def random_families(source: random.Random) -> tuple[str, ...]:
+    """Draw which members a program is about: not functions and parameters, whose order at one call is not said."""
+    return ("methods", source.choice(("functions", "uses")), "parameters")
 
 
 def surveyed(case: Case) -> Survey:
     """Run the case's model once, noting everything."""
     survey = Survey(case.model.build())
-    torch.manual_seed(case.seed)
+    torch.default_generator.manual_seed(case.seed)
     args, kwargs = case.arguments(0)
-    survey.forward(*args, **kwargs)
+    survey.forward(survey.model, case.method, *args, **kwargs)
     return survey
 
 
@@ -42,8 +66,11 @@ def _style(source: random.Random) -> str:
 class Schedule:
     """Draws the events: blocks open and close in any order, with forwards, backwards and copies between."""
 
-    def __init__(self, source: random.Random, blocks: tuple[Block, ...], gradients: bool, can_fail: bool) -> None:
-        self.source, self.blocks, self.gradients, self.can_fail = source, blocks, gradients, can_fail
+    def __init__(
+        self, source: random.Random, blocks: tuple[Block, ...], gradients: bool, can_fail: bool, functional: bool
+    ) -> None:
+        self.source, self.blocks, self.gradients = source, blocks, gradients
+        self.can_fail, self.functional = can_fail, functional
         self.drawn: list[tuple[Any, ...]] = []
         self.forwards = 0
         self.unfinished: list[int] = []  # Forwards that no backward has followed.
@@ -94,11 +121,13 @@ class Schedule:
         by_reference = any(action.clone is False for block in self.blocks for action in block.actions)
         modes = ("grad", "grad", "no_grad", "no_grad" if by_reference else "inference")
         mode = "grad" if self.gradients and self.source.random() < 0.95 else self.source.choice(modes)
+        if self.functional and mode == "grad" and self.source.random() < 0.15:
+            mode = "functional"
         failure = None
         if self.can_fail and self.source.random() < 0.3:
             failure = self.source.choice((Boom, KeyboardInterrupt))
         self.drawn.append(("forward", self.forwards, mode, failure))
-        if mode == "grad" and failure is None:
+        if mode in ("grad", "functional") and failure is None:
             self.unfinished.append(self.forwards)
         self.forwards += 1
 

@@ -38,12 +38,12 @@ def may_be_stale(program: Program) -> set[str]:
     """Return the labels of captures by reference, which may refuse to be read after an in-place write."""
     return {
         f"{what} {number} {text}"
-        for what in ("captured", "latest")
+        for what in ("captured", "latest", "short")
         for number, block in enumerate(program.blocks)
         for action in block.actions
         if action.clone is False or not action.detach
         for place in action.places
-        for _, _, text in place.sites()
+        for text in (*(point.text for point in place.points()), *place.short_names())
     }
 
 

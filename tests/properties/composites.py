@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.properties.modules import SHAPE, Composite, Pair, Result, arguments, blend
+from tests.properties.modules import SHAPE, Composite, Pair, Result, arguments, blend, use
+from tests.properties.seams import call, call_forward, segment
+from tests.properties.seams import function as do
 
 
 class Root(Composite):
@@ -21,11 +24,17 @@ class Root(Composite):
         self.body, self.packed = body, packed
 
     def forward(self, x: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Any:
-        x = x * scale
+        x = do("mul", operator.mul, x, scale)
         if bias is not None:
-            x = x + bias
-        y = self.use(self.body, x)
-        return {"hidden": y * 1.0, "pooled": (y.sum(-1), None)} if self.packed else y
+            x = do("add", operator.add, x, bias)
+        y = use(self.body, x)
+        if not self.packed:
+            return y
+        return {"hidden": do("mul", operator.mul, y, 1.0), "pooled": (do("sum", Tensor.sum, y, -1), None)}
+
+    def encode(self, x: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        """Stand for a method that is called instead of the model."""
+        return use(self.body, do("mul", operator.mul, x, scale))
 
 
 class Residual(Composite):
@@ -36,7 +45,7 @@ class Residual(Composite):
         self.inner = child
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.use(self.inner, x)
+        return do("add", operator.add, x, use(self.inner, x))
 
 
 class Chain(Composite):
@@ -48,7 +57,7 @@ class Chain(Composite):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = self.use(layer, x)
+            x = use(layer, x)
         return x
 
 
@@ -63,7 +72,7 @@ class Branches(Composite):
         outputs = {}
         for name, child in self.branch.items():
             args, kwargs = arguments(child, x)
-            outputs[name] = self.call(child, *args, **kwargs)
+            outputs[name] = call(child, *args, **kwargs)
         return outputs
 
 
@@ -76,7 +85,7 @@ class Repeat(Composite):
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.times):
-            x = self.use(self.cell, x) * 0.5
+            x = do("mul", operator.mul, use(self.cell, x), 0.5)
         return x
 
 
@@ -89,8 +98,10 @@ class Recursive(Composite):
 
     def forward(self, x: Tensor, depth: int = 0) -> Tensor:
         if depth == 0:
-            return self.use(self.leaf, x)
-        return x * 0.5 + self.call(self, x * 0.9, depth=depth - 1)
+            return use(self.leaf, x)
+        half = do("mul", operator.mul, x, 0.5)
+        deeper = call(self, do("mul", operator.mul, x, 0.9), depth=depth - 1)
+        return do("add", operator.add, half, deeper)
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (x, 2), {}
@@ -104,7 +115,7 @@ class Pack(Composite):
         self.inside, self.form = child, form
 
     def forward(self, x: Tensor) -> Any:
-        made = self.use(self.inside, x)
+        made = use(self.inside, x)
         y = made * 1.0
         forms: dict[str, Callable[[], Any]] = {
             "tuple": lambda: (y, None, "text", made * 2),
@@ -126,12 +137,12 @@ class Options(Composite):
         self.inner, self.shifted = child, shifted
 
     def forward(self, x: Tensor, power: int = 1, *, scale: float, shift: Tensor | None = None) -> Tensor:
-        y = self.use(self.inner, x) * scale**power
+        y = use(self.inner, x) * scale**power
         return y if shift is None else y + shift
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.shifted:
-            return (x, 2), {"shift": x * 0.1, "scale": 0.5}
+            return (x, 2), {"shift": do("mul", operator.mul, x, 0.1), "scale": 0.5}
         return (x,), {"scale": 0.9}
 
 
@@ -143,11 +154,11 @@ class KeywordOnly(Composite):
         self.inner = child
 
     def forward(self, *, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        y = self.use(self.inner, x)
+        y = use(self.inner, x)
         return y if gate is None else y * gate
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (), {"x": x, "gate": (x * 0.1).tanh()}
+        return (), {"x": x, "gate": do("tanh", Tensor.tanh, do("mul", operator.mul, x, 0.1))}
 
 
 class Variadic(Composite):
@@ -161,10 +172,10 @@ class Variadic(Composite):
         total = parts[0]
         for part in (*parts[1:], *named.values()):
             total = total + part
-        return self.use(self.inner, total)
+        return use(self.inner, total)
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (x, x * 0.1), {"other": x * 0.2}
+        return (x, do("mul", operator.mul, x, 0.1)), {"other": do("mul", operator.mul, x, 0.2)}
 
 
 class ByName(Composite):
@@ -180,7 +191,7 @@ class ByName(Composite):
             names = list(inspect.signature(type(self.inner).forward).parameters)[1:]
             kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
             args = ()
-        return blend(self.call(self.inner, *args, **kwargs))
+        return blend(call(self.inner, *args, **kwargs))
 
 
 class Direct(Composite):
@@ -192,9 +203,9 @@ class Direct(Composite):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.inner, nn.LazyLinear):
-            return self.use(self.inner, x)  # Torch sets a lazy module up in __call__.
+            return use(self.inner, x)  # Torch sets a lazy module up in __call__.
         args, kwargs = arguments(self.inner, x)
-        return blend(self.call_forward(self.inner, *args, **kwargs))
+        return blend(call_forward(self.inner, *args, **kwargs))
 
 
 class Viewing(Composite):
@@ -205,7 +216,7 @@ class Viewing(Composite):
         self.inner, self.form = child, form
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.use(self.inner, x)
+        y = use(self.inner, x)
         if self.form == "transpose":
             return y.transpose(1, 2).transpose(1, 2)
         return y[:] if self.form == "slice" else y.reshape(2, 12).view(SHAPE)
@@ -219,7 +230,7 @@ class InPlace(Composite):
         self.target, self.operation = child, operation
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.use(self.target, x)
+        y = use(self.target, x)
         OVERWRITE[self.operation](y)
         return y
 
@@ -256,7 +267,7 @@ class Mutated(Composite):
 
     def forward(self, x: Tensor) -> Tensor:
         own = x * 0.7
-        result = self.call(self.writer, own)
+        result = call(self.writer, own)
         return own if self.rereads else result
 
 
@@ -268,8 +279,8 @@ class Reusing(Composite):
         self.reuser = child
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.call(self.reuser, x)
-        return x + self.call(self.reuser, x * 0.3)
+        x = x + call(self.reuser, x)
+        return x + call(self.reuser, x * 0.3)
 
 
 class Segment(Composite):
@@ -280,9 +291,7 @@ class Segment(Composite):
         self.inner, self.reentrant = child, reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            return self.use(self.inner, x)
-        return self.checkpoint(lambda y: self.use(self.inner, y), x, self.reentrant)
+        return segment(lambda y: use(self.inner, y), x, self.reentrant)
 
 
 class Unused(Composite):

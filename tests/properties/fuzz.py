@@ -1,4 +1,7 @@
-"""The long run: `python -m tests.properties.fuzz 20000`; one case again, made small: `... fuzz --seed 123`."""
+"""The long run: `python -m tests.properties.fuzz 20000`; one case again, made small: `... fuzz --seed 123`.
+
+`--only members` (or another of the properties) runs nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,18 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tests.properties.cases import random_case
-from tests.properties.properties import PROPERTIES, agrees_with_the_oracle, any_property, show
+from tests.properties.properties import (
+    PROPERTIES,
+    agrees_with_the_oracle,
+    any_property,
+    drawn_property,
+    members_agree_with_the_oracle,
+    show,
+)
 from tests.properties.shrinking import shrunk
 
 COLLECT_EVERY = 64
+Check = Callable[[random.Random], str]
 
 
 @contextlib.contextmanager
@@ -39,7 +50,7 @@ def quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def problem_of(seed: int, check: Callable[[random.Random], str] = any_property) -> str:
+def problem_of(seed: int, check: Check = any_property) -> str:
     """Say what is wrong with the case of a seed, or nothing."""
     if seed % COLLECT_EVERY == 0:
         gc.collect()
@@ -49,26 +60,28 @@ def problem_of(seed: int, check: Callable[[random.Random], str] = any_property) 
         return f"the case itself failed: {traceback.format_exc()}"
 
 
-def replay(seed: int) -> str:
+def replay(seed: int, check: Check) -> str:
     """Run the case of a seed again, and say what is wrong with the smallest case that fails in the same way."""
-    problem = problem_of(seed)
+    problem = problem_of(seed, check)
     source = random.Random(seed)
-    functions, shares = zip(*PROPERTIES.values(), strict=True)
-    if not problem or source.choices(functions, shares)[0] is not agrees_with_the_oracle:
+    if check is any_property:
+        check = drawn_property(source)
+    if not problem or check not in (agrees_with_the_oracle, members_agree_with_the_oracle):
         return problem
-    case, smallest = shrunk(random_case(source)[0])
+    case, smallest = shrunk(random_case(source, members=check is members_agree_with_the_oracle)[0])
     return f"{problem}\n\nthe smallest case found that fails so:\n{smallest}\n    {show(case)}"
 
 
-def run(count: int, start: int) -> int:
+def run(count: int, start: int, check: Check) -> int:
     """Run cases of consecutive seeds with progress; return how many diverge."""
     began = last = time.perf_counter()
     found = 0
     for done, seed in enumerate(range(start, start + count), 1):
-        problem = problem_of(seed)
+        problem = problem_of(seed, check)
         found += bool(problem)
         if problem:
-            say(f"seed {seed}: {problem}\n    again: python -m tests.properties.fuzz --seed {seed}")
+            only = "".join(f" --only {name}" for name, (one, _) in PROPERTIES.items() if one is check)
+            say(f"seed {seed}: {problem}\n    again: python -m tests.properties.fuzz{only} --seed {seed}")
         if time.perf_counter() - last > 5 or done == count:
             last = time.perf_counter()
             say(f"{done} of {count} cases, {found} divergences, {done / (last - began):.0f} cases/s")
@@ -86,12 +99,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.properties.fuzz", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=1000, help="how many cases")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", choices=PROPERTIES, help="one property instead of any")
     parser.add_argument("--seed", type=int, help="run the case of this seed again, and make it smaller")
     given = parser.parse_args()
+    check = PROPERTIES[given.only][0] if given.only else any_property
     with quiet():
         if given.seed is None:
-            return 1 if run(given.count, given.start) else 0
-        problem = replay(given.seed)
+            return 1 if run(given.count, given.start, check) else 0
+        problem = replay(given.seed, check)
     say(problem or f"seed {given.seed}: no divergence")
     return 1 if problem else 0
 

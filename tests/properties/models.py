@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tests.properties import composites, modules
+from tests.properties import composites, modules, scripts
+from tests.properties.steps import STEPS, WRITING
 
 # Leaves whose output no backward needs, so that it may be overwritten in place.
 FRESH = ("linear", "linear", "linear", "frozen", "conv", "layernorm", "batchnorm", "lazy", "parametrized", "foreign")
 PLAIN = (*FRESH, "dropout", "dropout", "relu", "gelu", "identity", "tripwire", "watched")
 LEAVES = (*PLAIN, "embedding", "lstm", "attention")
-UNSAFE_IN_CHECKPOINT = ("batchnorm", "lazy")
+UNSAFE_IN_CHECKPOINT = ("batchnorm", "lazy", "buffer_written", "buffer_replaced")
 FORMS = ("tuple", "list", "dict", "ordered", "dataclass", "named", "nested")
 CALLERS = ("options", "keyword_only", "variadic", "by_name", "direct")
 WRAPPERS = ("residual", "repeat", "recursive", "pack", "pack", *CALLERS)
@@ -37,13 +38,15 @@ class Node:
     option: Any = None
 
     def __repr__(self) -> str:
-        option = "" if self.option is None else f":{self.option}"
+        shown = "+".join(self.option[0]) + " tied" * self.option[1] if self.kind == "script" else self.option
+        option = "" if self.option is None else f":{shown}"
         inside = f"({', '.join(map(repr, self.children))})" if self.children else ""
         return f"{self.kind}{option}{inside}"
 
     def kinds(self) -> set[str]:
-        """Return every kind in this node and below."""
-        return {self.kind}.union(*(child.kinds() for child in self.children))
+        """Return every kind in this node and below; the steps of a script count too."""
+        steps = self.option[0] if self.kind == "script" else ()
+        return {self.kind, *steps}.union(*(child.kinds() for child in self.children))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Model:
     def build(self) -> composites.Root:
         """Build it, the same each time, as the global random generator's state is left alone."""
         state = torch.get_rng_state()
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         root = composites.Root(_build(self.body, []), self.packed).train(self.train)
         torch.set_rng_state(state)
         return root.double() if self.double else root
@@ -72,24 +75,39 @@ class Model:
         return not self.body.kinds().isdisjoint(kinds)
 
 
-def random_model(source: random.Random) -> Model:
-    """Draw a model."""
-    growth = Growth(source, source.choice((1, 2, 3, 4, 6, 8)))
-    body = growth.node(safe=False)
+def random_model(source: random.Random, scripts: bool = False) -> Model:
+    """Draw a model, with scripts in it or none."""
+    body = Growth(source, source.choice((1, 2, 3, 4, 6, 8)), scripts).node(safe=False)
+    while scripts and "script" not in body.kinds():
+        body = Growth(source, source.choice((1, 2, 3, 4)), scripts).node(safe=False)
     return Model(body, source.random() < 0.3, source.random() < 0.5, source.random() < 0.5, source.randrange(10**6))
 
 
 class Growth:
     """Draws nodes until the budget of modules is spent."""
 
-    def __init__(self, source: random.Random, budget: int) -> None:
-        self.source, self.budget = source, budget
+    def __init__(self, source: random.Random, budget: int, scripts: bool) -> None:
+        self.source, self.budget, self.scripts = source, budget, scripts
         self.finished: list[Node] = []
 
     def node(self, safe: bool) -> Node:
         """Draw one node with all below it; `safe` for the inside of a checkpointed segment."""
         self.budget -= 1
+        if self.scripts and self.source.random() < 0.4:
+            if not safe and self.source.random() < 0.2:
+                inner = self._finish(self._script(safe=True))
+                return self._finish(Node("segment", (inner,), self.source.random() < 0.5))
+            return self._finish(self._script(safe))
         return self._finish(self._draw(safe))
+
+    def _script(self, safe: bool) -> Node:
+        steps = [name for name in STEPS if not (safe and (name in UNSAFE_IN_CHECKPOINT or "checkpointed" in name))]
+        weights = [2 if name in WRITING else 1 for name in steps]
+        drawn = self.source.choices(steps, weights, k=self.source.choice((1, 2, 3, 5)))
+        children = tuple(self.node(safe) for _ in range(self.source.choice((0, 0, 1, 2))) if self.budget > 0)
+        if children and self.source.random() < 0.8:
+            drawn.insert(self.source.randrange(len(drawn) + 1), "children")
+        return Node("script", children, (tuple(drawn), self.source.random() < 0.3))
 
     def _draw(self, safe: bool) -> Node:
         draw = self.source.random()
@@ -196,6 +214,8 @@ def _build(node: Node, finished: list[nn.Module]) -> nn.Module:
 
 
 def _composite(node: Node, children: list[nn.Module]) -> nn.Module:
+    if node.kind == "script":
+        return scripts.Script(*children, steps=node.option[0], tied=node.option[1])
     if node.kind in ("mutator", "pack", "repeat", "options", "viewing", "in_place", "mutated", "segment"):
         return COMPOSITE[node.kind](*children, node.option)
     return COMPOSITE[node.kind](*children)

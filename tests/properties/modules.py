@@ -1,20 +1,21 @@
 """What the random models are made of: the base of all composites (`composites.py` has them), and leaves of our own.
 
-A composite calls its children through `Composite.call`, which only calls them: that is where the oracle puts its own
-recording instead. All modules take and give tensors of `SHAPE`, alone or inside some structure; `blend` makes one
-tensor of a structure again.
+What a hook may see, a composite does through the `seams`, where the oracle puts its own recording instead. All modules
+take and give tensors of `SHAPE`, alone or inside some structure; `blend` makes one tensor of a structure again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import operator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch._dynamo  # A checkpoint imports it when first called, and that import holds the frames it is called from.
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from tests.properties import seams
+from tests.properties.seams import function as do
 
 SHAPE = (2, 3, 4)
 
@@ -44,9 +45,11 @@ def blend(value: Any) -> Tensor:
     found = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
     if len(found) == 1 and found[0].shape == SHAPE:
         return found[0]
-    total = torch.zeros(SHAPE, dtype=found[0].dtype)
+    total = do("zeros", torch.zeros, SHAPE, dtype=found[0].dtype)
     for tensor in found:
-        total = total + (tensor if tensor.shape == SHAPE else tensor.sum() * 0.1)
+        if tensor.shape != SHAPE:
+            tensor = do("mul", operator.mul, do("sum", Tensor.sum, tensor), 0.1)
+        total = do("add", operator.add, total, tensor)
     return total
 
 
@@ -66,7 +69,9 @@ def tensors(value: Any) -> list[Tensor]:
 def arguments(child: nn.Module, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return how a parent calls this child with `x`."""
     if isinstance(child, nn.Embedding):
-        return ((x.detach() * 7).long().remainder(5)[..., 0],), {}
+        numbers = do("long", Tensor.long, do("mul", operator.mul, do("detach", Tensor.detach, x), 7))
+        indices = do("remainder", Tensor.remainder, numbers, 5)
+        return (do("getitem", operator.getitem, indices, (..., 0)),), {}
     if isinstance(child, nn.MultiheadAttention):
         return (x, x, x), {"need_weights": False}
     if isinstance(child, Composite):
@@ -74,21 +79,14 @@ def arguments(child: nn.Module, x: Tensor) -> tuple[tuple[Any, ...], dict[str, A
     return (x,), {}
 
 
+def use(child: nn.Module, x: Tensor) -> Tensor:
+    """Call a child with `x`, and make one tensor of what it gives."""
+    args, kwargs = arguments(child, x)
+    return blend(seams.call(child, *args, **kwargs))
+
+
 class Composite(nn.Module):
-    """A module that uses its children through `call`, which the oracle replaces."""
-
-    def call(self, child: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return child(*args, **kwargs)
-
-    def call_forward(self, child: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return child.forward(*args, **kwargs)
-
-    def checkpoint(self, function: Callable[..., Any], x: Tensor, reentrant: bool) -> Any:
-        return checkpoint(function, x, use_reentrant=reentrant)
-
-    def use(self, child: nn.Module, x: Tensor) -> Tensor:
-        args, kwargs = arguments(child, x)
-        return blend(self.call(child, *args, **kwargs))
+    """A module that says how it is to be called."""
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (x,), {}
@@ -107,9 +105,14 @@ class Tripwire(nn.Module):
     armed: ClassVar[type[BaseException] | None] = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if Tripwire.armed is not None:
-            raise Tripwire.armed("the tripwire was touched")
-        return x * 1.5
+        return do("mul", operator.mul, fail_if_armed(x), 1.5)
+
+
+def fail_if_armed(x: Tensor) -> Tensor:
+    """Pass a value on, or fail in the middle of a forward."""
+    if Tripwire.armed is not None:
+        raise Tripwire.armed("the tripwire was touched")
+    return x
 
 
 class Mutator(nn.Module):

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from hookline import actions, context, hooks, ledger, records, values
+from hookline import actions, context, copies, hooks, ledger, records, values
 from hookline.wiring import arguments, calls, checkpoints, forwards, gradients, modules
 
 Break = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -148,7 +148,7 @@ def capturing_draws_a_random_number() -> Any:
 @mutation()
 def a_transform_draws_the_models_random_numbers() -> Any:
     def transformed(_real: Any, save: Any, value: Any) -> Any:
-        own = values.map_tensors(lambda tensor: values.share_tensor(tensor.detach()), value)
+        own = values.map_tensors(lambda tensor: copies.share_tensor(tensor.detach()), value)
         return context.call_user(save.transform, own)
 
     return instead(actions.Save, "_transformed", transformed)
@@ -177,7 +177,7 @@ def parts_are_written_into_the_models_own_tensor() -> Any:
 
 @mutation()
 def a_patch_hands_out_the_callers_tensor() -> Any:
-    return mock.patch.object(values, "share_tensor", _itself)
+    return mock.patch.object(copies, "share_tensor", _itself)
 
 
 @mutation()
@@ -313,4 +313,8 @@ def a_failed_forward_hides_nothing() -> Any:
 
 @mutation(caught_by="itself")
 def a_patch_is_put_in_a_moment_late() -> Any:
-    return mock.patch.object(actions.Set, "__call__", lambda self, value, *rest: values.share(value) * 1.0000001)
+    def nearly(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 1.0000001 if tensor.is_floating_point() else tensor
+
+    put_in = lambda self, value, *rest: values.map_tensors(nearly, copies.share(value))  # noqa: E731
+    return mock.patch.object(actions.Set, "__call__", put_in)

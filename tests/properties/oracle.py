@@ -1,154 +1,27 @@
 """What must come out: the same network with recording and intervening written by hand at its call sites.
 
-While an `Oracle` runs its model, `Composite.call` leads to `Oracle.call`: it counts the calls, deep-copies what goes in
-and out at that moment, and applies the interventions with plain code. Checkpointed segments run as they are, without
-recomputation. A gradient is followed by `Tap`, an identity put into the graph at the place itself.
+While an `Oracle` runs its model, the seams lead to it: it counts the calls, deep-copies what goes in and out at that
+moment, and applies the interventions with plain code. Checkpointed segments run as they are, without recomputation. A
+gradient is followed by `Tap`, an identity put into the graph at the place itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.properties.modules import Composite
+from tests.properties import arguments, layers, seams
+from tests.properties.arguments import Arguments
 from tests.properties.structures import at, copied, each, flat, picked, replaced, written
+from tests.properties.watches import Call, Frame, Gradients, Halt, NeverFired, Occurrence, Receiver, Spot, Tap, Watch
 
-Receiver = Callable[[Tensor], Tensor]
-
-
-class Halt(BaseException):
-    """Ends a forward of the oracle."""
-
-
-class NeverFired(Exception):
-    """A gradient was asked for by name where none can be."""
-
-
-class Tap(torch.autograd.Function):
-    """An identity whose gradient goes through some functions, one after the other."""
-
-    @staticmethod
-    def forward(context: Any, tensor: Tensor, receivers: list[Receiver]) -> Tensor:
-        context.receivers = receivers
-        context.set_materialize_grads(False)
-        return tensor.clone()
-
-    @staticmethod
-    def backward(context: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        for receive in context.receivers if grad is not None else ():
-            grad = receive(grad)
-        return grad, None
-
-
-@dataclasses.dataclass(eq=False)
-class Watch:
-    """One action at one place of one module. `function(part, number)` gives what is kept, or what goes on instead."""
-
-    text: str
-    module: nn.Module
-    port: str
-    keys: tuple[Any, ...]
-    indices: tuple[Any, ...]
-    number: int | None
-    kind: str
-    function: Callable[[Any, int], Any]
-    exact: bool = True
-    family: list[Watch] = dataclasses.field(default_factory=list, repr=False)  # Those that one `[*]` stands for.
-    active: bool = False
-    blocks: set[object] = dataclasses.field(default_factory=set)
-    calls: int = 0
-    fired: int = 0
-    fired_in_forward: bool = False
-    first: int = 0  # When it first kept a value.
-    hopeless: int = -1  # How many values there were when it was last found that no gradient can come.
-    values: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def acts(self) -> bool:
-        return self.active or bool(self.blocks)
-
-    @property
-    def is_silent(self) -> bool:
-        return not any(watch.fired for watch in self.family)
-
-    @property
-    def is_gradient(self) -> bool:
-        return self.port.startswith("grad")
-
-    @property
-    def is_before(self) -> bool:
-        return self.kind != "skip" and "input" in self.port
-
-
-@dataclasses.dataclass
-class Gradients:
-    """The gradients in one nested value, as they arrive."""
-
-    value: Any
-    tensors: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-
-    def whole(self) -> Any:
-        """Return a value of the same structure, None where there is no gradient."""
-        positions = iter(range(len(flat(self.value))))
-        return each(lambda _: self.tensors.get(next(positions)), self.value)
-
-
-@dataclasses.dataclass
-class Call:
-    """One call of a module: the functions that each tapped tensor's gradient goes through."""
-
-    module: nn.Module
-    stamp: int
-    taps: list[tuple[Tensor, list[Receiver]]] = dataclasses.field(default_factory=list)
-
-
-class Arguments:
-    """What a module is called with."""
-
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args, self.kwargs = args, kwargs
-        forward = module.__dict__.get("forward")
-        bound_forward = forward if forward is not None else type(module).forward.__get__(module)
-        self.signature = inspect.signature(bound_forward)
-
-    def first(self) -> Any:
-        """Return the first argument, however it was passed."""
-        return self.args[0] if self.args else self.kwargs[self._first_name()]
-
-    def by_name(self) -> dict[str, Any]:
-        """Return all arguments by the names of their parameters."""
-        return {**self.signature.bind_partial(*self.args).arguments, **self.kwargs}
-
-    def change(self, port: str, function: Callable[[Any], Any]) -> None:
-        """Replace the first argument, or all of them, by what `function` gives for it."""
-        if port.endswith("inputs"):
-            self._replace_all(function(self.by_name()))
-        elif self.args:
-            self.args = (function(self.args[0]), *self.args[1:])
-        else:
-            name = self._first_name()
-            self.kwargs = {**self.kwargs, name: function(self.kwargs[name])}
-
-    def _first_name(self) -> str:
-        return next(name for name in self.signature.parameters if name in self.kwargs)
-
-    def _replace_all(self, values: dict[str, Any]) -> None:
-        positional: list[Any] = []
-        for name, parameter in self.signature.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                positional += values.get(name, ())
-            elif len(positional) < len(self.args):
-                positional.append(values[name])
-        self.args = tuple(positional)
-        taken = list(self.signature.parameters)[: len(positional)]
-        variadic = [name for name, one in self.signature.parameters.items() if one.kind is one.VAR_POSITIONAL]
-        self.kwargs = {name: value for name, value in values.items() if name not in (*taken, *variadic)}
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 
 
 class Oracle:
@@ -160,14 +33,42 @@ class Oracle:
         self.stops: list[Watch] = []  # The forward ends when all of these have fired in it.
         self.stamps = self.passes = self.seen = 0
         self.suspended = False
+        self.holders = holders(model)
+        self._restart()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model once; None if a stop ended it."""
+    def _restart(self) -> None:
+        self.frames: list[Frame] = []
+        self.calls_of: Counter[nn.Module] = Counter()
+        self.uses: Counter[Spot] = Counter()  # Of parameters, in this forward of the model.
+        self.followed: list[tuple[Tensor, Any]] = []  # Parameters as they were read and views of them, and whose.
+
+    def names(self) -> dict[str, nn.Module]:
+        """Return every module that can be called, by every name; nothing is known of parametrizations."""
+        return {
+            name: module
+            for name, module in self.model.named_modules(remove_duplicate=False)
+            if not isinstance(module, CONTAINERS) and "parametrizations" not in name
+        }
+
+    def owners(self) -> dict[str, Any]:
+        """Return what a path may name: modules, and the holders of each parameter and buffer."""
+        found: dict[str, Any] = self.names()
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            for name in (*module._parameters, *module._buffers):
+                if (module, name) in self.holders:
+                    found[f"{path}.{name}".lstrip(".")] = self.holders[module, name]
+        return found
+
+    def forward(self, run: Callable[..., Any], method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run the model once, by whatever calls it, or a method of it; None if a stop ended it."""
         for watch in self.watches:
             watch.fired_in_forward = False
+        self._restart()
         with self._instead():
             try:
-                return self.call(self.model, self.model, args, kwargs)
+                if method:
+                    return self.method(self.model, method, args, kwargs)
+                return self.call(self.model, run, args, kwargs)
             except Halt:
                 return None
 
@@ -177,47 +78,149 @@ class Oracle:
         loss.backward(retain_graph=retain)
 
     def call(self, child: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand at a call site."""
+        """Stand at a call of a module."""
         if self.suspended:
             return run(*args, **kwargs)
         if isinstance(child, nn.LazyLinear) and child.has_uninitialized_params():
             child._infer_parameters(child, args, kwargs)  # As torch does before it calls any forward.
-        self.stamps += 1
-        call = Call(child, self.stamps)
-        here = self._watches_at(child)
-        arguments = Arguments(child, args, kwargs)
-        for watch, number in here:
-            if watch.is_before:
-                arguments.change(watch.port, lambda value, w=watch, n=number: self._pass(w, n, call, value))
-        output = self._result(child, run, arguments, here)
-        call.taps.clear()  # What was tapped as an argument may come out again, written to: that is another value.
-        for watch, number in here:
-            if not watch.is_before and watch.kind != "skip":
-                output = self._pass(watch, number, call, output)
+        frame = self._new_frame(child)
+        given = Arguments(arguments.of_module(child), args, kwargs)
+        return self._around([Occurrence(Spot(child))], given, lambda: self._in_frame(frame, run, given))
+
+    def _new_frame(self, module: nn.Module) -> Frame:
+        frame = Frame(module, self.calls_of[module])
+        self.calls_of[module] += 1
+        for watch in self.watches:
+            if watch.spot.owner is module and watch.spot.member.startswith("/") and watch.acts:
+                frame.numbers[watch] = watch.calls
+                watch.calls += 1
+        return frame
+
+    def _in_frame(self, frame: Frame, run: Callable[..., Any], given: Arguments) -> Any:
+        self.frames.append(frame)
+        try:
+            return layers.forward_of(frame.module, run)(*given.args, **given.kwargs)
+        finally:
+            self.frames.pop()
+
+    def method(self, owner: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand at a call of a method."""
+        stored = getattr(owner, name)
+        run = (lambda *args: self.function("gelu", stored, args, {})) if stored is F.gelu else stored
+        if self.suspended:
+            return run(*args, **kwargs)
+        given = Arguments(arguments.of_method(stored), args, kwargs)
+        return self._around([Occurrence(Spot(owner, f"{name}()"))], given, lambda: run(*given.args, **given.kwargs))
+
+    def function(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand at a torch function: it belongs to the innermost forward, and to the parameters that it takes."""
+        if self.suspended:
+            return run(*args, **kwargs)
+        sources = self._sources((args, kwargs))
+        follows = bool(sources) and is_followed(name, args)
+        here = self._occurrences(name, [] if follows else sources)
+        given = Arguments(arguments.of_function(name), args, kwargs)
+        target = written_by(name, args, kwargs)
+        if target is None:
+            output = self._around(here, given, lambda: run(*given.args, **given.kwargs))
+        elif not self._concerned(here):
+            output = self._around(here, given, lambda: (run(*given.args, **given.kwargs), target)[1])
+        else:
+            output = self._write(target, here, given, lambda: on_a_copy(run, given))
+        if follows:
+            self.followed += [(output, source) for source in sources]
         return output
 
-    def _watches_at(self, child: nn.Module) -> list[tuple[Watch, int]]:
-        """Count the call for each watch on the module; return those that it concerns, with its number."""
-        here = []
-        for watch in self.watches:
-            if watch.module is child and watch.acts:
-                if watch.number in (None, watch.calls):
-                    here.append((watch, watch.calls))
-                watch.calls += 1
-        return here
+    def _write(self, target: Tensor, here: list[Occurrence], given: Arguments, run: Callable[[], Any]) -> Tensor:
+        """Write what comes of a function, or what stands in for it, into the tensor that it writes into."""
+        try:
+            return target.copy_(self._around(here, given, run, lambda value: target.clone().copy_(value)))
+        except Halt as halt:
+            if halt.passing is not None:
+                target.copy_(halt.passing)
+            raise
 
-    def _result(self, child: nn.Module, run: Callable[..., Any], arguments: Arguments, here: list[Any]) -> Any:
-        skips = [watch for watch, _ in here if watch.kind == "skip"]
+    def _occurrences(self, name: str, sources: list[Any]) -> list[Occurrence]:
+        """Count a function in the forward that runs, and for each parameter that it takes."""
+        found = []
+        if self.frames:
+            frame = self.frames[-1]
+            found.append(Occurrence(Spot(frame.module, f"/{name}"), frame.functions[name], frame))
+            frame.functions[name] += 1
+        for spot in (Spot(source, f"/{name}") for source in sources):
+            found.append(Occurrence(spot, self.uses[spot]))
+            self.uses[spot] += 1
+        return found
+
+    def read(self, owner: nn.Module, name: str) -> Tensor:
+        """Stand at a parameter or buffer that is read."""
+        value = getattr(owner, name)
+        source = self.holders.get((owner, name))
+        if self.suspended or source is None:
+            return value
+        call = self._new_call()
+        for watch in self.watches:
+            if watch.spot == Spot(source, ":param") and watch.acts:
+                watch.calls += 1
+                value = self._pass(watch, watch.calls - 1, call, value)
+        self.followed.append((value, source))
+        return value
+
+    def segment(self, function: Callable[..., Any], x: Tensor, reentrant: bool) -> Any:
+        """Stand at a checkpointed segment."""
+        return function(x)
+
+    def _around(
+        self,
+        here: list[Occurrence],
+        given: Arguments,
+        run: Callable[[], Any],
+        stand_in: Callable[[Any], Any] = lambda value: value,
+    ) -> Any:
+        """Let arguments pass, run or let something stand in for what is skipped, let the result pass."""
+        call = self._new_call()
+        watches = self._concerned(here, counting=True)
+        for watch, number in watches:
+            if watch.is_before and not (given.is_empty and watch.port.endswith("input")):
+                given.change(watch.port, lambda value, w=watch, n=number: self._pass(w, n, call, value))
+        skips = [watch for watch, _ in watches if watch.kind == "skip"]
         for watch in skips:
             watch.fired += 1
-        if skips:
-            return skips[-1].function(arguments.first(), 0)
-        if type(child) is not nn.Sequential:
-            return run(*arguments.args, **arguments.kwargs)
-        value = arguments.first()
-        for step in child:
-            value = self.call(step, step, (value,), {})
-        return value
+        output = stand_in(skips[-1].function(given.first(), 0)) if skips else run()
+        call.taps.clear()  # What was tapped as an argument may come out again, written to: that is another value.
+        for watch, number in watches:
+            if not watch.is_before and watch.kind != "skip":
+                try:
+                    output = self._pass(watch, number, call, output)
+                except Halt as halt:
+                    halt.passing = output
+                    raise
+        return output
+
+    def _concerned(self, here: list[Occurrence], counting: bool = False) -> list[tuple[Watch, int]]:
+        """Return the watches that a call concerns, in their order, with its number; count it where it has none."""
+        found = []
+        for watch in self.watches:
+            occurrence = next((one for one in here if one.spot == watch.spot), None)
+            if occurrence is None or not watch.acts:
+                continue
+            number = watch.calls if occurrence.number is None else occurrence.number
+            within = None if occurrence.frame is None else occurrence.frame.numbers.get(watch)
+            if watch.number in (None, number) and watch.within in (None, within):
+                found.append((watch, number))
+            if counting and occurrence.number is None:
+                watch.calls += 1
+        return found
+
+    def _new_call(self) -> Call:
+        self.stamps += 1
+        return Call(self.stamps)
+
+    def _sources(self, value: Any) -> list[Any]:
+        """Return whose parameters there are among the arguments of a function, each once."""
+        tensors = [leaf for leaf in flat(value) if isinstance(leaf, Tensor)]
+        found = [source for tensor, source in self.followed if any(tensor is one for one in tensors)]
+        return list(dict.fromkeys(found))
 
     def _pass(self, watch: Watch, number: int, call: Call, value: Any) -> Any:
         """Let a value pass a watch; return what goes on."""
@@ -266,6 +269,7 @@ class Oracle:
                     return tensor
             receivers = [receive]
             tapped = Tap.apply(tensor, receivers)
+            self.followed += [(tapped, source) for source in self._sources(tensor)]
             call.taps.append((tapped, receivers))
             own.append((tensor, tapped))
             return tapped
@@ -295,12 +299,46 @@ class Oracle:
 
     @contextlib.contextmanager
     def _instead(self) -> Iterator[None]:
-        """Stand at every call site of every composite."""
-        before = Composite.call, Composite.call_forward, Composite.checkpoint
-        Composite.call = lambda _, child, *args, **kwargs: self.call(child, child, args, kwargs)
-        Composite.call_forward = lambda _, child, *args, **kwargs: self.call(child, child.forward, args, kwargs)
-        Composite.checkpoint = lambda _, function, x, reentrant: function(x)
+        """Stand at the seams."""
+        before, seams.oracle = seams.oracle, self
         try:
             yield
         finally:
-            Composite.call, Composite.call_forward, Composite.checkpoint = before
+            seams.oracle = before
+
+
+def holders(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Return, for each module and its name for a parameter or buffer, all of these that hold the same one."""
+    tied: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                tied.setdefault(id(tensor), []).append((module, name))
+    return {one: tuple(all_of_it) for all_of_it in tied.values() for one in all_of_it}
+
+
+# What makes a view, a cast or a copy of a parameter: the result counts as the parameter itself.
+FOLLOWED = ("T", "to", "double", "clone", "detach", "expand", "transpose", "view", "reshape", "getitem")
+
+
+def is_followed(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether the result of a function on a parameter is still that parameter; with a tensor as index it is not."""
+    return name in FOLLOWED and not any(isinstance(leaf, Tensor) for leaf in flat(args[1:]))
+
+
+def written_by(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the tensor that a function writes into."""
+    if "out" in kwargs:
+        return kwargs["out"]
+    return args[0] if name.endswith("_") or name == "setitem" or kwargs.get("inplace") else None
+
+
+def on_a_copy(run: Callable[..., Any], given: Arguments) -> Tensor:
+    """Run a function that writes into a tensor on a copy of that tensor; return the copy."""
+    if "out" in given.kwargs:
+        own = torch.empty_like(given.kwargs["out"]).requires_grad_(given.kwargs["out"].requires_grad)
+        run(*given.args, **{**given.kwargs, "out": own})
+    else:
+        own = given.args[0].clone()
+        run(own, *given.args[1:], **given.kwargs)
+    return own

@@ -7,23 +7,44 @@ import random
 import re
 from collections.abc import Callable
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.properties import models, modules
-from tests.properties.oracle import Arguments, Oracle
-from tests.properties.structures import copied, each, flat, paths
+from tests.properties import modules
+from tests.properties.scripts import Script
+from tests.properties.structures import each, paths
+from tests.properties.survey import Seen, Survey
+from tests.properties.watches import Spot
 
 STAR = "*"
-TYPES = {"Linear": nn.Linear, "ReLU": nn.ReLU, "Sequential": nn.Sequential, "Composite": modules.Composite}
+TYPES = {
+    "Linear": nn.Linear,
+    "ReLU": nn.ReLU,
+    "Sequential": nn.Sequential,
+    "Composite": modules.Composite,
+    "Script": Script,
+}
+
+
+class Point(NamedTuple):
+    """One site: a member of what a path names, or that itself, one of its calls or all, and a part of the value."""
+
+    name: str
+    member: str
+    number: int | None
+    indices: tuple[Any, ...]
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a program writes (`form`, `text`), and what it means: these modules, and this part of what passes there."""
+    """What a program writes (`form`, `text`), and what it means: these modules, and this part of what passes there.
+
+    A `member` is a method, a function or a use of a parameter; `meant` says what a wildcard in its name stands for.
+    """
 
     form: str
     text: str
@@ -33,6 +54,9 @@ class Place:
     indices: tuple[Any, ...] = ()
     number: int | None = None
     shape: tuple[int, ...] = ()
+    member: str = ""
+    within: int | None = None
+    meant: tuple[tuple[str, str, int | None], ...] = ()
 
     @property
     def is_gradient(self) -> bool:
@@ -44,7 +68,7 @@ class Place:
 
     @property
     def suffix(self) -> str:
-        return suffix(self.port, self.keys, self.indices, self.number)
+        return self._suffix(self.text, self.member, self.number, self.indices)
 
     def where(self, model: nn.Module) -> Any:
         """Return what is given to hookline."""
@@ -61,7 +85,8 @@ class Place:
             bare = re.compile(self.text)
         elif self.form == "predicate":
             bare = lambda name, _: name in self.names  # noqa: E731
-        return (bare, self.suffix) if self.suffix else bare
+        suffix = self._suffix("a name", self.member, self.number, self.indices)
+        return (bare, suffix) if suffix else bare
 
     def expanded(self) -> list[tuple[Any, ...]]:
         """Return the rows of subscripts that `[*]` stands for."""
@@ -72,21 +97,45 @@ class Place:
         rows = [tuple(index if item == STAR else item for item in items) for index in range(self.shape[dimension])]
         return [(row if isinstance(self.indices[0], tuple) else row[0], *self.indices[1:]) for row in rows]
 
-    def sites(self) -> list[tuple[str, tuple[Any, ...], str]]:
-        """Return the module, the subscripts and the text of each site that this place is."""
+    def points(self) -> list[Point]:
+        """Return the sites that this place is."""
+        meant = self.meant or [(name, self.member, self.number) for name in self.names]
         return [
-            (name, indices, name + suffix(self.port, self.keys, indices, self.number))
-            for name in self.names
+            Point(name, member, number, indices, name + self._suffix(name, member, number, indices))
+            for name, member, number in meant
             for indices in self.expanded()
         ]
 
+    def short_names(self) -> dict[str, list[str]]:
+        """Return, by its text without a number, what each name of a function that a wildcard means stands for."""
+        found: dict[str, list[str]] = {}
+        for one in self.points() if self.member.startswith("/") and self.meant and not self.is_gradient else ():
+            found.setdefault(one.name + self._suffix(one.name, one.member, None, one.indices), []).append(one.text)
+        return found
 
-def suffix(port: str, keys: tuple[Any, ...], indices: tuple[Any, ...], number: int | None) -> str:
-    """Write the part of a site behind the path."""
-    call = "" if number is None else f"#{number}"
-    marked = "" if port == "output" else f":{port}"
-    inside = "".join(f'["{key}"]' if isinstance(key, str) else f"[{key}]" for key in keys)
-    return call + marked + inside + "".join(f"[{', '.join(map(_item, _items(index)))}]" for index in indices)
+    def _suffix(self, name: str, member: str, number: int | None, indices: tuple[Any, ...]) -> str:
+        """Write the part of a site behind the path."""
+        within = "" if self.within is None else f"#{self.within}"
+        dot = "." if name and member.endswith(")") else ""
+        call = "" if number is None else f"#{number}"
+        marked = "" if self.port == "output" else f":{self.port}"
+        inside = "".join(f'["{key}"]' if isinstance(key, str) else f"[{key}]" for key in self.keys)
+        part = "".join(f"[{', '.join(map(_item, _items(index)))}]" for index in indices)
+        return within + dot + member + call + marked + inside + part
+
+    def spots(self, survey: Survey) -> list[Spot]:
+        """Return where this is in a model, each spot once."""
+        owners = survey.owners()
+        member = ":param" if self.port == "param" else None
+        return list(dict.fromkeys(Spot(owners[one.name], member or one.member) for one in self.points()))
+
+    def seen(self, survey: Survey) -> list[Seen]:
+        """Return what passed there in a survey."""
+        owners = survey.owners()
+        member = ":param" if self.port == "param" else None
+        meant = dict.fromkeys((one.name, member or one.member, one.number) for one in self.points())
+        calls = [survey.calls_at(Spot(owners[name], what), number, self.within) for name, what, number in meant]
+        return [seen for some in calls for seen in some]
 
 
 def _items(index: Any) -> tuple[Any, ...]:
@@ -100,70 +149,10 @@ def _item(item: Any) -> str:
     return "..." if item is Ellipsis else str(item)
 
 
-@dataclasses.dataclass
-class Seen:
-    """One call of a module in the survey: copies of what passed, and where gradients can flow."""
-
-    inputs: dict[str, Any]
-    first: Any
-    differentiable_inputs: dict[str, bool]
-    output: Any = None
-    differentiable: bool = False
-
-
-class Survey(Oracle):
-    """One run of a model that notes everything that passes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self.calls: dict[nn.Module, list[Seen]] = {}
-        self.aliasing = models.aliasing(model)
-        self.parametrized = any("parametrizations" in name for name, _ in model.named_modules())
-        self.overwritten = models.overwritten(model)
-        # Torch refuses a reentrant segment in which nothing needs a gradient, but only in backward.
-        self.reentrant = models.inside_reentrant(model)
-
-    def call(self, child: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arguments = Arguments(child, args, kwargs)
-        inputs = arguments.by_name()
-        flags = {name: _differentiable(value) for name, value in inputs.items()}
-        seen = Seen(copied(inputs), copied(arguments.first()), flags)
-        self.calls.setdefault(child, []).append(seen)
-        output = self._result(child, run, arguments, [])
-        seen.output, seen.differentiable = copied(output), _differentiable(output)
-        return output
-
-    def names(self) -> dict[str, nn.Module]:
-        """Return every module that can be called, by every name; nothing is known of parametrizations."""
-        return {
-            name: module
-            for name, module in self.model.named_modules(remove_duplicate=False)
-            if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) and "parametrizations" not in name
-        }
-
-    def value(self, module: nn.Module, port: str) -> Any:
-        """Return what passed at the first call."""
-        seen = self.calls[module][0]
-        return {"input": seen.first, "inputs": seen.inputs, "output": seen.output}[port.removeprefix("grad_")]
-
-    def can_have_gradient(self, module: nn.Module, port: str) -> bool:
-        """Whether a gradient can reach this port in every call."""
-        calls = self.calls[module]
-        if port == "grad_output":
-            return all(seen.differentiable for seen in calls)
-        if port == "grad_inputs":
-            return all(any(seen.differentiable_inputs.values()) for seen in calls)
-        return all(next(iter(seen.differentiable_inputs.values())) for seen in calls)
-
-
-def _differentiable(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in flat(value))
-
-
 def random_place(source: random.Random, survey: Survey, ports: tuple[str, ...], several: bool = True) -> Place:
     """Draw a place of the model, mostly of a module that is called."""
     names = survey.names()
-    called = [name for name, module in names.items() if module in survey.calls]
+    called = [name for name, module in names.items() if Spot(module) in survey.calls]
     if source.random() < 0.02 and len(called) < len(names):
         dead = source.choice([name for name in names if name not in called])
         return Place("text", dead, (dead,), source.choice(ports))
@@ -222,18 +211,22 @@ def _matching(survey: Survey, matches: Callable[[str, nn.Module], bool]) -> tupl
 
 def _random_part(source: random.Random, survey: Survey, place: Place) -> Place:
     """Narrow a place to a part of its value, and perhaps to one call."""
-    module = survey.names()[place.names[0]]
-    value = survey.value(module, place.port)
+    calls = survey.calls[Spot(survey.names()[place.names[0]])]
+    value = calls[0].value(place.port)
     if value is None:  # A module that only writes into its input; there is nothing to see.
-        place, value = dataclasses.replace(place, port="input"), survey.value(module, "input")
+        place, value = dataclasses.replace(place, port="input"), calls[0].first
     keys: tuple[Any, ...] = ()
     part = value
     if source.random() < 0.6:
         keys, part = source.choice(
             [(keys, part) for keys, part in paths(value) if not isinstance(part, (str, NoneType))]
         )
-    number = source.randrange(len(survey.calls[module])) if source.random() < 0.12 else None
-    place = dataclasses.replace(place, keys=keys, number=number)
+    number = source.randrange(len(calls)) if source.random() < 0.12 else None
+    return with_indices(source, dataclasses.replace(place, keys=keys, number=number), part)
+
+
+def with_indices(source: random.Random, place: Place, part: Any) -> Place:
+    """Perhaps narrow a place to some of the elements of a tensor."""
     if not isinstance(part, Tensor) or part.dim() == 0:
         return place
     indices = _random_indices(source, part) if source.random() < 0.4 else ()

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.properties.arguments import AS_WRITTEN
 from tests.properties.composites import Recursive
+from tests.properties.members import random_member
 from tests.properties.modules import SHAPE, Boom
-from tests.properties.places import Place, Survey, random_like, random_place
+from tests.properties.places import Place, random_like, random_place
 from tests.properties.structures import at, each, flat, picked
+from tests.properties.survey import Survey
+from tests.properties.watches import Spot
 
 VALUES = ("output", "output", "input", "inputs")
 GRADIENTS = ("grad_output", "grad_output", "grad_input", "grad_inputs")
@@ -100,7 +104,7 @@ def numbered(value: Tensor, call: Any) -> Tensor:
 
 def reenter(value: Tensor, call: Any) -> Tensor:
     """Use the very module that is hooked."""
-    if type(call.module) is not nn.Linear:
+    if type(call.module).__name__ != "Linear":
         return value * 1.5
     return value + call.module(torch.ones(SHAPE, dtype=value.dtype)).detach().sum()
 
@@ -129,13 +133,13 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 
 class Drawing:
-    """Draws the actions of a program for one surveyed model."""
+    """Draws the actions of a program for one surveyed model, at places of these families besides modules."""
 
-    def __init__(self, source: random.Random, survey: Survey, gradients: bool) -> None:
-        self.source, self.survey, self.gradients = source, survey, gradients
+    def __init__(self, source: random.Random, survey: Survey, gradients: bool, members: tuple[str, ...] = ()) -> None:
+        self.source, self.survey, self.gradients, self.members = source, survey, gradients, members
         self.modules = survey.names()
         self.captured: set[Any] = set()
-        self.skipped: set[nn.Module] = set()
+        self.skipped: set[Spot] = set()
 
     def block(self) -> Block:
         """Draw a block."""
@@ -143,17 +147,17 @@ class Drawing:
             count = self.source.choice((1, 2, 3, 4))
             return Block(tuple(self.action() for _ in range(count)), kept=True)
         if self.source.random() < 0.15:
-            return Block(self._line(), line=True)
+            return self.line()
         return Block((self.action(),))
 
-    def _line(self) -> tuple[Action, ...]:
+    def line(self) -> Block:
         """Draw what `hl.run` takes, in the order in which it acts: patches, edits, a skip, captures."""
         drawn = [self.action() for _ in range(self.source.choice((1, 2, 3)))]
         drawn = [action for action in drawn if action.option not in WITH_CALL]
         drawn = [dataclasses.replace(action, keep="last", clone=None, detach=True) for action in drawn]
         drawn = [action for action in drawn if action.kind != "capture" or action.option is None]
         last = {action.kind: action for action in drawn} or {"edit": self._doubling()}
-        return tuple(last[kind] for kind in ("patch", "edit", "skip", "capture") if kind in last)
+        return Block(tuple(last[kind] for kind in ("patch", "edit", "skip", "capture") if kind in last), line=True)
 
     def _doubling(self) -> Action:
         return Action("edit", (self._place(VALUES, True, tensor=True),), "double")
@@ -190,12 +194,13 @@ class Drawing:
         return Action("capture", places, **options)
 
     def _can_stop(self, place: Place) -> bool:
-        return place.number is None and (place.exact or not self.survey.parametrized)
+        is_whole = place.number is None and not place.meant  # Nobody knows how many functions a wildcard means.
+        return is_whole and (place.exact or not self.survey.parametrized)
 
     def _is_new(self, place: Place) -> bool:
         """Whether none of its sites was captured before; two of one cache would be one."""
-        rest = (place.port, place.keys, place.number)
-        keys = {(self.modules[name], repr(indices), *rest) for name, indices, _ in place.sites()}
+        owners, rest = self.survey.owners(), (place.port, place.keys, place.within)
+        keys = {(owners[one.name], one.member, one.number, repr(one.indices), *rest) for one in place.points()}
         known = not keys.isdisjoint(self.captured)
         self.captured |= keys
         return not known
@@ -203,50 +208,76 @@ class Drawing:
     def _place(self, ports: tuple[str, ...], changes: bool = False, tensor: bool = False) -> Place:
         """Draw a place where the action makes sense."""
         for _ in range(30):
-            place = random_place(self.source, self.survey, ports, several=not tensor)
+            place = self._any_place(ports, several=not tensor)
             if self._fits(place, changes, tensor):
                 return place
         return Place("text", "", ("",), "grad_output" if ports[0] == "grad_output" else "input")
 
+    def _any_place(self, ports: tuple[str, ...], several: bool) -> Place:
+        if self.members and self.source.random() < 0.85:
+            return random_member(self.source, self.survey, ports, self._families(ports))
+        return random_place(self.source, self.survey, ports, several)
+
+    def _families(self, ports: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(one for one in self.members if one != "parameters" or not ports[0].startswith("grad"))
+
     def _fits(self, place: Place, changes: bool, tensor: bool) -> bool:
         if changes and not place.exact and self.survey.parametrized:
             return False  # A pattern means the parametrizations too, and the oracle does not stand there.
-        called = [self.modules[name] for name in place.names if self.modules[name] in self.survey.calls]
-        if (changes or place.is_gradient) and any(module in self.survey.aliasing for module in called):
+        spots = place.spots(self.survey)
+        called = [spot for spot in spots if spot in self.survey.calls]
+        # Hookline refuses to change functions in a part of a forward that is checkpointed by itself.
+        unfit = self.survey.aliasing | self.survey.segmented
+        if (changes or place.is_gradient) and not unfit.isdisjoint(called):
             return False
-        if place.is_gradient and not all(self._has_gradient(module, place) for module in called):
+        if place.is_gradient and not self._can_have_gradient(place, called):
             return False
-        return not tensor or (len(called) == len(place.names) and all(self._is_floating(one, place) for one in called))
+        # Hookline refuses to change a gradient that comes in two parts, as where a changed result is written back.
+        if changes and place.port == "grad_input" and not self.survey.writing.isdisjoint(called):
+            return False
+        parts = self._parts(place)
+        if parts is None or (place.is_gradient and not all(map(_has_floats, parts))):
+            return False
+        alike = {(part.shape, part.dtype) if isinstance(part, Tensor) else None for part in parts}
+        if not tensor:
+            return not place.indices or alike == {(place.shape, parts[0].dtype)}
+        return len(called) == len(spots) and all(map(_is_floating, parts)) and len(alike) == 1
 
-    def _has_gradient(self, module: nn.Module, place: Place) -> bool:
-        if place.keys or place.indices:
-            part = self._part(module, place)
-            return self.survey.can_have_gradient(module, place.port) and any(
-                isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in flat(part)
-            )
-        return self.survey.can_have_gradient(module, place.port)
+    def _can_have_gradient(self, place: Place, spots: list[Spot]) -> bool:
+        if any(self.survey.loses_gradient(spot, place.port) for spot in spots):
+            return False
+        return all(one.can_have_gradient(place.port, place.keys) for one in place.seen(self.survey))
 
-    def _is_floating(self, module: nn.Module, place: Place) -> bool:
-        part = self._part(module, place)
-        return isinstance(part, Tensor) and part.is_floating_point()
-
-    def _part(self, module: nn.Module, place: Place) -> Any:
-        return at(self.survey.value(module, place.port), place.keys)
+    def _parts(self, place: Place) -> list[Any] | None:
+        """Return what passed at a place, call by call, or None if some of it has no such part."""
+        try:
+            return [at(one.value(place.port), place.keys) for one in place.seen(self.survey)]
+        except KeyError:
+            return None
 
     def _patch(self) -> Action:
         if self.source.random() < 0.2:
-            place = dataclasses.replace(self._place(VALUES, changes=True), keys=(), indices=(), number=None)
-            modules = [self.modules[name] for name in place.names if self.modules[name] in self.survey.calls]
+            place = dataclasses.replace(self._place(VALUES, changes=True), keys=(), indices=())
+            if not place.member:
+                place = dataclasses.replace(place, number=None)
+            spots = place.spots(self.survey)
             # The same arguments for each call of a module that calls itself would never end.
-            unfit = self.survey.reentrant | {module for module in modules if isinstance(module, Recursive)}
-            if len(modules) == len(place.names) == 1 and modules[0] not in unfit:
+            unfit = self.survey.reentrant | {spot for spot in spots if isinstance(spot.owner, Recursive)}
+            unfit |= {spot for spot in spots if spot.member == "countdown()"}
+            as_written = place.port != "inputs" or place.member[:1] != "/" or place.member[1:] in AS_WRITTEN
+            if as_written and len(spots) == 1 and spots[0] not in unfit and self._are_alike(place):
                 return Action("patch", (place,), ("structure", self.source.randrange(1000)))
         drawn = [self._place(VALUES, True, tensor=True) for _ in range(self.source.choice((1, 1, 2)))]
-        if any(self.modules[place.names[0]] in self.survey.reentrant for place in drawn):
+        if any(spot in self.survey.reentrant for place in drawn for spot in place.spots(self.survey)):
             return self._edit()
         kind = self.source.choice(("number", "tensor", "leaf", "row"))
         places = {place.text + place.suffix: place for place in drawn}
         return Action("patch", tuple(places.values()), (kind, self.source.randrange(1000)))
+
+    def _are_alike(self, place: Place) -> bool:
+        """Whether the same structure passes at every call."""
+        parts = self._parts(place) or []
+        return len({repr(each(lambda tensor: (tuple(tensor.shape), tensor.dtype), part)) for part in parts}) == 1
 
     def _edit(self) -> Action:
         if self.gradients and self.source.random() < 0.25:
@@ -256,27 +287,46 @@ class Drawing:
             return Action("edit", (self._place(VALUES, changes=True),), "whole")
         function = "explode" if self.source.random() < 0.03 else self.source.choice(OF_TENSORS)
         place = self._place(VALUES, True, tensor=True)
-        if function == "zero" and self.modules[place.names[0]] in self.survey.reentrant:
+        if function == "reenter" and not all(isinstance(spot.owner, nn.Module) for spot in place.spots(self.survey)):
+            function = "numbered"  # The module of a parameter is one of those that hold it.
+        if function == "write" and any(spot.member == "/expand" for spot in self.survey.calls):
+            function = "double"  # Torch refuses to write into a tensor whose elements share their memory.
+        if function == "zero" and not self.survey.reentrant.isdisjoint(place.spots(self.survey)):
             function = "double"
         return Action("edit", (place,), function)
 
     def _skip(self) -> Action | None:
         unfit = self.survey.aliasing | self.survey.overwritten | self.skipped | self.survey.reentrant
-        usable = [
-            name
-            for name, module in self.modules.items()
-            if module in self.survey.calls and name and module not in unfit
-        ]
+        unfit |= self.survey.segmented
+        place = self._place_to_skip()
+        if place is None or not unfit.isdisjoint(place.spots(self.survey)):
+            return None
+        seen = place.seen(self.survey)
+        self.skipped |= set(place.spots(self.survey))
+        first, output = seen[0].first, seen[0].output
+        same = isinstance(output, Tensor) and isinstance(first, Tensor) and first.shape == output.shape
+        passes_on = same and first.dtype == output.dtype and self.source.random() < 0.6
+        return Action("skip", (place,), None if passes_on else ("structure", self.source.randrange(1000)))
+
+    def _place_to_skip(self) -> Place | None:
+        families = tuple(one for one in self.members if one != "parameters")
+        if families and self.source.random() < 0.85:
+            place = random_member(self.source, self.survey, ("output",), families)
+            place = dataclasses.replace(place, keys=(), indices=())
+            return place if place.exact and place.member and self._are_alike(place) else None
+        usable = [name for name, module in self.modules.items() if Spot(module) in self.survey.calls and name]
         if not usable:
             return None
         name = self.source.choice(usable)
-        self.skipped.add(self.modules[name])
-        seen = self.survey.calls[self.modules[name]][0]
-        first, output = seen.first, seen.output
-        same = isinstance(output, Tensor) and isinstance(first, Tensor) and first.shape == output.shape
-        passes_on = same and first.dtype == output.dtype and self.source.random() < 0.6
-        place = Place("text", name, (name,))
-        return Action("skip", (place,), None if passes_on else ("structure", self.source.randrange(1000)))
+        return Place("text", name, (name,))
+
+
+def _has_floats(part: Any) -> bool:
+    return any(map(_is_floating, flat(part)))
+
+
+def _is_floating(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.is_floating_point()
 
 
 def patch_value(kind: str, seed: int, part: Any) -> Any:
@@ -291,5 +341,5 @@ def patch_value(kind: str, seed: int, part: Any) -> Any:
 
 def chosen(survey: Survey, place: Place) -> Any:
     """Return the part of what passed in the survey that a place names."""
-    value = at(survey.value(survey.names()[place.names[0]], place.port), place.keys)
+    value = at(place.seen(survey)[0].value(place.port), place.keys)
     return picked(value, place.expanded()[0]) if place.indices else value

@@ -11,30 +11,42 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 import hookline as hl
-from tests.properties.cases import random_case, surveyed
+from tests.properties.cases import RECOMPUTED, random_case, random_families, surveyed
 from tests.properties.checks import Anatomy, anatomy, changes, divergence, is_nothing, may_be_stale
+from tests.properties.members import random_member
 from tests.properties.models import CYCLIC, random_model
-from tests.properties.places import Place, Survey, random_place
+from tests.properties.places import Place, random_place
 from tests.properties.programs import VALUES, Block, Drawing, Program
+from tests.properties.steps import WRITING
 from tests.properties.structures import copied, difference
+from tests.properties.survey import Survey
 from tests.properties.under_hookline import HooklineRun
 from tests.properties.under_oracle import OracleRun
 from tests.properties.worlds import Case, Run, value_of
 
 
-def agrees_with_the_oracle(source: random.Random) -> str:
+def agrees_with_the_oracle(source: random.Random, members: bool = False) -> str:
     """A program of hooks gives what the hand-instrumented forward gives, and leaves nothing behind."""
-    case, survey = random_case(source)
+    case, survey = random_case(source, members)
     found = check(case, survey)
     return f"{found}\n    {show(case)}" if found else ""
 
 
+def members_agree_with_the_oracle(source: random.Random) -> str:
+    """The same with hooks on methods, functions and parameters."""
+    return agrees_with_the_oracle(source, members=True)
+
+
 def patched_with_itself_nothing_changes(source: random.Random) -> str:
     """Values captured in one run and put back in the next change nothing."""
-    case, survey = random_case(source)
-    places = _own_places(source, survey)
+    members = source.random() < 0.5
+    case, survey = random_case(source, members)
+    while case.method:
+        case, survey = random_case(source, members)
+    places = _own_places(source, survey, members)
     sites = [place.text + place.suffix for place in places]
     output, cache = _seeded(case, lambda model, args, kwargs: hl.run(model, *args, capture=sites, **kwargs))
     patched = _seeded(case, lambda model, args, kwargs: hl.run(model, *args, patch=cache, **kwargs))
@@ -59,8 +71,28 @@ def contexts_do_not_see_each_other(source: random.Random) -> str:
     return problem and f"{problem}\n    {show(runs[0].case)}\n    {show(runs[1].case)}"
 
 
+def sites_are_listed_as_they_run(source: random.Random) -> str:
+    """A trial run lists what a pattern means in the order in which it passes, and leaves nothing behind."""
+    case, survey = random_case(source, members=True)
+    while case.model.has("lazy") or case.method:
+        case, survey = random_case(source, members=True)
+    place = random_member(source, survey, ("output", "input"), random_families(source))
+    place = dataclasses.replace(place, indices=())
+    model, (args, kwargs) = case.model.build(), case.arguments(0)
+    before, state = anatomy(model), torch.get_rng_state()
+    listed = [str(site) for site in hl.sites(model, place.where(model), run=kwargs or args)]
+    expected = _as_listed(place, survey)
+    if listed != expected:
+        return f"sites({place.text + place.suffix!r}) lists {listed}, not {expected}\n    {show(case)}"
+    extra = changes(before, anatomy(model))
+    problem = f"the model is not as it was found: {extra}" if extra else ""
+    return problem or ("" if torch.equal(state, torch.get_rng_state()) else "random numbers were drawn")
+
+
 PROPERTIES: dict[str, tuple[Callable[[random.Random], str], float]] = {
-    "oracle": (agrees_with_the_oracle, 0.86),
+    "oracle": (agrees_with_the_oracle, 0.43),
+    "members": (members_agree_with_the_oracle, 0.41),
+    "listing": (sites_are_listed_as_they_run, 0.02),
     "itself": (patched_with_itself_nothing_changes, 0.07),
     "contexts": (contexts_do_not_see_each_other, 0.07),
 }
@@ -68,8 +100,13 @@ PROPERTIES: dict[str, tuple[Callable[[random.Random], str], float]] = {
 
 def any_property(source: random.Random) -> str:
     """Check one property, drawn too."""
+    return drawn_property(source)(source)
+
+
+def drawn_property(source: random.Random) -> Callable[[random.Random], str]:
+    """Draw a property."""
     functions, shares = zip(*PROPERTIES.values(), strict=True)
-    return source.choices(functions, shares)[0](source)
+    return source.choices(functions, shares)[0]
 
 
 def show(case: Case) -> str:
@@ -116,11 +153,16 @@ def _tolerance(case: Case) -> float:
 def _readable(case: Case, expected: list[Any], found: list[Any]) -> tuple[list[Any], list[Any]]:
     """Leave out captures by reference that say they are stale, or that torch can't know to be, and empty gradients."""
     stale = may_be_stale(case.program)
-    written = case.model.has("in_place", "mutated", "reusing", "relu_inplace")
+    written = case.model.has("in_place", "mutated", "reusing", "relu_inplace", *WRITING)
     out = {label for label, _ in found if label in stale} if written else set()
-    if case.model.has("segment"):  # A reentrant one makes zeros of gradients that are not there.
-        out |= {label for label, value in (*expected, *found) if ":grad_" in label and is_nothing(value)}
+    out |= _empty_gradients(expected, found, recomputed=case.model.has(*RECOMPUTED))
     return [one for one in expected if one[0] not in out], [one for one in found if one[0] not in out]
+
+
+def _empty_gradients(expected: list[Any], found: list[Any], recomputed: bool) -> set[str]:
+    """Return the labels of gradients that are zeros in one world and not there in the other."""
+    empty = [{label for label, value in one if ":grad_" in label and is_nothing(value)} for one in (expected, found)]
+    return empty[0] | empty[1] if recomputed else empty[0] & empty[1]  # A reentrant segment makes zeros of any.
 
 
 def _left_behind(run: HooklineRun, before: Anatomy, allowed: Any) -> str:
@@ -178,39 +220,65 @@ def _alive(things: list[tuple[str, weakref.ref[Any]]]) -> str:
     return f"still alive: {', '.join(found)}" if found else ""
 
 
-def _own_places(source: random.Random, survey: Survey) -> list[Place]:
-    """Draw places of modules where a value put back is the very value, call by call."""
-    names = survey.names()
+def _own_places(source: random.Random, survey: Survey, members: bool) -> list[Place]:
+    """Draw places where a value put back is the very value, call by call."""
     places: dict[str, Place] = {}
+    families = random_families(source)
     for _ in range(source.choice((1, 2, 4))):
-        place = random_place(source, survey, VALUES, several=False)
-        module = names[place.names[0]]
-        if module not in survey.calls or module in survey.aliasing or "*" in place.suffix:
+        if members:
+            place = random_member(source, survey, VALUES, families)
+        else:
+            place = random_place(source, survey, VALUES, several=False)
+        spot = place.spots(survey)[0]
+        unfit = survey.aliasing | survey.segmented | (survey.views & survey.overwritten)  # A patched value is no view.
+        unfit |= {spot for spot in survey.calls if spot.member == "offset()"}  # Nor is it the parameter that was read.
+        if spot not in survey.calls or spot in unfit or "*" in place.suffix or not place.exact:
             continue
-        number = source.randrange(len(survey.calls[module]))
-        place = dataclasses.replace(place, form="text", number=number)
-        places.setdefault(f"{id(module)} {place.port}", place)
+        number = source.randrange(len(survey.calls[spot]))
+        seen = survey.calls[spot][number]
+        if spot.member.startswith("/"):
+            within = seen.within if isinstance(spot.owner, nn.Module) else None
+            place = dataclasses.replace(place, form="text", number=seen.number, within=within)
+        elif spot.member != ":param":
+            place = dataclasses.replace(place, form="text", number=number)
+        places.setdefault(f"{spot} {place.port}", place)
     return list(places.values()) or [Place("text", "", ("",))]
 
 
+def _as_listed(place: Place, survey: Survey) -> list[str]:
+    """Return the sites of a place in the order in which something first passed there; an exact one in any case."""
+    found: dict[str, int] = {}
+    for point in place.points():
+        one = dataclasses.replace(place, names=(point.name,), meant=((point.name, point.member, point.number),))
+        calls = [seen for seen in one.seen(survey) if seen.inputs or place.port != "input"]
+        passed = [seen.began if place.port == "input" else seen.ended for seen in calls]
+        if passed:
+            found[point.text] = min(passed)
+    if not found and place.exact:
+        return [place.text + place.suffix]
+    only = {meant[0]: short for short, meant in place.short_names().items() if len(meant) == 1}
+    return [only.get(text, text) for text in sorted(found, key=lambda text: found[text])]
+
+
 def _seeded(case: Case, run: Callable[..., Any]) -> Any:
-    torch.manual_seed(case.seed)
+    torch.default_generator.manual_seed(case.seed)
     args, kwargs = case.arguments(0)
     return run(case.model.build(), args, kwargs)
 
 
 def _two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]]:
     """Draw two programs for one model, and what each of them gives alone."""
-    model = random_model(source)
-    while model.has("reusing", "lazy"):
-        model = random_model(source)
+    members = source.random() < 0.5
+    model = random_model(source, members)
+    while model.has("reusing", "lazy", "buffer_written", "buffer_replaced"):
+        model = random_model(source, members)
     model = dataclasses.replace(model, train=False)
     runs, expected = [], []
     shared = model.build()
     for number in range(2):
         bare = Case(model, Program((), ()), 1000 * number, source.random() < 0.5, "positional")
         survey = surveyed(bare)
-        drawing = Drawing(source, survey, gradients=False)
+        drawing = Drawing(source, survey, False, random_families(source) if members else ())
         action = drawing.action()
         while action.option in ("noise", "noisy"):  # The random generator is the whole process's.
             action = drawing.action()

@@ -32,7 +32,10 @@ def shrunk(case: Case, rounds: int = 400) -> tuple[Case, str]:
 
 def _problem(case: Case) -> str:
     try:
-        return check(case, surveyed(case))
+        survey = surveyed(case)
+        if any(place.member and not place.seen(survey) for place in case.program.places):
+            return ""
+        return check(case, survey)
     except Exception:
         return ""  # Not a case any more: a place that the smaller model does not have.
 
@@ -61,9 +64,21 @@ def _smaller_nodes(node: Node) -> Iterator[Node]:
     if node.kind in ("chain", "branches", "sequential") and len(node.children) > 1:
         for index in range(len(node.children)):
             yield dataclasses.replace(node, children=node.children[:index] + node.children[index + 1 :])
+    if node.kind == "script":
+        yield from _smaller_scripts(node)
     for index, child in enumerate(node.children):
         for smaller in _smaller_nodes(child):
             yield dataclasses.replace(node, children=(*node.children[:index], smaller, *node.children[index + 1 :]))
+
+
+def _smaller_scripts(node: Node) -> Iterator[Node]:
+    steps, tied = node.option
+    for index in range(len(steps) if len(steps) > 1 else 0):
+        yield dataclasses.replace(node, option=(steps[:index] + steps[index + 1 :], tied))
+    if tied:
+        yield dataclasses.replace(node, option=(steps, False))
+    for index in range(len(node.children)):
+        yield dataclasses.replace(node, children=node.children[:index] + node.children[index + 1 :])
 
 
 def _smaller_programs(program: Program) -> Iterator[Program]:

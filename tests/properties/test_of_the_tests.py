@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.properties import mutations_of_members  # noqa: F401  # It lists its own.
 from tests.properties.fuzz import problem_of, quiet
 from tests.properties.mutations import MUTATIONS, Mutation
 from tests.properties.properties import PROPERTIES

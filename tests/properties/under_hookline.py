@@ -10,9 +10,10 @@ from torch import nn
 
 import hookline as hl
 from tests.properties.modules import Boom
-from tests.properties.places import Survey
+from tests.properties.places import Place
 from tests.properties.programs import FUNCTIONS, TRANSFORMS, WITH_CALL, Action
 from tests.properties.structures import copied, each
+from tests.properties.survey import Survey
 from tests.properties.worlds import Case, Run, value_of
 
 
@@ -41,6 +42,8 @@ class HooklineRun(Run):
             self.note(f"open {block}", f"{type(error).__name__}: {error}")
 
     def close(self, block: int, failing: bool) -> None:
+        if block not in self.hooks:
+            return  # It could not be opened, which was noted.
         if not self.case.program.blocks[block].kept:
             self._exit(block, failing)
         elif failing:
@@ -59,7 +62,7 @@ class HooklineRun(Run):
                 given["edit"] = {places[0]: FUNCTIONS[action.option]}
             else:
                 given[action.kind] = dict(zip(places, values, strict=True)) if values else places
-        result = hl.run(self.model, *args, **given, **kwargs)
+        result = hl.run(self.callable, *args, **given, **kwargs)
         if "capture" not in given:
             return result
         self.caches[block] = result[1]
@@ -90,11 +93,15 @@ class HooklineRun(Run):
         for block, cache in sorted(self.caches.items()):
             actions = [action for action in self.case.program.blocks[block].actions if action.kind == "capture"]
             places = [place for action in actions for place in action.places]
-            texts = {text: place for place in places for _, _, text in place.sites()}
+            texts = list(dict.fromkeys(point.text for place in places for point in place.points()))
             for text in texts:
                 self.note(f"captured {block} {text}", copied(_attempt(cache.calls, text)) or [])
                 self.note(f"latest {block} {text}", copied(_attempt(cache.__getitem__, text)))
-            order = [text for text in cache if text in texts and not texts[text].is_gradient]
+            for short, meant in short_names(places, texts):
+                if len([text for text in meant if _attempt(cache.calls, text)]) == 1:
+                    self.note(f"short {block} {short}", copied(_attempt(cache.__getitem__, short)))
+            # The oracle knows nothing of parametrizations; gradients come in no order.
+            order = [text for text in cache if "parametrizations" not in text and ":grad_" not in text]
             if texts:
                 self.note(f"order {block}", [text for text in order if _attempt(cache.__getitem__, text) is not None])
 
@@ -135,6 +142,13 @@ class HooklineRun(Run):
         keys = [(block, number, place) for place in range(len(action.places))]
         self.leaves |= {key: value_of(action, self.survey, key[2]) for key in keys}
         return [self.leaves[key] for key in keys]
+
+
+def short_names(places: list[Place], texts: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the names without a number that a cache answers to, where only one of those that they mean has fired."""
+    found = [pair for place in places for pair in place.short_names().items()]
+    short = [name for name, _ in found]
+    return [(name, meant) for name, meant in found if name not in texts and short.count(name) == 1]
 
 
 def _attempt(read: Callable[[str], Any], site: str) -> Any:

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.properties.oracle import Gradients, NeverFired, Oracle, Watch
-from tests.properties.places import Place, Survey
+from tests.properties.oracle import Oracle
+from tests.properties.places import Place, Point
 from tests.properties.programs import FUNCTIONS, TRANSFORMS, WITH_CALL, Action
 from tests.properties.structures import each
+from tests.properties.survey import Survey
+from tests.properties.under_hookline import short_names
+from tests.properties.watches import Gradients, NeverFired, Spot, Watch
 from tests.properties.worlds import Case, Run, value_of
 
 
@@ -52,7 +55,7 @@ class OracleRun(Run):
         following = [watches for watches in map(self._all, self.watches) if any(watch.acts for watch in watches)]
         followed = {watch for watches in following for watch in watches}
         try:
-            output = self.oracle.forward(*args, **kwargs)
+            output = self.oracle.forward(self.callable, self.case.method, *args, **kwargs)
         except BaseException:
             self.failures += 1
             self.missed -= followed
@@ -144,6 +147,12 @@ class OracleRun(Run):
                     is_there = bool(calls) and not self._is_gone(watch)
                     self.note(f"latest {block} {watch.text}", calls[-1] if is_there else None)
                     readable += [watch] if is_there and not watch.is_gradient and calls[-1] is not None else []
+            fired = {watch.text: watch for watch in self._all(block) if watch.kind == "capture" and watch.values}
+            places = [place for action in actions if action.kind == "capture" for place in action.places]
+            for short, meant in short_names(places, [point.text for place in places for point in place.points()]):
+                only = [fired[text] for text in meant if text in fired]
+                if len(only) == 1:
+                    self.note(f"short {block} {short}", None if self._is_gone(only[0]) else kept(only[0], "last")[0])
             readable.sort(key=lambda watch: watch.first)
             if any(action.kind == "capture" for action in actions):
                 self.note(f"order {block}", [watch.text for watch in readable])
@@ -158,16 +167,17 @@ class OracleRun(Run):
 
     def _make(self, block: int, number: int, action: Action) -> list[Watch]:
         """Make the watches of an action, one for each site."""
-        names = dict(self.model.named_modules(remove_duplicate=False))
+        owners = self.oracle.owners()
         made = []
         for index, place in enumerate(action.places):
             if action.kind in ("patch", "skip") and action.option is not None:
                 self.leaves[block, number, index] = value_of(action, self.survey, index)
             families: dict[str, list[Watch]] = {}
-            for name, indices, text in place.sites():
-                function = self._function(action, names[name], self.leaves.get((block, number, index)))
-                made.append(_watch(place, text, names[name], indices, action.kind, function))
-                made[-1].family = families.setdefault(name, [])
+            for point in place.points():
+                spot = Spot(owners[point.name], ":param" if place.port == "param" else point.member)
+                function = self._function(action, spot.owner, self.leaves.get((block, number, index)))
+                made.append(_watch(place, point, spot, action.kind, function))
+                made[-1].family = families.setdefault(point.name + place.member, [])
                 made[-1].family.append(made[-1])
         return made
 
@@ -177,12 +187,13 @@ class OracleRun(Run):
         if action.kind == "patch":
             return lambda part, _: fitted(value, part)
         if action.kind == "skip":
-            return lambda first, _: first if action.option is None else each(torch.clone, value)
+            return lambda first, _: each(torch.clone, first if action.option is None else value)
         return lambda part, number: edited(action.option, part, Call(module, number))
 
 
-def _watch(place: Place, text: str, module: nn.Module, indices: Any, kind: str, function: Any) -> Watch:
-    return Watch(text, module, place.port, place.keys, indices, place.number, kind, function, exact=place.exact)
+def _watch(place: Place, point: Point, spot: Spot, kind: str, function: Any) -> Watch:
+    meant = (point.text, spot, place.port, place.keys, point.indices, point.number)
+    return Watch(*meant, kind, function, exact=place.exact, within=place.within)
 
 
 def fitted(value: Any, part: Any) -> Any:

@@ -12,15 +12,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from tests.properties.models import Model
 from tests.properties.modules import SHAPE, Tripwire, blend
-from tests.properties.places import Survey
 from tests.properties.programs import Action, Program, chosen, patch_value
 from tests.properties.structures import copied
+from tests.properties.survey import Survey
 
-MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+MODES = {
+    "grad": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "functional": contextlib.nullcontext,  # With parameters that are given for this call.
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Case:
     seed: int
     input_needs_grad: bool
     style: str
+    method: str = ""  # What is called instead of the model.
 
     def arguments(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the forward of that number."""
@@ -70,10 +77,11 @@ class Run:
         self.inputs: list[Any] = []
         self.leaves: dict[Any, Any] = {}  # What patches put in, by block, action and place.
         self.graphs: list[weakref.ref[Token]] = []
+        self.is_functional = False
 
     def play(self) -> list[tuple[str, Any]]:
         """Run everything; return the trace."""
-        torch.manual_seed(self.case.seed)
+        torch.default_generator.manual_seed(self.case.seed)
         self.play_quietly()
         self.note("random state", torch.get_rng_state())
         self.note("buffers", {name: copied(buffer) for name, buffer in self.model.named_buffers()})
@@ -93,14 +101,26 @@ class Run:
         self.trace.append((label, value))
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+        return self.callable(*args, **kwargs)
+
+    @property
+    def callable(self) -> Callable[..., Any]:
+        """The model, a method of it, or the model with other parameters for a while."""
+        if self.case.method:
+            return getattr(self.model, self.case.method)
+        if not self.is_functional:
+            return self.model
+        halves = {name: value * 0.5 for name, value in self.model.named_parameters()}
+        return lambda *args, **kwargs: functional_call(self.model, halves, args, kwargs)
 
     def forward(self, number: int, mode: str, failure: type[BaseException] | None) -> None:
         """Run the model once."""
         Tripwire.armed = failure
+        self.is_functional = mode == "functional"
         with MODES[mode]():
             self._run(number, self.call)
         Tripwire.armed = None
+        self.is_functional = False
 
     def line(self, block: int, number: int) -> None:
         """Run the model once, in one line of `hl.run`."""
