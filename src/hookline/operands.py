@@ -62,16 +62,16 @@ def _make(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand |
     if type(tensor) in (Tensor, torch.nn.Parameter):
         return operand(tensor, origins, follow)
     if type(tensor).__name__ == "FakeTensor":
-        return _dress(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
+        return _fill(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
     return None
 
 
 def operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
     """Make an operand of a tensor."""
-    return _dress(tensor.as_subclass(Operand), tensor, origins, follow)
+    return _fill(tensor.as_subclass(Operand), tensor, origins, follow)
 
 
-def _dress(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
     made.plain = tensor
     made.origins = origins
     made.follow = follow

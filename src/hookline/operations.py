@@ -33,7 +33,7 @@ _ITEMS = {"getitem": ("input", "index"), "setitem": ("input", "index", "value"),
 _NAMESPACES = ("linalg_", "fft_", "special_")
 _TENSORS = ("T", "H", "mT", "mH", "data", "real", "imag")  # The properties of a tensor that are tensors.
 
-# Those that give the same numbers again, as a view, in another order or in another dtype.
+# Those that give their argument again: as a view, a copy, in another order or dtype.
 FOLLOWED = frozenset((
     "T", "H", "mT", "mH", "data", "real", "imag", "t", "adjoint", "transpose", "permute", "swapaxes", "swapdims",
     "movedim", "moveaxis", "view", "view_as", "reshape", "reshape_as", "expand", "expand_as", "broadcast_to",

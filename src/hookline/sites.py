@@ -30,6 +30,7 @@ _MEMBER = re.compile(r"[\w*{},]+")
 Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
 Segments = tuple[Alternatives | None, ...]  # For each name its alternatives; None is `**`.
 _ANY_NAME = (("", ""),)  # A `*` alone.
+_ROOT = ((("",),),)  # The path of the model itself.
 
 
 class Site(NamedTuple):
@@ -125,7 +126,7 @@ def parse(text: str) -> Pattern:
         raise SiteError(f"a site of {len(text)} characters; at most {LONGEST_TEXT} are read")
     segments, position = _parse_path(text)
     call, position = _parse_call(text, position)
-    member, position, within = "", position, None
+    member, within = "", None
     if text[position : position + 1] in ("/", ".", "("):
         segments, member, position = _parse_member(text, position, segments)
         within, (call, position) = call, _parse_call(text, position)
@@ -224,7 +225,7 @@ def _parse_member(text: str, position: int, segments: Segments) -> tuple[Segment
     """Read `/function`, `.method()` or the `()` of a method whose name was taken for the last of the path."""
     mark = text[position]
     if mark == "(":
-        start, segments = text.rfind(".", 0, position) + 1, segments[:-1] or (((("",),)),)
+        start, segments = text.rfind(".", 0, position) + 1, segments[:-1] or _ROOT
     else:
         start = position + 1
         position = _parse_name(text, start)[1]
