@@ -82,7 +82,9 @@ def _eager_instead(module: nn.Module, path: str, model: nn.Module) -> str:
 
 def _why_not_taken(tap: Tap, model: nn.Module) -> str:
     """Say why a parameter was not read, or no operation took it."""
-    name, tensor = type(model).__name__, getattr(*tap.holders[0], None)
+    name = type(model).__name__
+    holder, key = tap.holders[0]
+    tensor = holder._parameters.get(key, holder._buffers.get(key))  # Not by its name, which would be a read of it.
     times = count(tap.session.since, "forward") if tap.session.since else "a compiled forward"
     if isinstance(tap.module, nn.RNNBase):
         return f"{type(tap.module).__name__} keeps its weights in a list of its own, and does not read them by name"

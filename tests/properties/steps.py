@@ -40,7 +40,7 @@ def step(run: Step) -> Step:
 
 
 def reflected(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return an operator with the tensor on its right, which torch takes as its first argument all the same."""
+    """Return an operator whose sides are alike, with the tensor on its right: torch takes it as its first argument."""
     return lambda input, other: run(other, input)
 
 
@@ -52,7 +52,7 @@ def softmax(script: Any, h: Tensor, x: Tensor) -> Tensor:
 @step
 def operators(script: Any, h: Tensor, x: Tensor) -> Tensor:
     h = do("mul", reflected(operator.mul), h, 2)
-    h = do("sub", reflected(operator.sub), h, 1.0)
+    h = do("sub", operator.sub, 1.0, h)
     h = do("div", operator.truediv, h, 3.0)
     return do("add", operator.add, do("neg", operator.neg, h), x)
 
