@@ -244,8 +244,8 @@ class Cache(Mapping[str, Any]):
     def _why_unknown(self, key: Key) -> str:
         name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
         for site, record in self._records.items():
-            if record.family == {}:
-                return f"{name} was not captured: nothing has passed '{site}' yet"
+            if record.family == {} and site.path == (key.path if isinstance(key, Site) else _path(key)):
+                return record.reason or f"{name} was not captured: nothing has passed '{site}' yet"
             if record.family is not None and str(site) == str(key):
                 first = next(iter(record.family.values())).site
                 return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
@@ -305,6 +305,10 @@ class Cache(Mapping[str, Any]):
         tensors = [tensor for record in self._fired() for tensor in leaves(record.peek_all())]
         sizes = {address(tensor): _size(tensor) for tensor in tensors}
         return f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
+
+
+def _path(key: Key) -> str | None:
+    return parse(key).path if isinstance(key, str) else None
 
 
 def _natural(site: str) -> list[tuple[int, int | str]]:

@@ -208,7 +208,8 @@ class Ledger:
     ) -> list[tuple[bool, str]]:
         """Note why these sites did not fire; return what to say, unless the model never ran or something failed."""
         session = self.session
-        ran = session.any_forward or (not session.failed and len(missing) < len(taps))
+        was_called = len(missing) < len(taps) or any([tap.count for tap in missing])
+        ran = session.any_forward or (not session.failed and was_called)
         messages = []
         if self.forward.stops and ran and not session.since:
             name = type(self.model).__name__
@@ -327,6 +328,7 @@ def _speak(messages: list[tuple[bool, str]]) -> None:
     if certain:
         more = f" (and {len(certain) - 1} more)" if len(certain) > 1 else ""
         raise NeverFired(certain[0] + more)
+    messages.sort(key=lambda message: "implementation" not in message[1])  # The fix, where one of them has it.
     if messages:
         more = f" (and {len(messages) - 1} more that the pattern matches)" if len(messages) > 1 else ""
         warn(messages[0][1] + more)

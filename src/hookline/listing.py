@@ -154,6 +154,7 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
     exact = [place for place in found if place.exact]
     silent = [place.site for place in exact if not any(_is_at(site, place.site) for site in listing.seen)]
     rows += [(str(site) or '""', "0", "", "") for site in silent]
+    note += "; none of these ran" if not listing.seen else ""
     return Sites([*names.values(), *silent], ("site", "calls", "what passes", "line"), rows, note)
 
 

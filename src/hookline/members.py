@@ -64,6 +64,8 @@ def _why_no_method(path: str, module: nn.Module, name: str) -> str:
         return f"'{full}()' can't be seen: Python looks special methods up on the class, not on the instance"
     if name in children_of(module):
         return f"'{full}' is a module, not a method; name it without '()'"
+    if name in module._parameters or name in module._buffers:
+        return f"'{full}()' is a parameter or buffer, not a method; did you mean '{full}:param' or '{full}/*'?"
     missing = object()
     held = vars(module).get(name, inspect.getattr_static(type(module), name, missing))
     if isinstance(held, (property, functools.cached_property)):
@@ -89,11 +91,14 @@ def _is_callable(held: object) -> bool:
     return callable(held) or isinstance(held, (staticmethod, classmethod)) or hasattr(held, "__get__")
 
 
-def parameters(names: Names, matches: Callable[[str], bool] = lambda path: True) -> Iterator[Held]:
-    """Yield every parameter once, under the first of its names that matches."""
+def parameters(
+    names: Names, matches: Callable[[str], bool] = lambda path: True, buffers: bool = False
+) -> Iterator[Held]:
+    """Yield every parameter, or every buffer, once, under the first of its names that matches."""
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module, _ in names.walk():
-        for name, tensor in module._parameters.items() if not is_scripted(module) else ():
+        tensors: Any = {} if is_scripted(module) else module._buffers if buffers else module._parameters
+        for name, tensor in tensors.items():
             if tensor is not None and not isinstance(module, nn.RNNBase) and not is_lazy(tensor):
                 holders.setdefault(id(tensor), []).append((f"{path}.{name}".lstrip("."), module, name))
     for found in holders.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from hookline.errors import did_you_mean
+from hookline.members import has_method
 from hookline.tables import count
 from hookline.tree import Names, is_container, is_scripted
 from hookline.wiring.functions import FAST
@@ -63,6 +64,8 @@ def _why_not_run(tap: Tap, model: nn.Module) -> str:
     fused = next((name for name in ran if name in _FUSED), "")
     if fused and function in _INSIDE_FUSED:
         return f"{fused} computes it in one kernel, and never makes it. {_eager_instead(tap.module, path, model)}"
+    if has_method(tap.module, function):
+        return f"{function!r} is a method; did you mean '{path}.{function}()'?".replace("'.", "'")
     names = ", ".join(ran[:12]) + (", …" if len(ran) > 12 else "")
     near = did_you_mean(function, ran) or (f"; what ran: {names}" if ran else ", which calls none itself")
     return f"{function!r} did not run {where}{near}"

@@ -135,7 +135,8 @@ def parse(text: str) -> Pattern:
     if call is None:
         call, position = _parse_call(text, position)
     if position < len(text):
-        _refuse(text, position, f"unexpected {text[position]!r}")
+        hint = ": a function is named alone, as in '/softmax'" if member[:1] == "/" and text[position] in ".(" else ""
+        _refuse(text, position, f"unexpected {text[position]!r}{hint}")
     if port == "param" and (member or call is not None):
         _refuse(text, text.index(":param"), "':param' is a parameter as it is read: it has no calls and no members")
     literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)

@@ -175,7 +175,8 @@ def _parameter(site: Site, held: Held, exact: bool) -> Found:
 
 def _find_parameters(model: nn.Module, names: Names, pattern: Pattern) -> list[Found]:
     """Return all parameters that a pattern means; tied ones count once, under any of their names."""
-    chosen = members.parameters(names, pattern.matches)
+    chosen = list(members.parameters(names, pattern.matches))
+    chosen = chosen or list(members.parameters(names, pattern.matches, buffers=True))
     found = [_parameter(pattern.at(held.path), held, exact=False) for held in chosen]
     if not found:
         every = [held.path for held in members.parameters(names)]

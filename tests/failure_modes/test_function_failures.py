@@ -190,3 +190,59 @@ def test_fused_and_hidden_attention_says_what_to_do_instead() -> None:
             hl.run(hidden.train(training), x, x, x, capture="/softmax")
     _, acts = hl.run(hidden, x, x, x, average_attn_weights=False, capture="[1]")  # What the message says to do.
     assert acts["[1]"].sum(-1).allclose(torch.ones(2, 2, 5))
+
+
+class Squared(torch.autograd.Function):
+    """A function of the user's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+def test_a_change_inside_an_autograd_function_is_refused_and_a_look_is_not() -> None:
+    model, x = Returns(Squared.apply), torch.randn(3, requires_grad=True)
+    assert hl.run(model, x, capture="/mul")[1]["/mul"].equal((x * x).detach())
+    for hooked in (hl.edit(model, "/mul", lambda value: value * 0), hl.patch(model, {"/mul": 0.0})):
+        with pytest.raises(hl.HooklineError, match="'/mul' runs inside Squared.*edit what goes in"), hooked:
+            model(x)
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return x.sigmoid() + 1
+
+
+def test_what_a_trial_run_does_inside_a_scripted_function_is_not_listed() -> None:
+    model, x = Returns(lambda x: scripted(x) + x * 2), torch.randn(3)
+    assert [str(site) for site in hl.sites(model, "/*", run=(x,))] == ["/mul", "/add"]
+
+
+def test_a_pattern_that_ran_nowhere_says_so_in_a_listing_and_gives_the_reason_that_helps() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.attn = nn.Linear(4, 4), Returns(lambda x: F.scaled_dot_product_attention(x, x, x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(self.first(x))
+
+    model, x = Fused(), torch.randn(1, 3, 4)
+    assert "none of these ran" in repr(hl.sites(model, "**/softmax", run=(x,)))
+    with pytest.warns(hl.HooklineWarning, match="'attn/softmax'.*scaled_dot_product_attention.*eager implementation"):
+        hl.run(model, x, patch={"**/softmax": 0.0})
+
+
+def test_a_method_that_was_not_called_that_often_is_missed_also_without_a_forward() -> None:
+    class Encodes(nn.Module):
+        def encode(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    model, x = Encodes(), torch.randn(3)
+    with pytest.raises(hl.NeverFired, match=r"'encode\(\)#1' was not reached"), hl.patch(model, {"encode()#1": 0.0}):
+        model.encode(x)

@@ -149,8 +149,8 @@ class Trial:
 
     def found(self) -> Iterator[Row]:
         """Run everything, and tell what is to be told."""
+        bare = self.run()  # What fails without hooks is the model's own.
         try:
-            bare = self.run()
             left = self.state.read()
             yield from self._compare(bare, self.run(), VALUES, "two runs of the bare model differ")
             seen, called = self._watched(bare)
@@ -164,6 +164,8 @@ class Trial:
             yield from self._gradients(fired)
         except HooklineError as error:
             yield Row(FIRES, "", "failed", str(error))
+        except Exception as error:
+            yield Row(FIRES, "", "failed", f"the model fails while it is hooked: {type(error).__name__}: {error}")
         finally:
             self.state.close()
         yield from self._left_behind(None)
@@ -251,7 +253,7 @@ class Trial:
             if not edited:
                 yield Row(EDITS, name, "listed", "only numbers that are not continuous pass here")
             elif is_same(bare, output):
-                yield Row(EDITS, name, "failed", "the output stays the same: nothing in it depends on this value")
+                yield Row(EDITS, name, "failed", "the output stays the same under this change")
 
     def _gradients(self, fired: list[str]) -> Iterator[Row]:
         arrived: set[str | None] = set()

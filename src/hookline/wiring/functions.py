@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
+from torch.utils.checkpoint import CheckpointFunction
 
 from hookline.actions import Skip, refuse_fx
 from hookline.context import call_user
+from hookline.errors import HooklineError
 from hookline.operations import (
     gives_tensors,
     is_reflected,
@@ -132,13 +134,14 @@ class Inside(TorchFunctionMode):
         if not acting:
             return function(*args, **kwargs) if kwargs else function(*args)
         event = self.event.inside(acting, name, number)
+        refuse_in_autograd_function(event)
         return operate(Function(function, name, args, kwargs or {}, event), self.module, self.act)
 
     def _is_own(self, frame: FrameType | None) -> bool:
         """Whether a function was called by the module's own forward, and not inside that of another module."""
         forwards = []
         while frame is not self.home:
-            if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") == _COMPILER:
+            if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in _MACHINERY:
                 return False
             if frame.f_code is self.watch.code:
                 forwards.append(frame)
@@ -158,7 +161,8 @@ class Inside(TorchFunctionMode):
         return isinstance(owner, nn.Module) and owner is not self.module
 
 
-_COMPILER = "torch._dynamo.convert_frame"
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_MACHINERY = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # Torch's own, that run functions too.
 
 # What runs inside these is not the module's own: it is a child's, a user's function's or hookline's.
 _FOREIGN = frozenset(
@@ -168,6 +172,20 @@ _FOREIGN = frozenset(
         Skip.output, run,
     )
 )  # fmt: skip
+
+
+def refuse_in_autograd_function(event: Event) -> None:
+    """Raise for a change inside a torch.autograd.Function, whose backward would not know of it."""
+    changing = next((tap for tap, _ in event.taps if tap.changes), None)
+    frame: FrameType | None = sys._getframe(2) if changing is not None else None
+    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+        if frame.f_code is _APPLY and frame.f_locals.get("cls") is not CheckpointFunction:
+            name = getattr(frame.f_locals.get("cls"), "__name__", "")
+            raise HooklineError(
+                f"'{changing.site}' runs inside {name}, a torch.autograd.Function, whose backward would not know of "  # type: ignore[union-attr]
+                "the change; edit what goes in, or what comes out"
+            )
+        frame = frame.f_back
 
 
 def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:

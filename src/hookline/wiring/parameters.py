@@ -26,7 +26,7 @@ from hookline.operands import Operand, operand, watched
 from hookline.operations import gives_tensors, is_followed, may_give_tensors, name_of, read_name
 from hookline.wiring import calls, checkpoints
 from hookline.wiring.checkpoints import Attached
-from hookline.wiring.functions import FAST, Function, may_be_fused, operate
+from hookline.wiring.functions import FAST, Function, may_be_fused, operate, refuse_in_autograd_function
 from hookline.wiring.taps import Tap
 
 KEY = "_hookline_reads"
@@ -302,6 +302,7 @@ def _tapped(
     )
     if not event.taps:
         return function(*args, **kwargs)
+    refuse_in_autograd_function(event)
     return operate(Function(function, name, args, kwargs, event), first.module, calls.run_event)
 
 
