@@ -159,10 +159,8 @@ class Oracle:
         if self.suspended or source is None:
             return value
         call = self._new_call()
-        for watch in self.watches:
-            if watch.spot == Spot(source, ":param") and watch.acts:
-                watch.calls += 1
-                value = self._pass(watch, watch.calls - 1, call, value)
+        for watch, number in self._concerned([Occurrence(Spot(source, ":param"))], counting=True):
+            value = self._pass(watch, number, call, value)
         self.followed.append((value, source))
         return value
 

@@ -84,6 +84,7 @@ def pass_through(
     for tap, number in taps:
         if isinstance(tap.action, Skip):
             skip = tap
+            tap.fired = True
         elif tap.site.port not in ("output", "grad_output"):
             passed = _pass_input(tap, _call(tap, watch, module, passed, number), event, watch)
     if skip is not None:
