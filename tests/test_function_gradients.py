@@ -345,3 +345,15 @@ def test_a_checkpointed_part_of_a_modules_own_forward_is_edited_alike_or_refused
         assert refusal.startswith("'/tanh'")
     else:
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_the_gradient_of_a_layers_output_is_that_from_before_an_edit_inside_the_layer(dimensions: int) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4)[(0,) * (3 - dimensions)]
+    hooks = hl.Hooks(model)
+    hooks.edit("0/linear:grad_output", lambda gradient: gradient * 5)
+    acts = hooks.capture("0:grad_output", "0.bias/linear:grad_input")
+    model(x.requires_grad_()).sum().backward()
+    assert acts["0:grad_output"].unique().tolist() == [1.0]
+    torch.testing.assert_close(x.grad, torch.full_like(x, 5.0) @ model[0].weight)
+    hooks.remove()

@@ -139,7 +139,9 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     layer = call.module
     if (
         not tensor._is_view()
+        or tensor._backward_hooks  # What is followed inside the layer comes after it in backward.
         or call.site.port != "grad_output"
+        or call.site.member
         or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
     ):
         return None
