@@ -88,7 +88,7 @@ class Names:
             seen.add(id(module))
             held = module.__dict__
             children = held.get("_modules")
-            if type(children) is not dict:  # A ScriptModule keeps them in C++.
+            if not isinstance(children, dict):  # A ScriptModule keeps them in C++.
                 continue
             for tensors in (held["_parameters"], held["_buffers"]):
                 for name, one in tensors.items() if tensors else ():

@@ -178,12 +178,12 @@ class Oracle:
         """Let arguments pass, run or let something stand in for what is skipped, let the result pass."""
         call = self._new_call()
         watches = self._concerned(here, counting=True)
-        for watch, number in watches:
-            if watch.is_before and not (given.is_empty and watch.port.endswith("input")):
-                given.change(watch.port, lambda value, w=watch, n=number: self._pass(w, n, call, value))
         skips = [watch for watch, _ in watches if watch.kind == "skip"]
         for watch in skips:
             watch.fired += 1
+        for watch, number in watches:
+            if watch.is_before and not (given.is_empty and watch.port.endswith("input")):
+                given.change(watch.port, lambda value, w=watch, n=number: self._pass(w, n, call, value))
         output = stand_in(skips[-1].function(given.first(), 0)) if skips else run()
         call.taps.clear()  # What was tapped as an argument may come out again, written to: that is another value.
         for watch, number in watches:
