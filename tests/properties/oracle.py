@@ -179,9 +179,8 @@ class Oracle:
         call = self._new_call()
         watches = self._concerned(here, counting=True)
         skips = [watch for watch, _ in watches if watch.kind == "skip"]
-        for watch in skips:
-            watch.fired += 1
         for watch, number in watches:
+            watch.fired += watch.kind == "skip"
             if watch.is_before and not (given.is_empty and watch.port.endswith("input")):
                 given.change(watch.port, lambda value, w=watch, n=number: self._pass(w, n, call, value))
         output = stand_in(skips[-1].function(given.first(), 0)) if skips else run()
