@@ -52,7 +52,7 @@ def share_on_any_device(tensor: Tensor) -> Tensor:
     """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
     try:
         return lazy_clone(tensor)
-    except (RuntimeError, NotImplementedError):  # Sparse, nested, shared-memory and numpy-owned tensors.
+    except RuntimeError:  # Sparse, nested, shared-memory and numpy-owned tensors.
         return copy_tensor(tensor)
 
 
@@ -70,5 +70,5 @@ def address(tensor: Tensor) -> int:
     """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
     try:
         return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
-    except (RuntimeError, NotImplementedError):  # No memory of its own: sparse, nested, a subclass that wraps others.
+    except RuntimeError:  # No memory of its own: sparse, nested, a subclass that wraps others.
         return 0

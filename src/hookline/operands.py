@@ -51,7 +51,7 @@ def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
         if made is None or made.plain is not tensor:
             try:
                 made = _make(tensor, origins, follow)
-            except (RuntimeError, NotImplementedError):  # A sparse one.
+            except RuntimeError:  # A sparse one.
                 return tensor
             if made is not None:
                 living[key] = made

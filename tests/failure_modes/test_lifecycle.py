@@ -137,13 +137,6 @@ def test_what_is_no_exception_leaves_the_model_as_it_was_found_too(kind: str, er
     assert state_of(model) == before
 
 
-@pytest.fixture
-def listening_to_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("listening_to_ctrl_c")
 def test_ctrl_c_in_a_forward_leaves_the_model_as_it_was_found() -> None:
     """A03"""

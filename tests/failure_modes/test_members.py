@@ -7,14 +7,13 @@ import copy
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -169,13 +168,6 @@ def test_a_failure_leaves_the_model_as_it_was_found(raised_by: str, site: str, e
         assert any(f"'{site.removesuffix('*')}" in note for note in caught.value.__notes__)
 
 
-@pytest.fixture
-def listening_to_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("listening_to_ctrl_c")
 @pytest.mark.parametrize("site", SITES)
 def test_ctrl_c_at_a_member_leaves_the_model_as_it_was_found(site: str) -> None:
@@ -325,15 +317,6 @@ class Parts(nn.Module):
 
 
 EVERYWHERE = ("mix()", "sae.encode()", "W/matmul", "W:param", "body.weight:param", "sae.W_enc/*", "mix():grad_output")
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of one."""
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def ddp(model: nn.Module) -> nn.Module:

@@ -6,13 +6,12 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -26,15 +25,6 @@ NO_SHARDING = pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SH
 AFTER_A_STOP = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 VIEWS = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 EVERYWHERE = ("h.*", "h.*.mlp", "h.1:input", "head", "h.*:grad_output")
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of one."""
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def values_of(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
