@@ -363,3 +363,33 @@ def test_importing_hookline_imports_no_transformer_lens():
     folder = str(Path(hl.__file__).parent.parent)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": folder})
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_chain_of_methods_keeps_the_hook_points() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    hooked = hl.auto_hook(model)
+    assert hooked.eval().double().requires_grad_(False).to(torch.float32).apply(lambda module: None) is hooked
+    assert not model.training
+    assert not model[0].weight.requires_grad
+    assert list(hooked.eval().hook_dict) == ["hook_point", "0.hook_point", "1.hook_point"]
+
+
+def test_a_class_of_ones_own_is_made_from_the_hooked_model() -> None:
+    class Mine(hl.HookedModel):
+        def count(self) -> int:
+            return len(self.hook_dict)
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    hooked = Mine(model)
+    assert (hooked.count(), len(hooked), isinstance(hooked, Mine)) == (2, 1, True)
+    assert isinstance(copy.deepcopy(hooked), Mine)
+    with pytest.raises(hl.HooklineError, match="has hook points already"):
+        hl.HookedModel(model)
+    assert hooked.unwrap() is model
+    with pytest.raises(hl.HooklineError, match="Mine takes a torch.nn.Module, not int"):
+        Mine(3)  # type: ignore[arg-type]
+
+
+def test_the_classes_of_torch_are_left_alone() -> None:
+    with pytest.raises(hl.HooklineError, match="Tanh is torch's own, and every model with one in it would change"):
+        hl.auto_hook(nn.Tanh)

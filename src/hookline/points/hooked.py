@@ -7,8 +7,9 @@ among its bases.
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
-from collections.abc import Iterable, Iterator, ValuesView
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
@@ -25,6 +26,10 @@ from hookline.tree import Names, is_scripted, unwrap
 Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
 KEY = "_hookline_points"  # Where an instance of a decorated class keeps its points.
+CHAINED = (  # Methods that return the model itself.
+    *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_"),
+    *("share_memory", "to", "to_empty", "train", "type", "xpu"),
+)
 DELEGATED = ("__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__")
 
 
@@ -208,8 +213,25 @@ class HookedModel(HookedRoot):
     """The interface around a model. All else that is asked of it is asked of the model, under the model's own names."""
 
     _own: frozenset[str] = frozenset()
+    _named: type[HookedModel]  # The class that was called; that of the instance has what its model needs besides.
     _hooked_model: nn.Module
     _hook_points: Points
+
+    def __new__(cls, model: nn.Module) -> HookedModel:
+        if not isinstance(model, nn.Module):
+            raise HooklineError(f"{cls.__name__} takes a torch.nn.Module, not {type(model).__name__}")
+        bare = unwrap(model)
+        if is_scripted(bare):
+            raise HooklineError(f"{type(bare).__name__} is compiled by torch.jit, and nothing inside can be hooked")
+        if isinstance(bare, HookedRoot) or id(bare) in _wrapped:
+            raise HooklineError(
+                f"this {type(bare).__name__} has hook points already; use those, or take them off with unwrap() first"
+            )
+        held = {name: _delegate(name) for name in DELEGATED if hasattr(type(model), name)}
+        bases: Any = (as_root(cls),)  # type: ignore[arg-type]
+        hooked: HookedModel = object.__new__(type(cls.__name__, bases, {**held, "_named": cls}))
+        _wrapped[id(bare)] = hooked
+        return hooked
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -227,7 +249,8 @@ class HookedModel(HookedRoot):
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__") or name in type(self)._own:
             return object.__getattribute__(self, name)
-        return getattr(self._hooked_model, name)
+        value = getattr(self._hooked_model, name)
+        return _chained(self, value) if name in CHAINED and callable(value) else value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # A protocol of the model is not one of this: __deepcopy__ would lose the points.
@@ -250,10 +273,10 @@ class HookedModel(HookedRoot):
         return f"HookedModel({self._hooked_model!r})"
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        return auto_hook, (self._hooked_model,)  # A copy is unhooked, and has points of its own.
+        return self._named, (self._hooked_model,)  # A copy is unhooked, and has points of its own.
 
     def __copy__(self) -> HookedModel:
-        return auto_hook(copy.copy(self._hooked_model))
+        return self._named(copy.copy(self._hooked_model))
 
 
 _wrapped: weakref.WeakValueDictionary[int, HookedModel] = weakref.WeakValueDictionary()
@@ -277,23 +300,17 @@ def auto_hook(model: Any) -> Any:
         return _decorate(model)
     if not isinstance(model, nn.Module):
         raise HooklineError(f"auto_hook takes a torch.nn.Module or a class of them, not {type(model).__name__}")
-    bare = unwrap(model)
-    if is_scripted(bare):
-        raise HooklineError(f"{type(bare).__name__} is compiled by torch.jit, and nothing inside can be hooked")
-    if isinstance(bare, HookedRoot) or id(bare) in _wrapped:
-        raise HooklineError(
-            f"this {type(bare).__name__} has hook points already; use those, or take them off with unwrap() first"
-        )
-    held = [name for name in DELEGATED if hasattr(type(model), name)]
-    kind = type("HookedModel", (as_root(HookedModel),), {name: _delegate(name) for name in held})
-    hooked = _wrapped[id(bare)] = kind(model)
-    return hooked
+    return HookedModel(model)
 
 
 def _decorate(kind: type[nn.Module]) -> type[nn.Module]:
     """Put the interface behind the bases of a class: it stays the same object, and `super()` in it goes on working."""
     if issubclass(kind, HookedRoot):
         raise HooklineError(f"{kind.__name__} has hook points already, its own or those of a class it inherits from")
+    if kind.__module__.partition(".")[0] == "torch":
+        raise HooklineError(
+            f"{kind.__name__} is torch's own, and every model with one in it would change; hook an instance"
+        )
     root = as_root(HookedRoot)
     interface = {name for base in root.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
     own = {name for base in kind.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
@@ -317,6 +334,17 @@ def _delegate(name: str) -> Any:
 
     method.__name__ = name
     return method
+
+
+def _chained(hooked: HookedModel, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of the model that gives the hooked one where it would give the model: `hooked.eval().cuda()`."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return hooked if result is hooked._hooked_model else result
+
+    return call
 
 
 def _otherwise(where: NameOrFilter, function: HookFunction) -> str:
