@@ -17,6 +17,8 @@ class Parameters(NamedTuple):
 
     positional: tuple[str, ...]
     rest: str
+    only: int = 0  # How many of the positional ones can't be given by keyword.
+    takes_rest: bool = False
 
 
 NO_PARAMETERS = Parameters((), "args")
@@ -26,7 +28,7 @@ NO_PARAMETERS = Parameters((), "args")
 def parameters_of(function: Callable[..., Any]) -> Parameters:
     """Read the signature of a class's forward."""
     found = read_parameters(function)
-    return found._replace(positional=found.positional[1:])  # Without self.
+    return found._replace(positional=found.positional[1:], only=max(found.only - 1, 0))  # Without self.
 
 
 @lru_cache(maxsize=1024)
@@ -42,8 +44,9 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
     except (TypeError, ValueError):
         return NO_PARAMETERS
     positional = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in found if p.kind is p.VAR_POSITIONAL), "args")
-    return Parameters(tuple(positional), rest)
+    rest = [p.name for p in found if p.kind is p.VAR_POSITIONAL]
+    only = sum(p.kind is p.POSITIONAL_ONLY for p in found)
+    return Parameters(tuple(positional), rest[0] if rest else "args", only, bool(rest))
 
 
 def first(arguments: Arguments, parameters: Parameters) -> Any:
@@ -77,8 +80,11 @@ def bind(arguments: Arguments, parameters: Parameters) -> dict[str, Any]:
 
 def unbind(bound: dict[str, Any], arguments: Arguments, parameters: Parameters) -> Arguments:
     """Return bound arguments as they were passed: by position or by keyword."""
-    args, _ = arguments
-    names = parameters.positional[: len(args)]
-    kwargs = {name: value for name, value in bound.items() if name not in names}
-    rest = kwargs.pop(parameters.rest) if len(args) > len(parameters.positional) else ()
+    args, before = arguments
+    has_rest = len(args) > len(parameters.positional) or (parameters.takes_rest and parameters.rest not in before)
+    rest = bound.get(parameters.rest, ()) if has_rest else ()
+    count = len(parameters.positional) if rest else max(len(args), parameters.only)
+    names = [name for name in parameters.positional[:count] if name in bound]
+    taken = (*names, parameters.rest) if has_rest else names
+    kwargs = {name: value for name, value in bound.items() if name not in taken}
     return (*(bound[name] for name in names), *rest), kwargs
