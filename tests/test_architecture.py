@@ -51,6 +51,7 @@ ORDER = [
     "wiring.modules",
     "reasons",
     "ledger",
+    "options",
     "hooks",
     "verbs",
     "attached",

@@ -22,7 +22,7 @@ from hookline.copies import address, copy_tensor, is_parameter, share, share_on_
 from hookline.errors import EditError, HooklineError
 from hookline.fitting import agree, fit
 from hookline.operands import Operand, plain
-from hookline.records import INSIDE_TRANSFORM, Guarded
+from hookline.records import INSIDE_TRANSFORM, Guarded, Source
 from hookline.sites import Site
 from hookline.values import children, describe, leaves, map_tensors, members
 
@@ -38,6 +38,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     number: int
+    notes: dict[Any, Any]  # Of this call alone: its hooks share it, those of its gradients too.
 
 
 class Save:
@@ -52,63 +53,82 @@ class Save:
         clone: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
+        with_call: bool = False,
     ) -> None:
         self.detach = detach
+        self.clone = clone
         self.device = device
         self.dtype = dtype
         self.transform = transform
+        self.with_call = with_call
         # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
-        self.clone = False if clone is None and not detach else clone
+        self.keeps_own = not detach and clone is not True
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
 
-    def keep(self, value: Any) -> Any:
+    def keep(self, value: Any, call: Call | None = None) -> Any:
         """Return what to keep of a whole value. On the CPU the hot path in wiring/modules.py does the usual case."""
         if not self.quick or type(value) is not Tensor:
-            return self.keep_part(value, is_part=False)
+            return self.keep_part(value, False, call)
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
         try:
             version = source._version
         except RuntimeError:  # Torch counts no writes in inference mode.
-            return self.keep_part(value, is_part=False)
+            return self.keep_part(value, False, call)
         if self.clone is False:
             return Guarded(source, [(source, version, None)])
         if value.is_cpu and not value.is_quantized and peek_interpreter_stack() is None:
             return copy_tensor(source) if is_parameter(value) else share_tensor(source)
         if not value.is_cuda or value.is_quantized:
-            return self.keep_part(value, is_part=False)
+            return self.keep_part(value, False, call)
         if not _may_share_on_cuda(value):
             return copy_tensor(source)
         kept = share_on_any_device(source)
         return Guarded(kept, [(source, version, kept)])  # Foreach functions write through: check on reading.
 
-    def keep_part(self, value: Any, is_part: bool) -> Any:
+    def keep_part(self, value: Any, is_part: bool, call: Call | None = None) -> Any:
         """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
         if torch.compiler.is_dynamo_compiling():
             return self._keep_compiled(value)
         refuse_tracers(value)
         refuse_transforms(value)
         if self.transform is not None:
-            value = self._transformed(value)
-        sources: list[tuple[Tensor, int, Tensor | None]] = []
+            value = self._transformed(value, call)
+            if value is None:
+                return NOTHING
+        sources: list[Source] = []
         kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources), value)
-        return Guarded(kept, sources) if sources else kept
+        if not sources:
+            return kept
+        if not self.keeps_own or self.clone is False:
+            return Guarded(kept, sources)
+        others: list[Source] = []
+        spare = map_tensors(lambda tensor: _shared(tensor, tensor, others), kept)  # For when it is overwritten.
+        return Guarded(kept, sources, Guarded(spare, others))
 
     def _keep_compiled(self, value: Any) -> Any:
         """Keep a value from inside a compiled graph, where a copy fuses with what made it."""
         value = map_tensors(Tensor.detach, value)
         if self.transform is not None:
             value = self.transform(value)
+            if value is None:
+                return NOTHING
         return map_tensors(lambda tensor: tensor.to(self.device, self.dtype or tensor.dtype, copy=True), value)
 
-    def _transformed(self, value: Any) -> Any:
+    def _transformed(self, value: Any, call: Call | None) -> Any:
         """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
-        value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), plain(value))
+        value = plain(value)
+        if not self.keeps_own:
+            value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
+        before = _state(value)
         with torch.random.fork_rng(devices):
-            return call_user(self.transform, value)  # type: ignore[arg-type]
+            kept = call_user(self.transform, *((value, call) if self.with_call else (value,)))  # type: ignore[arg-type]
+        if self.keeps_own and _state(value) != before:
+            raise EditError("the transform wrote into the model's own value, which it gets with detach=False; copy it")
+        return kept
 
-    def _keep_tensor(self, tensor: Tensor, is_part: bool, sources: list[tuple[Tensor, int, Tensor | None]]) -> Tensor:
+    def _keep_tensor(self, tensor: Tensor, is_part: bool, sources: list[Source]) -> Tensor:
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         source = tensor.detach() if self.detach else tensor
         if not self.detach:
@@ -120,16 +140,12 @@ class Save:
                 return moved
         if tensor.is_inference():
             return self._keep_inference(source, is_part)
-        if self.clone is False and not is_part:
+        if (self.keeps_own or self.clone is False) and not is_part:
             sources.append((source, source._version, None))
             return source
         if self.clone or is_part or is_parameter(tensor):
             return copy_tensor(source)
-        if not source.is_cuda or not _may_share_on_cuda(tensor):
-            return share_tensor(source)
-        kept = share_on_any_device(source)
-        sources.append((source, source._version, kept))
-        return kept
+        return _shared(source, tensor, sources)
 
     def _keep_inference(self, source: Tensor, is_part: bool) -> Tensor:
         """Copy a tensor made in inference mode into one that autograd can use later."""
@@ -141,7 +157,7 @@ class Save:
             return copy_tensor(source) if self.clone or is_part else share_tensor(source)
 
     def __repr__(self) -> str:
-        options = {"detach": True, "clone": None, "device": None, "dtype": None, "transform": None}
+        options = {"detach": True, "clone": None, "device": None, "dtype": None, "transform": None, "with_call": False}
         given = [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         return f"save({', '.join(given)})"
 
@@ -152,12 +168,13 @@ class Set:
     kind = "patch"
     observes = False
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, check: bool = True) -> None:
         self.value = value
+        self.check = check
 
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
-        return fit(self.value, value)
+        return fit(self.value, value) if self.check else share(self.value)
 
     def __repr__(self) -> str:
         return f"set to {describe(self.value)}"
@@ -169,13 +186,18 @@ class Apply:
     kind = "edit"
     observes = False
 
-    def __init__(self, function: Callable[..., Any], with_call: bool = False, check: bool = True) -> None:
+    def __init__(
+        self, function: Callable[..., Any], with_call: bool = False, check: bool = True, clone: bool | None = None
+    ) -> None:
         self.function = function
         self.with_call = with_call
         self.check = check
+        self.clone = clone
 
     def __call__(self, value: Any, call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
+        if self.clone is False:
+            return self._on_own(value, call, whole)
         given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
         before = _state(given)
         can_tell = _can_tell(given, value)
@@ -190,6 +212,15 @@ class Apply:
         elif self.check:
             return fit(result, value)
         return result if result is given else share(result)  # What the user holds is not the model's to overwrite.
+
+    def _on_own(self, value: Any, call: Call | None, whole: bool) -> Any:
+        """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
+        result = call_user(self.function, *((value, call) if self.with_call else (value,)))
+        if result is None or result is value:
+            return value
+        if self.check and whole:
+            agree(result, value)
+        return fit(result, value) if self.check and not whole else result
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", None) or repr(self.function)
@@ -264,6 +295,15 @@ def refuse_transforms(value: Any) -> None:
     """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
     if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in leaves(value)):
         raise HooklineError(INSIDE_TRANSFORM)
+
+
+def _shared(source: Tensor, tensor: Tensor, sources: list[Source]) -> Tensor:
+    """Copy a tensor on write, on CUDA too; what has to be checked on reading is added to the sources."""
+    if not source.is_cuda or not _may_share_on_cuda(tensor):
+        return share_tensor(source)
+    kept = share_on_any_device(source)
+    sources.append((source, source._version, kept))
+    return kept
 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:

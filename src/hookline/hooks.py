@@ -16,12 +16,13 @@ from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.ledger import Block, Ledger
+from hookline.options import limit_of, refuse_options, refuse_skip
 from hookline.records import Record
 from hookline.sites import Site, matches_name
 from hookline.tables import count, html_table, table
 from hookline.tree import Names, unwrap
 from hookline.where import Found, Where, find
-from hookline.wiring.taps import Tap
+from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap
 
 PLAIN = ("output", "", None, "")  # What follows the path of a site that is a module's whole output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
@@ -132,28 +133,30 @@ class Hooks:
         clone: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
+        with_call: bool = False,
         stop: bool = False,
     ) -> Cache:
         """Keep what passes at these places, and return the cache it lands in.
 
         Args:
             keep: "last", "all", or how many of the latest calls.
-            detach: Cut the value off the graph. With False it is the graph's own tensor, checked when read.
+            detach: Cut the value off the graph. With False it is the graph's own tensor, until that is overwritten.
             clone: None copies when somebody writes, True now; False never, and reading an overwritten value raises.
-            transform: Keep `transform(value)` instead.
+            transform: Keep `transform(value)` instead; None keeps nothing of this call.
+            with_call: Call `transform(value, call)`; see `edit`.
             stop: End the forward when all these places have fired.
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
-        _refuse_options(clone, device, dtype, transform)
-        action = Save(detach, clone, device, dtype, transform)
+        refuse_options(clone, device, dtype, transform, with_call)
+        action = Save(detach, clone, device, dtype, transform, with_call)
         places = find(self._model, where)
         if stop and any(place.site.is_gradient for place in places):
             raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
-        limit = _limit(keep)
+        limit = limit_of(keep)
         taken = {tap.site for tap in self._taps if tap.record is not None}
-        takes_hot_path, copies_on_write = limit == 1 and detach, action.quick and clone is None
+        takes_hot_path, copies_on_write = limit == 1 and detach and transform is None, action.quick and clone is None
         taps: list[Tap] = []
         session = self._ledger.session
         for site, module, exact, siblings, holders in places:
@@ -176,31 +179,43 @@ class Hooks:
             self._add(self._stops(places, name))
         return self._cache
 
-    def patch(self, values: Mapping[Any, Any], name: str = "") -> Hooks:
-        """Put given values in the place of what passes: `{site: value}`, or a cache."""
+    def patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> Hooks:
+        """Put given values in the place of what passes: `{site: value}`, or a cache.
+
+        Args:
+            check: Raise if a value does not fit; with False any object takes the place of any other.
+        """
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
-        places = [(find(self._model, [where]), Set(value)) for where, value in values.items()]
+        places = [(find(self._model, [where]), Set(value, check)) for where, value in values.items()]
         return self._add([tap for found, action in places for tap in self._make(found, action, name)])
 
     def edit(
-        self, where: Where, function: Callable[..., Any], name: str = "", with_call: bool = False, check: bool = True
+        self,
+        where: Where,
+        function: Callable[..., Any],
+        name: str = "",
+        with_call: bool = False,
+        check: bool = True,
+        clone: bool | None = None,
     ) -> Hooks:
         """Put `function(value)` in the place of what passes; None leaves it alone.
 
         Args:
-            with_call: Call `function(value, call)`, where call has site, module, args, kwargs and number.
+            with_call: Call `function(value, call)`, where call has site, module, args, kwargs, number and notes: a dict
+                that the hooks of this very call share, those of its gradients too.
             check: Raise if the result has another structure, shape, dtype or device than the value.
+            clone: False gives the function the model's own tensors: what it writes there, the model sees.
         """
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
-        return self._add(self._make(find(self._model, [where]), Apply(function, with_call, check), name))
+        return self._add(self._make(find(self._model, [where]), Apply(function, with_call, check, clone), name))
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "") -> Hooks:
         """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own)."""
         places = find(self._model, [where])
         for place in places:
-            _refuse_skip(place.site)
+            refuse_skip(place.site)
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value), name))
         given = [(place, Skip(value[place.site])) for place in places]
@@ -248,6 +263,17 @@ class Hooks:
     def remove(self) -> None:
         """Take them off the model for good. What was captured stays readable."""
         self._ledger.remove(self._taps)
+
+    def when_missing(self, what: str) -> Hooks:
+        """Say what happens when nothing passes where they are: "raise", "warn" or "ignore". Return these hooks.
+
+        A place named exactly raises, one found by a pattern warns, unless something else is said here.
+        """
+        if what not in (RAISE, WARN, IGNORE):
+            raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
+        for tap in self._taps:
+            tap.missing = what
+        return self
 
     @contextmanager
     def activated(self) -> Iterator[Cache]:
@@ -347,39 +373,6 @@ def _drop(ledger: weakref.ref[Ledger]) -> None:
     found = ledger()
     if found is not None:
         found.drop()
-
-
-def _limit(keep: str | int) -> int | None:
-    """Return how many calls are kept, None for all."""
-    if keep == "last":
-        return 1
-    if keep == "all":
-        return None
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise HooklineError(f'keep={keep!r} is not "last", "all" or a number of calls')
-    return keep
-
-
-def _refuse_options(clone: Any, device: Any, dtype: Any, transform: Any) -> None:
-    """Raise for an option of capture that means nothing, before the model runs."""
-    if clone not in (None, True, False):
-        raise HooklineError(f"clone={clone!r} is not None, True or False")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise HooklineError(f"dtype={dtype!r} is not a torch.dtype, such as torch.float16")
-    if transform is not None and not callable(transform):
-        raise HooklineError(f"transform={transform!r} is not a function of the value")
-    try:
-        torch.device(device if device is not None else "cpu")
-    except (RuntimeError, TypeError) as error:
-        raise HooklineError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from None
-
-
-def _refuse_skip(site: Site) -> None:
-    if site.port == "param":
-        raise SiteError(f"'{site}': a parameter is read, and there is nothing to skip; patch puts a value in its place")
-    if site.port != "output" or site.index:
-        what = "method" if site.method else "function" if site.function else "module"
-        raise SiteError(f"'{site}': a {what} is skipped as a whole; name it without a port or subscripts")
 
 
 def _is_at(tap: Tap, place: Found) -> bool:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterable
 from functools import cache
+from types import CellType
 
 from torch import nn
 
@@ -24,7 +25,7 @@ from hookline.sites import Site
 from hookline.tree import Names, replaced_by, unwrap
 from hookline.wiring.forwards import Forward
 from hookline.wiring.modules import attach, attached_to, detach, forget_locks
-from hookline.wiring.taps import NO_BLOCKS, Tap
+from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
 
 NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
@@ -231,8 +232,8 @@ class Ledger:
                 continue
             if tap.record is not None:
                 tap.record.explain(message)
-            if not isinstance(tap.action, Stop) and not _ran_elsewhere(tap, taps):
-                messages.append((tap.exact, message))
+            if not isinstance(tap.action, Stop) and tap.missing != IGNORE and not _ran_elsewhere(tap, taps):
+                messages.append((tap.missing == RAISE, message))
         return messages if ran else []
 
     def _skipped_above(self, tap: Tap) -> str:
@@ -318,7 +319,7 @@ def _living_taps(taps: Iterable[Tap]) -> list[Tap]:
 
 def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
     """Whether a function did not run here, but in another module that the same pattern means: `**/softmax`."""
-    if tap.exact or not tap.is_inside:
+    if tap.missing == RAISE or not tap.is_inside:
         return False
     return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
 
@@ -351,8 +352,21 @@ def _warn_of_twins(taps: list[Tap]) -> None:
 
 
 def _label(tap: Tap) -> object:
-    code = getattr(getattr(tap.action, "function", None), "__code__", None)
-    return code.co_code if code is not None else repr(tap.action)
+    """Return what a tap does, the same for a function that was defined twice by the same lines."""
+    function = getattr(tap.action, "function", None)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(tap.action)
+    cells = getattr(function, "__closure__", None) or ()
+    owner = getattr(function, "__self__", None)
+    return code.co_code, code.co_consts, code.co_names, list(map(_held_by, cells)), id(owner)
+
+
+def _held_by(cell: CellType) -> int:
+    try:
+        return id(cell.cell_contents)
+    except ValueError:  # Nothing yet.
+        return 0
 
 
 def leave_all() -> None:

@@ -17,6 +17,7 @@ from hookline.sites import Site
 from hookline.values import map_tensors
 
 EMPTY: Any = object()
+Source = tuple[Tensor, int, Tensor | None]  # Memory that is shared: by whom, at which version, and with which copy.
 NEVER = 1 << 62
 INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"
 ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
@@ -60,18 +61,24 @@ class Session:
 
 
 class Guarded:
-    """A value and the tensors it shares memory with, each with the version at which it was captured."""
+    """A value and the tensors it shares memory with, each with the version at which it was captured.
 
-    __slots__ = ("sources", "value")
+    A value of the graph itself has a spare: a copy on write, which is read in its place once it is overwritten.
+    """
 
-    def __init__(self, value: Any, sources: list[tuple[Tensor, int, Tensor | None]]) -> None:
+    __slots__ = ("sources", "spare", "value")
+
+    def __init__(self, value: Any, sources: list[Source], spare: Guarded | None = None) -> None:
         self.value = value
         self.sources = sources
+        self.spare = spare
 
     def read(self, site: Site) -> Any:
-        """Return the value, unless the model has overwritten it since."""
+        """Return the value as it was when it was captured; raise if the model has overwritten it since."""
         for source, version, copy in self.sources:
             if source._version != version and (copy is None or address(source) == address(copy) != 0):
+                if self.spare is not None:
+                    return self.spare.read(site)
                 raise StaleValue(
                     f"'{site}' was overwritten in place after it was captured "
                     f"(version {version}, now {source._version}); "

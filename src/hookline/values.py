@@ -168,6 +168,19 @@ def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
     return [tensor for part in parts.values() for tensor in leaves(part, inside)] if parts else []
 
 
+def places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the subscripts at which each tensor of `leaves(value)` is."""
+    if isinstance(value, Tensor):
+        return [()]
+    if id(value) in _inside or isinstance(value, ITERATORS):
+        return []
+    parts = children(value)
+    if parts is None:
+        parts = members(value)
+    inside = (*_inside, id(value))
+    return [(key, *rest) for key, part in (parts or {}).items() for rest in places(part, inside)]
+
+
 def subscript_text(subscript: Any) -> str:
     """Return a subscript as it is written: `[:, -1]`, `["mask"]`."""
     if isinstance(subscript, str):

@@ -18,7 +18,7 @@ from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
 from hookline.wiring.modules import is_shadow
 
-OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform")
+OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform", "with_call")
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -30,7 +30,8 @@ def capture(
     clone: bool | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    transform: Callable[..., Any] | None = None,
+    with_call: bool = False,
     stop: bool = False,
 ) -> Hooks:
     """See what passes at these places. The options are those of `Hooks.capture`.
@@ -49,12 +50,20 @@ def capture(
     """
     hooks = brief(model)
     hooks.capture(
-        *where, keep=keep, detach=detach, clone=clone, device=device, dtype=dtype, transform=transform, stop=stop
+        *where,
+        keep=keep,
+        detach=detach,
+        clone=clone,
+        device=device,
+        dtype=dtype,
+        transform=transform,
+        with_call=with_call,
+        stop=stop,
     )
     return hooks
 
 
-def patch(model: nn.Module, values: Mapping[Any, Any]) -> Hooks:
+def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Hooks:
     """Put given values in the place of what passes: numbers, tensors, any object, or a cache from another run.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
@@ -63,14 +72,19 @@ def patch(model: nn.Module, values: Mapping[Any, Any]) -> Hooks:
     tensor([[7., 0., 0., 0., 0., 0., 0., 0.]])
     """
     hooks = brief(model)
-    hooks.patch(values)
+    hooks.patch(values, check=check)
     return hooks
 
 
 def edit(
-    model: nn.Module, where: Where, function: Callable[..., Any], with_call: bool = False, check: bool = True
+    model: nn.Module,
+    where: Where,
+    function: Callable[..., Any],
+    with_call: bool = False,
+    check: bool = True,
+    clone: bool | None = None,
 ) -> Hooks:
-    """Put `function(value)` in the place of what passes.
+    """Put `function(value)` in the place of what passes. The options are those of `Hooks.edit`.
 
     >>> model = nn.Sequential(nn.Identity(), nn.Identity())
     >>> with edit(model, "0", lambda value: value + 1):
@@ -78,7 +92,7 @@ def edit(
     tensor([1., 1.])
     """
     hooks = brief(model)
-    hooks.edit(where, function, with_call=with_call, check=check)
+    hooks.edit(where, function, with_call=with_call, check=check, clone=clone)
     return hooks
 
 

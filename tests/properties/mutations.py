@@ -147,7 +147,7 @@ def capturing_draws_a_random_number() -> Any:
 
 @mutation()
 def a_transform_draws_the_models_random_numbers() -> Any:
-    def transformed(_real: Any, save: Any, value: Any) -> Any:
+    def transformed(_real: Any, save: Any, value: Any, _call: Any) -> Any:
         own = values.map_tensors(lambda tensor: copies.share_tensor(tensor.detach()), value)
         return context.call_user(save.transform, own)
 
@@ -182,9 +182,9 @@ def a_patch_hands_out_the_callers_tensor() -> Any:
 
 @mutation()
 def captures_keep_the_graph() -> Any:
-    def keep(real: Any, save: Any, value: Any) -> Any:
+    def keep(real: Any, save: Any, value: Any, call: Any = None) -> Any:
         usual = save.detach and save.clone is None and save.transform is None
-        return value.clone() if usual and isinstance(value, torch.Tensor) else real(save, value)
+        return value.clone() if usual and isinstance(value, torch.Tensor) else real(save, value, call)
 
     return instead(actions.Save, "keep", keep)
 
@@ -259,7 +259,7 @@ def nothing_is_said_of_sites_that_never_fired() -> Any:
 
 @mutation()
 def one_call_too_many_is_kept() -> Any:
-    return instead(hooks, "_limit", lambda real, keep: limit + 1 if (limit := real(keep)) else limit)
+    return instead(hooks, "limit_of", lambda real, keep: limit + 1 if (limit := real(keep)) else limit)
 
 
 @mutation()

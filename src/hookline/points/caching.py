@@ -12,7 +12,7 @@ from hookline.cache import Cache
 from hookline.copies import share_tensor
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
 from hookline.hooks import Hooks
-from hookline.points.point import RAISES, SILENT, WARNS, HookPoint, expect, hush
+from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
 from hookline.points.roots import Points, Wanted
 from hookline.sites import Site
 from hookline.values import describe, leaves, map_tensors
@@ -113,7 +113,7 @@ def run_with_cache(
     own |= {name + "_grad": site._replace(port="grad_output") for name, site in own.items() if incl_bwd}
     block = captures(model, own, options, otherwise)
     with points.opened(wanted, clear_contexts=clear_contexts):
-        output = _run(model, args, kwargs, incl_bwd, block, otherwise) if own else model(*args, **kwargs)
+        output = _run(model, args, kwargs, incl_bwd, block) if own else model(*args, **kwargs)
         if incl_bwd and not own:
             loss_of(output).backward()
     result = collect(block.cache, own)
@@ -131,23 +131,18 @@ def captures(model: nn.Module, sites: dict[str, Site], options: Options, otherwi
         first = group[0][0]
         transform = _cutting(options, first) if options.cuts else None
         block.capture(*(site for _, site in group), device=options.device, transform=transform)
-    expect(block, otherwise)
-    return block
+    return block.when_missing(otherwise)
 
 
 def _cutting(options: Options, name: str) -> Callable[[Any], Any]:
     return lambda value: map_tensors(lambda tensor: options.cut(tensor, name), value)
 
 
-def _run(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], incl_bwd: bool, block: Hooks, otherwise: str
-) -> Any:
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], incl_bwd: bool, block: Hooks) -> Any:
     with block:
         output = model(*args, **kwargs)
         if incl_bwd:
             loss_of(output).backward()
-        if otherwise == SILENT:
-            hush(block, block)
     return output
 
 

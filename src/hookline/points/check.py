@@ -16,7 +16,7 @@ from hookline.errors import HooklineError
 from hookline.hooks import Hooks
 from hookline.points.caching import Options, captures, collect
 from hookline.points.hooked import HookedRoot, auto_hook, points_of
-from hookline.points.point import SILENT, HookPoint, hush
+from hookline.points.point import SILENT, HookPoint
 from hookline.points.roots import Wanted
 from hookline.points.states import State, is_same, kept_random_numbers
 from hookline.reasons import why_not_called
@@ -174,10 +174,7 @@ class Trial:
         """Run the model once under hook functions, and a block."""
         self.state.restore()  # Before anything is attached, which it would take away.
         with block or nullcontext(), self.points.opened(list(wanted)):
-            output = self.model(**map_tensors(_fresh, dict(self.given), _in_object=True))
-            if block is not None:
-                hush(block, block)
-        return output
+            return self.model(**map_tensors(_fresh, dict(self.given), _in_object=True))
 
     def _compare(self, one: Any, other: Any, check: str, problem: str) -> Iterator[Row]:
         if not is_same(one, other):

@@ -22,7 +22,7 @@ from hookline.values import map_tensors
 HookFunction = Callable[..., Any]
 Place = Callable[["HookPoint", str, "Applied"], Hooks]
 PORTS = {"fwd": "output", "bwd": "grad_output"}
-SILENT, WARNS, RAISES = "silent", "warns", "raises"  # What happens when nothing passes at a point in a block.
+SILENT, WARNS, RAISES = "ignore", "warn", "raise"  # What happens when nothing passes at a point: see when_missing.
 
 _to_front = itertools.count(-1, -1)
 
@@ -82,7 +82,7 @@ class HookPoint(nn.Module):
         handles = self.handles(dir)
         applied = Applied(hook, self, dir)
         added = self._put(applied) if self._place is None else self._place(self, PORTS[dir], applied)
-        expect(added, WARNS)  # A hook that stays meets runs without gradients too.
+        added.when_missing(WARNS)  # A hook that stays meets runs without gradients too.
         if prepend:
             _put_in_front(added)
         handle = Handle(added, is_permanent, level, hook)
@@ -185,20 +185,6 @@ class Applied:
 
     def __repr__(self) -> str:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)} at {id(self):x}"
-
-
-def expect(hooks: Hooks, otherwise: str) -> None:
-    """Say what happens when nothing passes where these hooks are: it raises, warns once, or nothing."""
-    for hook in hooks:
-        hook._tap.exact = otherwise == RAISES
-        hook._tap.has_warned = otherwise == SILENT
-
-
-def hush(block: Hooks, silent: Hooks) -> None:
-    """Take off what has not fired, with the reason noted, so that the end of its block says nothing of it."""
-    unfired = [tap for tap in silent._taps if not tap.fired]
-    block._ledger._explain(unfired, block._taps, None)
-    block._ledger.remove(unfired)
 
 
 def _put_in_front(hooks: Hooks) -> None:

@@ -14,7 +14,7 @@ from hookline.actions import NOTHING
 from hookline.errors import HooklineError, NeverFired, SiteError, did_you_mean
 from hookline.hooks import Hooks
 from hookline.points.lens import as_point, is_lens_point
-from hookline.points.point import PORTS, RAISES, SILENT, Applied, Handle, HookFunction, HookPoint, expect, hush
+from hookline.points.point import PORTS, RAISES, Applied, Handle, HookFunction, HookPoint
 from hookline.sites import Site
 from hookline.tree import Names, is_container, is_scripted, unwrap
 from hookline.values import describe
@@ -128,25 +128,21 @@ class Points:
     @contextmanager
     def _block(self, wanted: list[Wanted], level: int) -> Iterator[None]:
         block = brief(self.model)
-        placed: list[tuple[Wanted, Applied, Hooks]] = []
+        placed: list[tuple[Wanted, Applied]] = []
         for one in wanted:
             if not isinstance(one.point, HookPoint):  # It calls its functions by itself.
                 one.point.add_hook(one.function, dir=one.dir, level=level)
                 continue
             applied = Applied(one.function, one.point, one.dir)
             added = block.edit(self.site(one.point, PORTS[one.dir]), applied, with_call=True)
-            expect(added, one.otherwise)
-            one.point.handles(one.dir).append(Handle(added, False, level, one.function))
-            placed.append((one, applied, added))
+            one.point.handles(one.dir).append(Handle(added.when_missing(one.otherwise), False, level, one.function))
+            placed.append((one, applied))
         if not placed:
             yield
             return
         with block:
             yield
-            for one, _, added in placed:
-                if one.otherwise == SILENT:
-                    hush(block, added)
-        for one, applied, _ in placed:
+        for one, applied in placed:
             if one.otherwise == RAISES and applied.passed is not NOTHING and not applied.called:
                 raise NeverFired(f"{one.point.name!r} gives no tensor to hook, but {describe(applied.passed)}")
 

@@ -86,7 +86,7 @@ def pass_through(
             skip = tap
             tap.fired = True
         elif tap.site.port not in ("output", "grad_output"):
-            passed = _pass_input(tap, _call(tap, watch, module, passed, number), event, watch)
+            passed = _pass_input(tap, _call(tap, watch, module, passed, number, event), event, watch)
     if skip is not None:
         output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]
     elif inside:
@@ -99,9 +99,9 @@ def pass_through(
         if tap.site.port == "output":
             if tap.is_family and not _can_be_kept(output):
                 continue
-            output = act(tap, output, _call(tap, watch, module, passed, number), event)
+            output = act(tap, output, _call(tap, watch, module, passed, number, event), event)
         elif tap.site.port == "grad_output":
-            output = gradients.watch_output(tap, output, _call(tap, watch, module, passed, number), event)
+            output = gradients.watch_output(tap, output, _call(tap, watch, module, passed, number, event), event)
     return output
 
 
@@ -111,8 +111,16 @@ def _can_be_kept(output: Any) -> bool:
     return bool(tensors) and not any(map(is_functorch_wrapped_tensor, tensors))
 
 
-def _call(tap: Tap, watch: Watch | Function, module: nn.Module, passed: arguments.Arguments, number: int) -> Call:
-    return Call(watch.site(tap.site, number) if tap.is_family else tap.site, module, *passed, number)
+def _call(
+    tap: Tap,
+    watch: Watch | Function,
+    module: nn.Module,
+    passed: arguments.Arguments,
+    number: int,
+    event: checkpoints.Event,
+) -> Call:
+    site = watch.site(tap.site, number) if tap.is_family else tap.site
+    return Call(site, module, *passed, number, event.notes)
 
 
 def act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:

@@ -38,11 +38,12 @@ _checkpoint_file = checkpoint.__file__
 class Event:
     """One call of a watched module: when it began, and which taps act on it, each with the number of the call."""
 
-    __slots__ = ("depth", "followed", "is_replayed", "marks", "stamp", "taps", "task", "written")
+    __slots__ = ("depth", "followed", "is_replayed", "marks", "notes", "stamp", "taps", "task", "written")
 
     def __init__(self, taps: list[tuple[Tap, int]]) -> None:
         self.stamp = next(ticks)
         self.taps = taps
+        self.notes: dict[Any, Any] = {}  # What users' functions leave for each other: see Call.
         self.marks: dict[Any, Any] | None = None  # Of edits in a checkpointed segment: what they made.
         self.is_replayed = False
         self.task: int | None = None  # The backward in which it is replayed.

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.actions import Call, Save, refuse_tracers
+from hookline.actions import NOTHING, Call, Save, refuse_tracers
 from hookline.errors import HooklineError, NeverFired, warn
 from hookline.records import Guarded
-from hookline.sites import Site
-from hookline.values import expand, get, leaves, map_tensors, put, split
+from hookline.sites import Site, write_subscripts
+from hookline.values import expand, get, leaves, map_tensors, places, put, split
 from hookline.wiring import checkpoints
-from hookline.wiring.taps import Tap, blame
+from hookline.wiring.taps import IGNORE, RAISE, Tap, blame
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -161,7 +161,9 @@ def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
         raise NeverFired(f"'{tap.site}' can get no gradient: it writes into a view of a tensor in another memory order")
     place = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
 
-    def arrived(gradient: Tensor) -> Tensor | None:
+    def arrived(gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
         gradient = gradient.contiguous()
         new = hook(gradient.as_strided(*place))
         if new is None:
@@ -174,9 +176,9 @@ def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
 
 
 def _reshaped(hook: Hook, shape: torch.Size) -> Hook:
-    def arrived(gradient: Tensor) -> Tensor | None:
-        new = hook(gradient.reshape(shape))
-        return None if new is None else new.reshape(gradient.shape)
+    def arrived(gradient: Tensor | None) -> Tensor | None:
+        new = None if gradient is None else hook(gradient.reshape(shape))
+        return None if gradient is None or new is None else new.reshape(gradient.shape)
 
     return arrived
 
@@ -196,6 +198,7 @@ class Arrival:
         self.action = tap.action
         self.site = call.site
         self.number = call.number
+        self.notes = call.notes
         self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
         # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
         self.record = weakref.ref(tap.record_at(call.site, subscripts)) if tap.record is not None else lambda: None
@@ -204,6 +207,7 @@ class Arrival:
         self.task = event.task
         self.passes: weakref.WeakValueDictionary[int, Gradient] = weakref.WeakValueDictionary()
         self.template = map_tensors(lambda _: torch.empty(0), part)
+        self.index = write_subscripts(subscripts)
         self.came: set[tuple[int, int]] = set()
 
     def hook(self, numbers: list[int]) -> Hook:
@@ -218,16 +222,17 @@ class Arrival:
                 if isinstance(self.action, Save):
                     self._save(self.action, numbers, part)
                     return None
-                new = self.action(part, self._call(), not self.rest)  # type: ignore[operator]
+                new = self.action(part, self._call(numbers[0]), not self.rest)  # type: ignore[operator]
                 return None if new is part else put(gradient, self.rest, new)
             except Exception as error:
                 blame(self.site, error)
 
         return arrived
 
-    def _call(self) -> Call:
+    def _call(self, number: int) -> Call:
         """Return the call for the user's function, without its arguments: they would hold the graph."""
-        return Call(self.site, self.module(), (), {}, self.number)  # type: ignore[arg-type]
+        site = self.site._replace(index=self.index + write_subscripts(places(self.template)[number]))
+        return Call(site, self.module(), (), {}, self.number, self.notes)  # type: ignore[arg-type]
 
     def _refuse_second_part(self, number: int) -> None:
         """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
@@ -243,7 +248,10 @@ class Arrival:
         if record is None:
             return
         # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
-        kept = action.keep_part(part, is_part=bool(self.rest) or (part.is_cuda and action.clone is not False))
+        copies = bool(self.rest) or (part.is_cuda and action.clone is not False)
+        kept = action.keep_part(part, copies, self._call(numbers[0]) if action.with_call else None)
+        if kept is NOTHING:
+            return
         task = self.task if self.task is not None else torch._C._current_graph_task_id()
         gradient = self.passes.get(task)
         if gradient is None:
@@ -298,9 +306,10 @@ def _settle(view: View) -> None:
     whole = alike or (base.numel() == tensor.numel() and base.is_contiguous() and tensor.is_contiguous())
     if node is None or not whole:
         problem = f"'{view.tap.site}' can get no gradient: a part of it is written in place later"
-        if view.tap.exact:
+        if view.tap.missing == RAISE:
             raise NeverFired(problem)
-        warn(problem)
+        if view.tap.missing != IGNORE:
+            warn(problem)
         return
 
     hook = _reshaped(view.hook, tensor.shape)
@@ -328,10 +337,10 @@ def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[
     problem = f"'{site}' can get no gradient: {why}"
     if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
         problem += ", or deactivate the hook for such a run"
-    if tap.exact:
+    if tap.missing == RAISE:
         raise NeverFired(problem)
     if tap.record is not None:
         tap.record_at(site, subscripts).explain(problem)
-    if not tap.has_warned:
+    if not tap.has_warned and tap.missing != IGNORE:
         tap.has_warned = True
         warn(problem)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import nn
 
 from hookline import operands
-from hookline.actions import Action, Apply, Call, Save, Set, Skip
+from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
 from hookline.context import RESTING, Blocks
 from hookline.errors import HooklineError
 from hookline.members import Holders
 from hookline.operands import plain
-from hookline.records import Record, Session
+from hookline.records import EMPTY, Record, Session
 from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline.tree import Children
 from hookline.values import STAR, expand, get, put, split
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hookline.wiring.parameters import Reads
 
 NO_BLOCKS: Blocks = frozenset()
+RAISE, WARN, IGNORE = "raise", "warn", "ignore"
 
 
 class Tap:
@@ -61,7 +62,7 @@ class Tap:
         self.module = module
         self.action = action
         self.session = session
-        self.exact = exact
+        self.missing = RAISE if exact else WARN  # What happens when nothing passes here.
         self.name = name
         if site.member:
             self.function = site.function
@@ -128,7 +129,8 @@ class Tap:
         if site.is_gradient or site.call is not None or self.star or self.is_inside:
             return False
         if isinstance(action, Save):
-            return not self.is_family and action.detach and self.record is not None and self.record.keep == 1
+            simple = action.detach and not action.with_call and not self.is_family
+            return simple and self.record is not None and self.record.keep == 1
         return isinstance(action, (Set, Skip)) or (isinstance(action, Apply) and not action.with_call)
 
     def act(self, value: Any, call: Call, stamp: Any) -> Any:
@@ -137,7 +139,7 @@ class Tap:
         action = self.action
         try:
             if isinstance(action, Save):
-                self._save(action, value, call.site, stamp)
+                self._save(action, value, call, stamp)
                 return value
             seen = plain(value) if operands.in_use else value
             new = self._changed(seen, call)
@@ -152,9 +154,13 @@ class Tap:
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
             part = get(whole, rest)
-            new = action(part, call, not rest)  # type: ignore[operator]
+            new = action(part, self._at(call, subscripts), not rest)  # type: ignore[operator]
             value = value if new is part else put(value, subscripts, new)
         return value
+
+    def _at(self, call: Call, subscripts: tuple[Any, ...]) -> Call:
+        """Return the call with the very place that a `[*]` stands for."""
+        return call._replace(site=call.site._replace(index=write_subscripts(subscripts))) if self.star else call
 
     def trace(self, value: Any) -> Any:
         """Act inside a graph that dynamo is tracing: no counting, no clock, no other thread."""
@@ -163,16 +169,18 @@ class Tap:
         whole, rest = split(value, self.subscripts)
         part = get(whole, rest)
         if isinstance(action, Save):
-            self.record.value = action.keep_part(part, False)  # type: ignore[union-attr]
-            self.record.is_traced = True  # type: ignore[union-attr]
+            kept = action.keep_part(part, False)
+            if kept is not NOTHING:
+                self.record.value = kept  # type: ignore[union-attr]
+                self.record.is_traced = True  # type: ignore[union-attr]
             return value
         new = action(part, None, not rest)  # type: ignore[operator]
         return value if new is part else put(value, self.subscripts, new)
 
-    def _save(self, action: Save, value: Any, site: Site, stamp: Any) -> None:
-        forward = self.session.forwards
+    def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:
+        forward, site = self.session.forwards, call.site
         if not self.subscripts:
-            self.record_at(site).put(action.keep(value), stamp, forward)
+            _put(self.record_at(site), action.keep(value, call), stamp, forward)
             return
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
@@ -181,8 +189,8 @@ class Tap:
                 continue
             if part is None:
                 raise HooklineError(f"None passes here: {type(self.module).__name__} did not make this value")
-            record = self.record_at(site, subscripts)
-            record.put(action.keep_part(part, bool(rest)), stamp, forward)
+            kept = action.keep_part(part, bool(rest), self._at(call, subscripts))
+            _put(self.record_at(site, subscripts), kept, stamp, forward)
 
     def record_at(self, site: Site, subscripts: tuple[Any, ...] | None = None) -> Record:
         """Return the record of a site: for a `[*]` or a pattern of functions, one for each it stands for."""
@@ -195,6 +203,13 @@ class Tap:
         if site not in record.family:
             record.family[site] = Record(site, record.keep)
         return record.family[site]
+
+
+def _put(record: Record, kept: Any, stamp: Any, forward: int) -> None:
+    if kept is not NOTHING:
+        record.put(kept, stamp, forward)
+    elif record.value is EMPTY:
+        record.explain(f"the transform has kept nothing of '{record.site}'")
 
 
 def blame(site: Site, error: Exception) -> NoReturn:
