@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import hookline as hl
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hookline"
 MOST_LINES = 400
+MOST_LINES_OF_COMPAT = 250
 
 # Each module may import only what stands above it. `CONTRIBUTING.md` says what is in each.
 ORDER = [
@@ -94,7 +96,9 @@ def module_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-FILES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+ALL = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+COMPAT = {name: path for name, path in ALL.items() if name.partition(".")[0] == "compat"}
+FILES = {name: path for name, path in ALL.items() if name not in COMPAT}
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -114,7 +118,7 @@ def imports(tree: ast.Module) -> Iterator[str]:
         for name in found:
             package, _, rest = name.partition(".")
             if package == "hookline":
-                yield rest if rest in FILES else rest.rpartition(".")[0]
+                yield rest if rest in ALL else rest.rpartition(".")[0]
 
 
 def at_run_time(node: ast.AST) -> Iterator[ast.AST]:
@@ -184,7 +188,7 @@ def test_the_map_in_contributing_has_every_file_in_this_order():
     cells = re.findall(r"^\| (`.*?`) \|", text, flags=re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`([\w/.]+)`", cell)]
     expected = [str(FILES[name].relative_to(SOURCE)).replace("wiring/__init__.py", "wiring/") for name in ORDER]
-    assert listed == expected
+    assert listed == [*expected, "compat/"]
 
 
 def test_an_import_against_the_order_is_found():
@@ -196,12 +200,68 @@ def test_the_exported_names_are_these():
     assert set(hl.__all__) == NAMES
     assert all(hasattr(hl, name) for name in NAMES)
     public = {name for name in vars(hl) if not name.startswith("_")}
-    assert public - NAMES <= set(FILES) | {"wiring"}
+    assert public - NAMES <= set(FILES) | {"wiring", "compat"}
 
 
 @pytest.mark.parametrize("name", ORDER, ids=lambda name: name or "hookline")
 def test_a_file_stays_small(name):
     assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def reaches_behind_the_public_names(tree: ast.Module, name: str) -> Iterator[str]:
+    """Return what a module of `compat` uses of hookline that is not public, or not of its own package."""
+    own = ("compat.backward", "compat.warning", ".".join(name.split(".")[:2]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "hookline":
+            yield from (alias.name for alias in node.names if alias.name not in NAMES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hookline."):
+            rest = (node.module or "").partition(".")[2]
+            if not (rest.startswith(own) or (name == "compat" and rest.startswith("compat"))):
+                yield rest
+        elif isinstance(node, ast.Import):
+            found = [alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("hookline.")]
+            yield from (rest for rest in found if not rest.startswith(own))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hl":
+            yield from [] if node.attr in NAMES else [f"hl.{node.attr}"]
+        elif isinstance(node, ast.Attribute) and node.attr in PRIVATE and not _is_self(node.value):
+            yield node.attr
+
+
+# What hookline's public objects have, but not for everybody: their attributes that begin with an underscore.
+OBJECTS = (hl.Hooks, hl.Hook, hl.Cache, hl.HookedModel, hl.HookPoint)
+HOLDERS = [holder for kind in OBJECTS for holder in kind.__mro__ if holder.__module__.startswith("hookline")]
+PRIVATE = {
+    name
+    for holder in HOLDERS
+    for name in (*vars(holder), *re.findall(r"\bself\.(_\w+)", Path(inspect.getfile(holder)).read_text("utf-8")))
+    if re.match(r"_[a-z]", name)
+} - {"_replace", "_repr_html_"}
+
+
+@pytest.mark.parametrize("name", COMPAT)
+def test_compat_uses_only_what_is_public(name):
+    assert not list(reaches_behind_the_public_names(tree_of(COMPAT[name]), name))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from hookline.errors import warn",
+        "import hookline.hooks",
+        "from hookline import tree",
+        "from hookline.compat.torchhook import HookManager",
+        "hl.errors",
+        "hooks._ledger.remove(taps)",
+        "hook._tap",
+    ],
+)
+def test_what_is_not_public_is_found(code):
+    assert list(reaches_behind_the_public_names(ast.parse(code), "compat.nice_hooks.hooks"))
+
+
+@pytest.mark.parametrize("name", COMPAT)
+def test_a_file_of_compat_is_thin(name):
+    assert len(COMPAT[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_COMPAT
 
 
 @pytest.mark.parametrize("name", [name for name in ORDER if name.split(".")[0] not in MAY_WRITE])
@@ -232,9 +292,9 @@ warnings.simplefilter("error")
 import hookline
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - {"hookline"} - sys.stdlib_module_names))
-print("torch._dynamo" in sys.modules)
+print("torch._dynamo" in sys.modules, "hookline.compat" in sys.modules)
 """
-    assert python(code).splitlines() == ["", "False"]
+    assert python(code).splitlines() == ["", "False False"]
 
 
 def test_importing_hookline_changes_nothing_in_torch():

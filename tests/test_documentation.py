@@ -1,15 +1,21 @@
 """Every example of the README, the docs and the docstrings is executed, and its output compared.
 
 In Markdown a `python` block is either a doctest, with `>>>` and the output below, or plain code that runs as it stands;
-the blocks of one file share their names. Examples run in a folder of their own, so that they may write files.
+the blocks of one file share their names. A page that needs a further package says so in a comment; it runs in an
+interpreter of its own, and is skipped where the package is not installed. Examples run in a folder of their own, so
+that they may write files.
 """
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +25,11 @@ import torch
 import hookline
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(hookline.__path__, "hookline."))
 LANGUAGES = {"python", "sh", "text"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -59,10 +66,32 @@ def run_page(path: Path, text: str) -> None:
             exec(compile("\n" * line + code, str(path), "exec"), names)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def run_page_by_itself(path: Path) -> None:
+    """Run a page in an interpreter of its own: some packages change torch for everybody when they are imported."""
+    paths = [str(Path(hookline.__file__).parent.parent), str(ROOT)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.test_documentation", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    if done.returncode:
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_example_of_a_page_gives_what_it_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_page(path, path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    needs = [name for names in _NEEDS.findall(text) for name in names.split(", ")]
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+    if needs:
+        run_page_by_itself(path)
+    else:
+        run_page(path, text)
 
 
 @pytest.mark.parametrize("name", ["hookline", *MODULES])
@@ -74,7 +103,7 @@ def test_every_example_of_a_docstring_gives_what_it_shows(name, tmp_path, monkey
         run_examples(test)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_example_of_a_page_is_passed_over(path):
     text = path.read_text(encoding="utf-8")
     found = blocks(text)
@@ -83,7 +112,9 @@ def test_no_example_of_a_page_is_passed_over(path):
     assert not [block.line for block in found if block.language != "python" and ">>>" in block.code]
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_every_link_to_a_file_leads_to_one(path):
     targets = [target for target in _LINK.findall(path.read_text(encoding="utf-8")) if "://" not in target]
     missing = [target for target in targets if not (path.parent / target.partition("#")[0]).exists()]
@@ -107,3 +138,7 @@ def test_a_wrong_example_is_found(code, problem):
 def test_plain_code_that_fails_is_found():
     with pytest.raises(ZeroDivisionError):
         run_page(Path("page.md"), "```python\n1 / 0\n```\n")
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]), Path(sys.argv[1]).read_text(encoding="utf-8"))

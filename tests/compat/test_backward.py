@@ -1,0 +1,226 @@
+"""A module's backward pass as one event: the gradients of one call's inputs and outputs together, once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+from hookline.compat.backward import Pass, add_backward
+
+
+class Residual(nn.Module):
+    """A residual branch with an in-place activation, which torch's own backward hooks can't stand."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.linear(x))
+
+
+class Two(nn.Module):
+    """Takes two tensors, and returns two."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x * y
+
+
+def followed(module: nn.Module, keep_values: bool = False) -> tuple[list[Pass], hl.Hooks]:
+    passes: list[Pass] = []
+
+    def note(one: Pass) -> None:
+        passes.append(one)
+
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", note, "noted", keep_values)
+    return passes, hooks
+
+
+@pytest.mark.parametrize("name", ["", "0", "1", "1.linear", "1.act", "2"])
+@pytest.mark.parametrize("is_leaf_followed", [False, True])
+def test_the_gradients_are_those_of_torchs_own_backward_hooks(name: str, is_leaf_followed: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), Residual(inplace=True), nn.Linear(3, 1))
+    x = torch.randn(2, 3, requires_grad=is_leaf_followed)
+    passes, hooks = followed(model.get_submodule(name))
+    model(x).sum().backward()
+    hooks.remove()
+    model[1].act.inplace = False  # Torch's own raise otherwise.
+    expected: list[Any] = []
+    handle = model.get_submodule(name).register_full_backward_hook(
+        lambda module, grad_input, grad_output: expected.append((grad_input, grad_output))
+    )
+    with (
+        pytest.warns(UserWarning, match="no inputs require")
+        if not is_leaf_followed and name in ("", "0")
+        else nullcontext()
+    ):
+        model(x).sum().backward()
+    handle.remove()
+    (found,) = passes
+    for mine, theirs in zip((found.grad_inputs, found.grad_outputs), expected[0], strict=True):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_each_call_of_a_module_has_a_pass_of_its_own() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer, keep_values=True)
+    x = torch.randn(1, 2)
+    layer(layer(x)).sum().backward()
+    hooks.remove()
+    assert len(passes) == 2
+    torch.testing.assert_close(passes[0].inputs[0], layer(x).detach())
+    torch.testing.assert_close(passes[1].inputs[0], x)
+    assert passes[1].grad_inputs == (None,)
+    torch.testing.assert_close(passes[0].grad_inputs[0], passes[1].grad_outputs[0])
+
+
+def test_inputs_come_by_position_and_those_by_keyword_after_them() -> None:
+    module = nn.Bilinear(2, 3, 4)
+    passes, hooks = followed(module, keep_values=True)
+    one, two = torch.randn(1, 2, requires_grad=True), torch.randn(1, 3, requires_grad=True)
+    module(one, input2=two).sum().backward()
+    hooks.remove()
+    (found,) = passes
+    assert found.positional == 1
+    torch.testing.assert_close(found.grad_inputs, (one.grad, two.grad))
+    assert [value.requires_grad for value in (*found.inputs, *found.outputs)] == [False] * 3
+
+
+def test_what_has_no_gradient_is_none_and_keeps_its_place() -> None:
+    lstm = nn.LSTM(3, 2)
+    passes, hooks = followed(lstm)
+    _, (_, cell) = lstm(torch.randn(4, 3))
+    cell.sum().backward()
+    hooks.remove()
+    (found,) = passes
+    assert found.grad_inputs == (None,)
+    output, (hidden, cell_gradient) = found.grad_outputs
+    assert output is hidden is None
+    assert cell_gradient.equal(torch.ones(1, 2))
+
+
+def test_an_input_that_gets_no_gradient_is_not_waited_for() -> None:
+    module = Two()
+    passes, hooks = followed(module)
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    module(x, y)[0].sum().backward()
+    hooks.remove()
+    (found,) = passes
+    assert found.grad_inputs[0].equal(torch.full((2,), 2.0))
+    assert found.grad_inputs[1] is None
+    assert found.grad_outputs[1] is None
+
+
+def test_each_backward_through_one_graph_is_a_pass() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer)
+    output = layer(torch.ones(1, 2, requires_grad=True)).sum()
+    output.backward(retain_graph=True)
+    output.backward()
+    hooks.remove()
+    assert len(passes) == 2
+    torch.testing.assert_close(passes[0].grad_inputs, passes[1].grad_inputs)
+
+
+def test_a_recomputed_call_has_one_pass() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer)
+    checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=False).sum().backward()
+    hooks.remove()
+    assert len(passes) == 1
+
+
+def test_what_takes_any_number_of_arguments_has_each_in_its_place() -> None:
+    class Sum(nn.Module):
+        def forward(self, *values: Tensor, scale: float = 1.0) -> Tensor:
+            return sum(values) * scale  # type: ignore[return-value]
+
+    module = Sum()
+    passes, hooks = followed(module)
+    module(torch.ones(1), torch.ones(1, requires_grad=True), scale=3.0).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_inputs == (None, torch.tensor([3.0]), None)
+
+
+def test_a_parameter_named_args_is_one_argument() -> None:
+    class Named(nn.Module):
+        def forward(self, args: Tensor) -> Tensor:
+            return args * 2
+
+    module = Named()
+    passes, hooks = followed(module)
+    module(torch.ones(3, requires_grad=True)).sum().backward()
+    hooks.remove()
+    assert [gradient.tolist() for gradient in passes[0].grad_inputs] == [[2.0, 2.0, 2.0]]
+
+
+def test_a_returned_gradient_takes_the_place_of_that_of_the_input() -> None:
+    layer = nn.Linear(2, 2)
+    hooks = hl.Hooks(layer)
+    add_backward(hooks, "", lambda one: (one.grad_inputs[0] * 0 + 7,), "sevens")
+    x = torch.ones(1, 2, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.eq(7).all()
+    hooks.remove()
+
+
+def test_of_several_gradients_only_the_last_can_be_changed_and_that_is_said() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: [gradient * 2 for gradient in one.grad_inputs], "doubled")
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(hl.EditError, match="come one after the other, and only the last can be changed here"):
+        module(x, y)[1].sum().backward()
+    hooks.remove()
+    add_backward(hooks, "", lambda one: (), "none")
+    with pytest.raises(hl.EditError, match="0 gradients returned for 2 inputs"):
+        module(x, y)[1].sum().backward()
+    hooks.remove()
+
+
+def test_a_forward_without_a_backward_leaves_nothing_behind() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer, keep_values=True)
+    with torch.no_grad():
+        layer(torch.ones(1, 2))
+    output = layer(torch.ones(1, 2, requires_grad=True))
+    kept = weakref.ref(output)
+    gc.disable()
+    try:
+        del output
+        assert kept() is None
+    finally:
+        gc.enable()
+    hooks.remove()
+    assert passes == []
+
+
+def test_a_method_has_a_backward_pass_too() -> None:
+    class Model(nn.Module):
+        def inner(self, x: Tensor) -> Tensor:
+            return x * 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + 1
+
+    model = Model()
+    passes: list[Pass] = []
+    hooks = hl.Hooks(model)
+    add_backward(hooks, hl.Site.parse("inner()"), lambda one: passes.append(one), "inner")
+    model(torch.ones(1, requires_grad=True)).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_inputs == (torch.tensor([3.0]),)
