@@ -1,0 +1,897 @@
+"""hookline.compat.auto_hookpoint: what Auto_HookPoint does, with its bugs gone."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import operator
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hookline
+import hookline as hl
+from hookline.compat import auto_hookpoint
+from hookline.compat.auto_hookpoint import (
+    BUILT_IN_MODULES,
+    HookedClass,
+    HookedModule,
+    HookedParameter,
+    auto_hook,
+    check,
+    check_auto_hook,
+    hook,
+    utils,
+)
+from tests.models import GPT
+from tests.points.conftest import kind_of_points  # noqa: F401  # Each test runs with both kinds of points.
+
+
+class AutoEncoder(nn.Module):
+    """The autoencoder of the README."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        d_hidden = cfg["d_mlp"] * cfg["dict_mult"]
+        d_mlp = cfg["d_mlp"]
+        dtype = torch.float32
+        torch.manual_seed(cfg["seed"])
+        self.W_enc = nn.Parameter(torch.nn.init.kaiming_uniform_(torch.empty(d_mlp, d_hidden, dtype=dtype)))
+        self.W_dec = nn.Parameter(torch.nn.init.kaiming_uniform_(torch.empty(d_hidden, d_mlp, dtype=dtype)))
+        self.b_enc = nn.Parameter(torch.zeros(d_hidden, dtype=dtype))
+        self.b_dec = nn.Parameter(torch.zeros(d_mlp, dtype=dtype))
+
+    def forward(self, x):
+        x_cent = x - self.b_dec
+        acts = torch.relu(x_cent @ self.W_enc + self.b_enc)
+        x_reconstruct = acts @ self.W_dec + self.b_dec
+        return x_reconstruct  # noqa: RET504
+
+
+class Manual(nn.Module):
+    """What the README writes by hand: a point for each module and parameter."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.raw = raw
+        self.W_enc, self.W_dec, self.b_enc, self.b_dec = (hl.HookPoint() for _ in range(4))
+
+    def forward(self, x):
+        raw = self.raw
+        x_cent = self.b_dec(x - raw.b_dec)
+        acts = torch.relu(self.b_enc(self.W_enc(x_cent @ raw.W_enc) + raw.b_enc))
+        return self.b_dec(self.W_dec(acts @ raw.W_dec) + raw.b_dec)
+
+
+class Mixed(nn.Module):
+    """Parameters, a container, a point of its author's, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.relu_hook = hl.HookPoint()
+        self.W = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x):
+        return F.dropout(self.relu_hook(self.layers(self.fc(x))) @ self.W, training=self.training)
+
+
+class Child(nn.Module):
+    """Returns whatever it was told."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+@auto_hook
+class Decorated(nn.Module):
+    """What it is for."""
+
+    def __init__(self, width=4):
+        super(Decorated, self).__init__()  # noqa: UP008  # With a class that was replaced this fails.
+        self.fc1 = nn.Linear(width, width)
+        self.W = nn.Parameter(torch.eye(width))
+
+    def forward(self, x):
+        return self.fc1(x) @ self.W
+
+
+CONFIG = {"d_mlp": 10, "dict_mult": 10, "l1_coeff": 10, "seed": 1}
+
+
+def add_one(tensor, hook):
+    return tensor + 1
+
+
+def add_noise(tensor, hook):
+    return tensor + torch.arange(tensor.numel()).reshape(tensor.shape)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 4)
+
+
+# The README.
+
+
+def test_the_readme_as_a_decorator(capsys):
+    @auto_hook
+    class MyModel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Linear(10, 10)
+
+        def forward(self, x):
+            return self.fc1(x)
+
+    model = MyModel()
+    print(model.hook_dict.items())  # noqa: T201
+    assert capsys.readouterr().out == "dict_items([('hook_point', HookPoint()), ('fc1.hook_point', HookPoint())])\n"
+
+
+def test_the_readme_on_an_instance(capsys):
+    autoencoder = auto_hook(AutoEncoder({"d_mlp": 10, "dict_mult": 10, "l1_coeff": 10, "seed": 1}))
+    print(autoencoder.hook_dict.items())  # noqa: T201
+    assert capsys.readouterr().out == (
+        "dict_items([('hook_point', HookPoint()), ('W_enc.hook_point', HookPoint()), "
+        "('W_dec.hook_point', HookPoint()), ('b_enc.hook_point', HookPoint()), ('b_dec.hook_point', HookPoint())])\n"
+    )
+
+
+def test_the_readme_written_by_hand_sees_the_same():
+    raw, x = AutoEncoder(CONFIG), torch.randn(3, 10)
+    by_hand = Manual(raw)
+    expected: dict[str, list[torch.Tensor]] = {}
+    found: dict[str, list[torch.Tensor]] = {}
+    for name in ("W_enc", "W_dec", "b_enc", "b_dec"):
+        getattr(by_hand, name).add_hook(lambda tensor, hook, name=name: expected.setdefault(name, []).append(tensor))
+    output = by_hand(x)
+    for name in expected:
+        getattr(by_hand, name).remove_hooks()
+
+    def keep(tensor, hook):
+        found.setdefault(hook.name.removesuffix(".hook_point"), []).append(tensor)
+
+    hooked = auto_hook(raw)
+    assert hooked.run_with_hooks(x, fwd_hooks=[(lambda name: "_" in name[:2], keep)]).equal(output)
+    assert {name: len(values) for name, values in found.items()} == {"W_enc": 1, "W_dec": 1, "b_enc": 1, "b_dec": 2}
+    for name, values in expected.items():
+        assert all(map(torch.equal, values, found[name]))
+
+
+def test_the_readme_checks_the_autoencoder(capsys):
+    # `auto_hook` is not imported there, and `model` is the one that was decorated: it comes back with a warning.
+    model = Decorated()
+    with pytest.warns(UserWarning, match="returning the original"):
+        hooked_model = auto_hook(model)
+    assert hooked_model is model
+    input_kwargs = {"x": torch.randn(10, 10)}
+    init_kwargs = {"cfg": {"d_mlp": 10, "dict_mult": 10, "l1_coeff": 10, "seed": 1}}
+    hooked = check_auto_hook(AutoEncoder, input_kwargs, init_kwargs)
+    assert isinstance(hooked, HookedModule)
+    assert type(check_auto_hook(AutoEncoder, input_kwargs, init_kwargs, strict=True).unwrap()) is AutoEncoder
+    assert capsys.readouterr() == ("", "")
+
+
+def test_backward_hooks_work_where_modules_return_no_tensors():
+    # The README advises against it.
+    model = auto_hook(nn.Sequential(nn.LSTM(4, 4), Child(lambda out: {"out": out[0], "none": None}), Child(dict)))
+    shapes = []
+    output = model.run_with_hooks(
+        torch.randn(2, 4), bwd_hooks=[("1.hook_point", lambda gradient, hook: shapes.append(gradient.shape))]
+    )
+    output["out"].sum().backward()
+    assert shapes == [(2, 4)]
+
+
+# auto_hook and what it returns.
+
+
+def test_the_keys_are_all_there_and_no_others():
+    model = auto_hook(Mixed())
+    assert list(model.hook_dict) == [
+        "hook_point",
+        "W.hook_point",
+        "fc.hook_point",
+        "layers.0.hook_point",
+        "layers.1.hook_point",
+        "relu_hook",
+    ]
+    assert all(point.name == name for name, point in model.hook_dict.items())
+    assert model.hook_dict["relu_hook"] is model.relu_hook
+    assert model.list_all_hooks() == list(model.hook_dict.items())
+    assert model.hook_point is model.hook_dict["hook_point"]
+    assert set(model.hook_dict) < set(model.mod_dict)
+    assert model.mod_dict["fc"] is model.fc
+    assert model.setup() is None
+    assert model.maybe_hook_params(model.fc, "fc") is None
+
+
+@pytest.mark.parametrize("kind", [nn.GroupNorm, nn.PReLU, nn.MultiheadAttention], ids=lambda kind: kind.__name__)
+def test_no_point_is_made_that_never_fires(kind):
+    model = kind(*([2, 4] if kind is nn.GroupNorm else [4, 2] if kind is nn.MultiheadAttention else []))
+    assert "hook_point" in auto_hook(model).hook_dict
+    assert not [name for name in auto_hook(nn.Sequential(copy.deepcopy(model))).hook_dict if "weight" in name]
+
+
+def test_built_in_modules_are_these():
+    names = "Linear Embedding Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d BatchNorm1d"
+    names += " BatchNorm2d BatchNorm3d LayerNorm RNN LSTM GRU RNNCell LSTMCell GRUCell"
+    assert [kind.__name__ for kind in BUILT_IN_MODULES] == names.split()
+
+
+def test_what_is_hooked_already_comes_back_with_a_warning():
+    raw = Mixed()
+    model, weight, kind = auto_hook(raw), auto_hook(nn.Parameter(torch.ones(2))), HookedClass(Mixed)
+    names = {"Mixed": model, "HookedParameter": weight, "Decorated": Decorated(), "HookedClass": kind}
+    for name, hooked in [*names.items(), ("HookedClass", Decorated)]:
+        with pytest.warns(UserWarning, match="auto_hook is called") as said:
+            assert auto_hook(hooked) is hooked
+        assert str(said[0].message) == f"auto_hook is called with a {name} instance, returning the original"
+        assert said[0].filename == __file__
+
+
+@pytest.mark.parametrize("given", [3, "fc", None, [nn.ReLU()]], ids=["number", "text", "none", "list"])
+def test_anything_else_is_refused(given):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        auto_hook(given)
+    assert str(caught.value) == (
+        f"Module type {type(given)} is not supported should, be one of nn.Module or nn.Parameter/torch.Tensor"
+    )
+
+
+def test_a_class_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="Module type <class 'int'> is not supported"):
+        auto_hook(int)
+
+
+def test_the_modules_of_the_original_are_there():
+    assert auto_hookpoint.hook is hook
+    assert (hook.auto_hook, hook.HookedClass, hook.HookedModule) == (auto_hook, HookedClass, HookedModule)
+    assert (hook.HookedParameter, hook.BUILT_IN_MODULES) == (HookedParameter, BUILT_IN_MODULES)
+    assert check.check_auto_hook is check_auto_hook
+
+
+def test_a_hooked_model_is_one_and_knows_its_model(x):
+    raw = Mixed().eval()
+    expected = raw(x)
+    model = HookedModule(raw)
+    assert isinstance(model, HookedModule)
+    assert isinstance(model, hl.HookedModel)
+    assert isinstance(model, nn.Module)
+    assert not isinstance(raw, HookedModule)
+    assert issubclass(type(model), HookedModule)
+    assert model.model is raw
+    assert repr(model) == repr(raw)
+    assert model.fc is raw.fc
+    assert model(x).equal(expected)
+    assert model.run_with_hooks(x, fwd_hooks=[("hook_point", add_one)]).equal(expected + 1)
+
+
+def test_a_model_with_a_model_of_its_own_is_told_apart(x):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.model(x)
+
+    raw = Outer()
+    hooked = auto_hook(raw)
+    assert hooked.model is raw
+    assert list(hooked.hook_dict) == ["hook_point", "model.hook_point"]
+    assert hooked(x).equal(raw.model(x))
+
+
+def test_names_that_mean_nothing_are_errors(x):
+    model = auto_hook(Mixed())
+    with pytest.raises(hl.SiteError, match="'fc' is no hook point of Mixed; did you mean 'fc.hook_point'"):
+        model.add_hook("fc", add_one)
+    with pytest.raises(hl.SiteError, match="'W.hook_pint' is no hook point of Mixed; did you mean"):
+        model.run_with_hooks(x, fwd_hooks=[("W.hook_pint", add_one)])
+    assert not hl.attached(model)
+
+
+def test_all_of_the_interface_works_on_it(x):
+    model = auto_hook(Mixed()).eval()
+    expected, calls = model(x), []
+    model.add_hook(lambda name: name.endswith("hook_point"), lambda tensor, hook: calls.append(hook.name))
+    assert model(x).equal(expected)
+    assert calls == ["fc.hook_point", "layers.0.hook_point", "layers.1.hook_point", "W.hook_point", "hook_point"]
+    model.reset_hooks()
+    output, cache = model.run_with_cache(x)
+    assert list(cache) == [*calls[:3], "relu_hook", *calls[3:]]
+    assert cache["hook_point"].equal(output)
+    with pytest.raises(ZeroDivisionError), model.hooks(fwd_hooks=[("fc.hook_point", lambda tensor, hook: 1 / 0)]):
+        model(x)
+    assert model(x).equal(expected)
+    assert not hl.attached(model)
+
+
+def test_unwrap_gives_the_model_back_as_it_was(x):
+    raw = Mixed().eval()
+    before, parameters, expected = dict(raw.__dict__), dict(raw.named_parameters()), raw(x)
+    model = auto_hook(raw)
+    model.add_hook("W.hook_point", add_one)
+    model.add_perma_hook("fc.hook_point", add_one)
+    assert not model(x).equal(expected)
+    assert model.unwrap() is raw
+    assert raw.__dict__ == before
+    assert type(raw) is Mixed
+    assert all(parameter is parameters[name] for name, parameter in raw.named_parameters())
+    assert [name for name, _ in raw.named_modules()] == ["", "fc", "layers", "layers.0", "layers.1", "relu_hook"]
+    assert raw(x).equal(expected)
+    assert not hl.attached(raw)
+    assert auto_hook(raw).unwrap() is raw
+
+
+def test_hook_factory_lets_outputs_pass_through_a_point(x):
+    point, layer = hl.HookPoint(), nn.LSTM(4, 4)
+    expected = layer(x)
+    handle = layer.register_forward_hook(hook.hook_factory(point))
+    point.add_hook(add_one)
+    output, (hidden, cell) = layer(x)
+    assert output.equal(expected[0] + 1)
+    assert hidden.equal(expected[1][0] + 1)
+    assert cell.equal(expected[1][1] + 1)
+    handle.remove()
+    point.remove_hooks()
+
+
+# Classes.
+
+
+def test_a_decorated_class_stays_one(x):
+    model = Decorated()
+    assert isinstance(Decorated, type)
+    assert isinstance(Decorated, HookedClass)
+    assert isinstance(model, Decorated)
+    assert isinstance(model, HookedModule)
+    assert (Decorated.__name__, Decorated.__doc__) == ("Decorated", "What it is for.")
+    assert model.run_with_hooks(x, fwd_hooks=[("W.hook_point", add_one)]).equal(model(x) + 1)
+    assert model.unwrap() is model
+
+    class Further(Decorated):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    assert Further()(x).shape == (2, 4)
+    assert list(Further().hook_dict) == ["hook_point", "W.hook_point", "fc1.hook_point"]
+    with pytest.warns(UserWarning, match="auto_hook is called with a HookedClass instance"):
+        assert auto_hook(Further) is Further
+
+
+def test_a_class_of_torch_is_left_alone():
+    bases = nn.Tanh.__bases__
+    kind = auto_hook(nn.Tanh)
+    assert type(kind) is HookedClass
+    assert isinstance(kind, HookedClass)
+    assert nn.Tanh.__bases__ == bases
+    assert kind.unwrap() is nn.Tanh
+    model = kind()
+    assert list(model.hook_dict) == ["hook_point"]
+    assert isinstance(model, HookedModule)
+    assert isinstance(model, kind)
+    assert isinstance(nn.Tanh(), kind)
+    assert not isinstance(auto_hook(nn.ReLU()), kind)
+    assert issubclass(kind, nn.Module)
+    assert (kind.__name__, kind.__doc__, kind.forward) == ("Tanh", nn.Tanh.__doc__, nn.Tanh.forward)
+    assert not hasattr(nn.Tanh(), "hook_dict")
+    assert copy.deepcopy(kind).unwrap() is nn.Tanh
+
+
+def test_a_class_of_another_module_is_left_alone():
+    kind = auto_hook(GPT)
+    assert type(kind) is HookedClass
+    assert isinstance(kind(depth=1), kind)
+    assert not hasattr(GPT(depth=1), "hook_dict")
+    assert list(kind(depth=1).hook_dict)[:3] == ["hook_point", "h.0.hook_point", "h.0.norm.hook_point"]
+
+
+def test_a_class_of_parameters_is_hooked_too():
+    kind = auto_hook(nn.Parameter)
+    assert isinstance(kind(torch.ones(2)), HookedParameter)
+
+
+def test_a_class_that_needs_the_names_itself_is_hooked_instance_by_instance(x):
+    class Busy(nn.Linear):
+        def hooks(self):
+            return "mine"
+
+    kind = auto_hook(Busy)
+    assert type(kind) is HookedClass
+    model = kind(4, 4)
+    assert model.run_with_hooks(x, fwd_hooks=[("hook_point", add_one)]).equal(model(x) + 1)
+    assert model.model.hooks() == "mine"
+
+
+# Parameters by themselves.
+
+BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_the_result_of_each_operator_passes_its_point(name):
+    operate = getattr(operator, name)
+    plain = nn.Parameter(torch.rand(3, 3) + 1)
+    other, seen = torch.rand(3, 3) + 1, []
+    others = [other, nn.Parameter(other)] if name == "matmul" else [other, nn.Parameter(other), 2, 0.5]
+    expected = [result for one in others for result in (operate(plain, one), operate(one, plain))]
+    weight = auto_hook(nn.Parameter(plain.detach().clone()))
+    weight.add_hook("hook_point", lambda tensor, hook: seen.append(tensor))
+    found = [result for one in others for result in (operate(weight, one), operate(one, weight))]
+    assert all(map(torch.equal, expected, found))
+    assert all(map(torch.equal, seen, found))
+    assert len(seen) == len(found)
+    assert not any(isinstance(result, HookedParameter) for result in found)
+    weight.reset_hooks()
+    operate(weight, other)
+    assert len(seen) == len(found)
+
+
+def test_signs_are_operators_too():
+    weight = auto_hook(nn.Parameter(torch.tensor([-1.0, 2.0])))
+    with weight.hooks(fwd_hooks=[("hook_point", add_one)]):
+        assert (-weight).tolist() == [2.0, -1.0]
+        assert abs(weight).tolist() == [2.0, 3.0]
+    assert (-weight).tolist() == [1.0, -2.0]
+
+
+def test_an_operator_that_does_not_fit_is_pythons_own_error():
+    weight = auto_hook(nn.Parameter(torch.ones(2)))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        weight + "a"
+    with pytest.raises(TypeError, match="unsupported operand"):
+        "a" - weight
+
+
+def test_each_parameter_of_an_operation_sees_it_once():
+    one, other, seen = auto_hook(nn.Parameter(torch.ones(2))), auto_hook(nn.Parameter(torch.ones(2))), []
+    one.hook_point.add_hook(lambda tensor, hook: seen.append("one"))
+    other.hook_point.add_hook(lambda tensor, hook: seen.append("other"))
+    one + other
+    one * one
+    assert seen == ["one", "other", "one"]
+    one.unwrap()
+    other.unwrap()
+
+
+def test_a_hooked_parameter_has_the_interface():
+    parameter = nn.Parameter(torch.ones(2))
+    weight = HookedParameter(parameter)
+    assert weight is parameter
+    assert weight.param is parameter
+    assert isinstance(weight, HookedParameter)
+    assert isinstance(weight, nn.Parameter)
+    assert repr(weight.hook_dict) == "{'hook_point': HookPoint()}"
+    assert list(weight.mod_dict) == ["param", "hook_point"]
+    assert weight.mod_dict["param"] is parameter
+    assert weight.hook_point is weight.hook_dict["hook_point"]
+    assert weight.hook_point.name == "hook_point"
+    assert weight.setup() is None
+    gradients = []
+    weight.add_hook("hook_point", lambda gradient, hook: gradients.append(gradient), dir="bwd")
+    (weight * 3).sum().backward()
+    assert gradients[0].tolist() == [1.0, 1.0]
+    assert weight.grad.tolist() == [3.0, 3.0]
+    weight.add_hook("hook_point", add_one)
+    point = weight.hook_point
+    assert weight.unwrap() is parameter
+    assert not point.has_hooks()
+    assert type(parameter) is nn.Parameter
+    assert not vars(parameter)
+    assert (parameter * 3).tolist() == [3.0, 3.0]
+
+
+def test_a_tensor_becomes_a_parameter_of_the_same_memory():
+    tensor = torch.ones(2)
+    weight = auto_hook(tensor)
+    assert isinstance(weight, HookedParameter)
+    assert weight.data_ptr() == tensor.data_ptr()
+    assert not weight.requires_grad
+    assert auto_hook(torch.ones(2, requires_grad=True)).requires_grad
+    assert auto_hook(torch.arange(3)).dtype == torch.int64
+    assert type(tensor) is torch.Tensor
+
+
+def test_a_frozen_parameter_stays_frozen_and_an_optimizer_goes_on():
+    frozen = auto_hook(nn.Parameter(torch.ones(2), requires_grad=False))
+    assert not frozen.requires_grad
+    assert not frozen.unwrap().requires_grad
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    weight = auto_hook(parameter)
+    (weight * 2).sum().backward()
+    optimizer.step()
+    assert weight.tolist() == parameter.tolist() != [1.0, 1.0]
+
+
+def test_copies_of_a_hooked_parameter_have_a_point_of_their_own():
+    weight = auto_hook(nn.Parameter(torch.ones(2), requires_grad=False))
+    weight.add_hook("hook_point", add_one)
+    stream = io.BytesIO()
+    torch.save(weight, stream)
+    stream.seek(0)
+    loaded = torch.load(stream, weights_only=False)
+    for copied in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight)), loaded):
+        assert isinstance(copied, HookedParameter)
+        assert not copied.requires_grad
+        assert (copied * 1).tolist() == [1.0, 1.0]
+        assert copied.data_ptr() != weight.data_ptr()
+    assert (weight * 1).tolist() == [2.0, 2.0]
+    weight.unwrap()
+
+
+def test_a_hooked_parameter_may_be_part_of_a_model(x):
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W = auto_hook(nn.Parameter(torch.eye(4)))
+
+        def forward(self, x):
+            return x @ self.W
+
+    model = Holds()
+    assert list(model.state_dict()) == ["W"]
+    assert type(model.state_dict()["W"]) is torch.Tensor
+    with model.W.hooks(fwd_hooks=[("hook_point", add_one)]):
+        assert model(x).equal(x + 1)
+    hooked = auto_hook(model)
+    with pytest.raises(hl.NeverFired, match="it is a HookedParameter, whose operations can't be followed"):
+        hooked.run_with_hooks(x, fwd_hooks=[("W.hook_point", add_one)])
+    assert isinstance(copy.deepcopy(hooked).W, HookedParameter)
+    assert model.double().W.dtype == torch.float64
+    assert isinstance(model.W, HookedParameter)
+
+
+def test_a_hooked_parameter_is_freed_with_its_hooks():
+    weight = auto_hook(nn.Parameter(torch.ones(2)))
+    weight.add_hook("hook_point", add_one)
+    gone = weakref.ref(weight)
+    del weight
+    assert gone() is None
+
+
+# check_auto_hook.
+
+
+class Broken(nn.Module):
+    """Its own hook replaces what it does, when others are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.fc(x)  # Its result goes nowhere.
+        return x * self.fc.bias.sum()
+
+
+def test_what_fails_is_a_warning_at_the_line_of_the_caller():
+    with pytest.warns(hl.HooklineWarning) as said:
+        hooked = check_auto_hook(Broken, {"x": torch.randn(2, 4)})
+    failed, idle = said
+    assert (failed.filename, idle.filename) == (__file__, __file__)
+    assert str(failed.message).startswith(
+        "the following tests failed: Test failed: test_an_edit_changes_the_output with error: fc.hook_point the output"
+    )
+    assert str(idle.message).startswith("these hook points never fire with this input:\n  unused.hook_point: ")
+    assert isinstance(hooked, HookedModule)
+    assert type(hooked.unwrap()) is Broken
+
+
+def test_what_fails_raises_if_strict():
+    with pytest.raises(RuntimeError, match="^Tests failed: Test failed: test_an_edit_changes_the_output with error: "):
+        check_auto_hook(Broken, {"x": torch.randn(2, 4)}, {}, strict=True)
+    with pytest.raises(hl.HooklineError, match="\nTest failed: test_backward_hooks_fire with error: fc.hook_point"):
+        check_auto_hook(Broken, {"x": torch.randn(2, 4)}, {}, True)
+
+
+def test_classes_of_every_kind_can_be_checked():
+    arguments = {"x": torch.randn(2, 4)}
+    assert isinstance(check_auto_hook(Decorated, arguments, strict=True), Decorated)
+    hooked = check_auto_hook(HookedClass(nn.Tanh), {"input": arguments["x"]}, strict=True)
+    assert type(hooked.unwrap()) is nn.Tanh
+    raw = nn.Tanh()
+    assert check_auto_hook(raw, {"input": arguments["x"]}).unwrap() is raw
+
+
+def test_a_model_that_fails_by_itself_raises_its_own_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+        check_auto_hook(Decorated, {"y": torch.randn(2, 4)})
+
+
+def test_checks_leave_random_numbers_alone():
+    torch.manual_seed(3)
+    expected = Mixed().W
+    torch.manual_seed(3)
+    hooked = check_auto_hook(Mixed, {"x": torch.randn(2, 4, generator=torch.Generator())}, {})
+    assert hooked.W.equal(expected)
+
+
+def test_the_checks_can_be_had_one_by_one():
+    tests = {test.__name__: test for test in check.get_test_functions()}
+    assert list(tests) == [
+        "test_every_point_fires",
+        "test_an_edit_changes_the_output",
+        "test_backward_hooks_fire",
+        "test_values_are_those_of_the_bare_model",
+        "test_everything_is_restored",
+    ]
+    arguments = {"x": torch.randn(2, 4)}
+    for test in tests.values():
+        test(Mixed(), arguments)
+    tests["test_everything_is_restored"](Broken(), arguments)
+    with pytest.raises(RuntimeError, match="fc.hook_point the output stays the same under this change"):
+        tests["test_an_edit_changes_the_output"](Broken(), arguments)
+    assert test_the_readme_as_a_decorator in check.get_test_functions(sys.modules[__name__])
+
+
+# utils.
+
+
+def test_there_is_a_device():
+    assert torch.zeros(1, device=utils.get_device()).device.type == utils.get_device()
+
+
+def test_containers_are_iterated_and_made_anew():
+    relu = nn.ReLU()
+    listed, named = nn.ModuleList([relu, relu]), nn.ModuleDict({"a": relu})
+    sequence = nn.Sequential()
+    sequence.add_module("first", relu)
+    assert list(utils.iterate_module(listed)) == [(0, relu), (1, relu)]
+    assert list(utils.iterate_module(sequence)) == [(0, relu)]
+    assert list(utils.iterate_module(named)) == [("a", relu)]
+    for container, names in ((listed, ["0", "1"]), (sequence, ["first"]), (named, ["a"])):
+        made = utils.process_container_module(container, lambda module: nn.Tanh())
+        assert type(made) is type(container)
+        assert list(made._modules) == names
+        assert all(isinstance(module, nn.Tanh) for module in made._modules.values())
+        assert relu in container._modules.values()
+    for function in (utils.iterate_module, lambda given: utils.process_container_module(given, nn.Identity)):
+        with pytest.raises(TypeError, match="ReLU is not a ModuleList, Sequential or ModuleDict"):
+            function(relu)
+
+
+# Bugs of the original.
+
+
+def test_it_works_offline_and_without_transformer_lens():
+    code = """
+import socket, sys, warnings
+warnings.simplefilter("error")
+def refuse(*args, **kwargs): raise OSError("offline")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+import torch, safetensors.torch
+before = set(sys.modules)
+from hookline.compat.auto_hookpoint import auto_hook, check_auto_hook
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - {"hookline"} - sys.stdlib_module_names))
+sys.modules["transformer_lens"] = None
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *args: None if name == "transformer_lens" else found(name, *args)
+hooked = auto_hook(torch.nn.Linear(2, 2))
+print(hooked.hook_dict.items())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["", "dict_items([('hook_point', HookPoint())])"]
+
+
+def test_frozen_parameters_stay_frozen():
+    raw = Mixed()
+    raw.W.requires_grad_(False)
+    hooked = auto_hook(raw)
+    assert not hooked.W.requires_grad
+    assert not hooked.unwrap().W.requires_grad
+
+
+def test_an_optimizer_made_before_trains_on(x):
+    raw = Mixed()
+    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
+    before = raw.W.detach().clone()
+    hooked = auto_hook(raw)
+    hooked.run_with_hooks(x, fwd_hooks=[("W.hook_point", add_one)]).square().sum().backward()
+    optimizer.step()
+    assert not hooked.W.equal(before)
+    assert list(map(id, hooked.parameters())) == list(map(id, raw.parameters()))
+
+
+def test_buffers_stay():
+    hooked = auto_hook(Mixed())
+    names = ["W", "steps", "fc.weight", "fc.bias", "layers.0.weight", "layers.0.bias"]
+    assert list(hooked.state_dict()) == names
+    assert [name for name, _ in hooked.named_buffers()] == ["steps"]
+    assert hooked.double().steps.dtype == torch.float64
+    assert hooked.to(torch.float16).steps.dtype == torch.float16
+    assert hooked.load_state_dict(Mixed().state_dict())
+
+
+def test_eval_reaches_the_model(x):
+    raw = Mixed()
+    hooked = auto_hook(raw)
+    assert hooked.eval() is not None
+    assert not raw.training
+    assert hooked(x).equal(hooked(x))
+    hooked.train()
+    assert raw.training
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W_in = nn.Parameter(torch.randn(4, 4))
+            self.W_out = self.W_in
+
+        def forward(self, x):
+            return x @ self.W_in @ self.W_out.T
+
+    hooked = auto_hook(Tied())
+    assert hooked.W_in is hooked.W_out
+    assert len(list(hooked.parameters())) == 1
+    assert copy.deepcopy(hooked).W_in is not hooked.W_in
+
+
+def test_hooking_a_model_twice_is_refused_and_leaves_one_set_of_points(x):
+    raw = Mixed().eval()
+    hooked = auto_hook(raw)
+    with pytest.raises(hl.HooklineError, match="this Mixed has hook points already; use those, or take them off"):
+        auto_hook(raw)
+    assert hooked.run_with_hooks(x, fwd_hooks=[("hook_point", add_one)]).equal(raw(x) + 1)
+
+
+def test_hooked_models_can_be_copied_and_pickled(x):
+    hooked = auto_hook(Mixed()).eval()
+    expected = hooked(x)
+    hooked.add_hook("W.hook_point", add_one)
+    for copied in (copy.deepcopy(hooked), pickle.loads(pickle.dumps(hooked)), copy.copy(hooked)):
+        assert isinstance(copied, HookedModule)
+        assert isinstance(copied.model, Mixed)
+        assert copied.model is not hooked.model
+        assert not any(point.has_hooks() for point in copied.hook_points())
+    hooked.reset_hooks()
+    assert copy.deepcopy(hooked)(x).equal(expected)
+
+
+def test_a_sequential_keeps_its_length(x):
+    raw = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hooked = auto_hook(raw)
+    assert (len(hooked), len(raw), hooked[0], list(hooked)) == (2, 2, raw[0], list(raw))
+    assert list(hooked.hook_dict) == ["hook_point", "0.hook_point", "1.hook_point"]
+
+
+@pytest.mark.parametrize(
+    ("make", "get"),
+    [
+        (lambda x: {"y": x}, lambda value: value["y"]),
+        (lambda x: [x], lambda value: value[0]),
+        (lambda x: (None, x), lambda value: value[1]),
+        (lambda x: (x, x.detach()), lambda value: value[1]),
+        (lambda x: torch.max(x, dim=1, keepdim=True), lambda value: value.values),
+    ],
+    ids=["dict", "list", "tuple with None", "second of a tuple", "named tuple"],
+)
+def test_tensors_in_other_values_are_hooked(make, get, x):
+    model = auto_hook(nn.Sequential(Child(make), Child(get)))
+    expected = model(x)
+    assert model.run_with_hooks(x, fwd_hooks=[("0.hook_point", add_one)]).equal(expected + 1)
+    output, cache = model.run_with_cache(x)
+    assert output.equal(expected)
+    assert "0.hook_point" in cache
+
+
+def test_a_value_without_tensors_is_passed_on():
+    model = auto_hook(nn.Sequential(Child(lambda x: ()), Child(lambda nothing: torch.ones(1))))
+    assert model.run_with_cache(torch.ones(1))[0].item() == 1.0
+
+
+def test_each_point_fires_however_a_parameter_is_used(x):
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in ("linear", "einsum", "matmul", "negative", "size"):
+                self.register_parameter(name, nn.Parameter(torch.randn(4, 4)))
+
+        def forward(self, x):
+            x = F.linear(x, self.linear)
+            x = torch.einsum("bi,ij->bj", x, self.einsum)
+            x = self.matmul.T.matmul(x.T).T
+            return x @ -self.negative + abs(self.size).sum()
+
+    hooked, names = auto_hook(Uses()), set()
+    hooked.run_with_hooks(x, fwd_hooks=[(lambda name: True, lambda tensor, hook: names.add(hook.name))])
+    assert names == set(hooked.hook_dict)
+    check_auto_hook(Uses, {"x": x}, strict=True)
+
+
+def test_new_submodules_have_points(x):
+    hooked = auto_hook(nn.Sequential(nn.Linear(4, 4)))
+    hooked.append(nn.Tanh())
+    assert list(hooked.hook_dict) == ["hook_point", "0.hook_point", "1.hook_point"]
+    assert hooked.run_with_hooks(x, fwd_hooks=[("1.hook_point", add_one)]).equal(hooked(x) + 1)
+
+
+def test_values_in_a_cache_are_not_overwritten(x):
+    hooked = auto_hook(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)))
+    _, cache = hooked.run_with_cache(x)
+    assert cache["0.hook_point"].equal(hooked[0](x))
+    assert (cache["0.hook_point"] < 0).any()
+
+
+def test_forward_hooks_on_the_model_are_called(x):
+    raw, calls = Mixed(), []
+    handle = raw.register_forward_hook(lambda module, args, output: calls.append(1))
+    auto_hook(raw)(x)
+    assert calls == [1]
+    handle.remove()
+
+
+def test_a_dropped_model_is_freed(x):
+    hooked = auto_hook(Mixed())
+    hooked.add_hook("W.hook_point", add_one)
+    hooked(x)
+    raw, gone = weakref.ref(hooked.model), weakref.ref(hooked)
+    del hooked
+    gc.collect()
+    assert gone() is None
+    assert raw() is None
+
+
+def test_threads_have_hooks_of_their_own(x):
+    hooked = auto_hook(Mixed()).eval()
+    expected, outputs = hooked(x), []
+    inside, done = threading.Event(), threading.Event()
+
+    def other():
+        inside.wait(10)
+        outputs.append(hooked(x))
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with hooked.hooks(fwd_hooks=[("hook_point", add_one)]):
+        inside.set()
+        done.wait(10)
+        assert hooked(x).equal(expected + 1)
+    thread.join()
+    assert outputs[0].equal(expected)
+
+
+def test_points_are_those_of_transformer_lens_where_it_is_there(kind_of_points):  # noqa: F811
+    if kind_of_points == "own":
+        pytest.skip("transformer_lens is not used")
+    import transformer_lens
+    from transformer_lens.hook_points import HookPoint
+
+    model, weight = auto_hook(Mixed()), auto_hook(nn.Parameter(torch.ones(2)))
+    assert isinstance(model, transformer_lens.HookedRootModule)
+    assert all(isinstance(point, HookPoint) for name, point in model.hook_dict.items() if name != "relu_hook")
+    assert isinstance(weight.hook_point, HookPoint)
+
+
+def test_a_hooked_model_that_is_moved_or_switched_stays_hooked():
+    hooked = auto_hook(Mixed())
+    for same in (hooked.eval(), hooked.train(), hooked.to("cpu"), hooked.double(), hooked.requires_grad_(False)):
+        assert same is hooked
