@@ -1,0 +1,207 @@
+"""The manager: what some layers of a model give, kept call by call under a key for each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline.compat.torchhook.features import CustomHook, Feature, Handle, Transform
+from hookline.compat.torchhook.utils import WIDTH, count_parameters, format_parameter_count
+from hookline.compat.warning import warn
+
+
+class HookManager:
+    """Keeps the outputs of layers.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True))
+    >>> with HookManager(model, max_size=1) as manager:
+    ...     _ = manager.add("0")
+    ...     output = model(torch.ones(3, 4))
+    >>> manager.get_features("0")[0].shape
+    torch.Size([3, 8])
+
+    Args:
+        max_size: How many of the latest features each key keeps; -1 and 0 keep all.
+    """
+
+    def __init__(self, model: nn.Module, max_size: int = -1) -> None:
+        _refuse_unless(isinstance(model, nn.Module), "'model' must be an instance of torch.nn.Module.")
+        _refuse_unless(isinstance(max_size, int), "'max_size' must be an integer.")
+        if max_size < -1:
+            raise ValueError("'max_size' cannot be less than -1.")
+        self.model = model
+        self.max_size = max_size
+        self._layers: dict[str, _Layer] = {}
+
+    def register_forward_hook(
+        self,
+        layer_name: str | None = None,
+        layer: nn.Module | None = None,
+        custom_hook: CustomHook | None = None,
+        output_transform: Transform | None = None,
+    ) -> Handle:
+        """Keep what a layer gives, under its name, or that name for a layer given itself.
+
+        Args:
+            custom_hook: Called as `custom_hook(module, inputs, output)`; the tensor it returns is kept, None is not.
+            output_transform: Called with the output; what it returns is kept, None is not.
+        """
+        _refuse_unless(isinstance(layer_name, str | None), "'layer_name' must be a string or None.")
+        _refuse_unless(isinstance(layer, nn.Module | None), "'layer' must be an instance of torch.nn.Module or None.")
+        _refuse_unless(custom_hook is None or callable(custom_hook), "'custom_hook' must be a callable or None.")
+        is_transform = output_transform is None or callable(output_transform)
+        _refuse_unless(is_transform, "'output_transform' must be a callable or None.")
+        if layer is None:
+            layer = self._find(layer_name)
+        key = self._free_key(layer) if layer_name is None else layer_name
+        if key in self.hooks:
+            raise ValueError(f"Hook for key '{key}' already exists.")
+        self._layers[key] = self._hooked(layer, Feature(key, custom_hook, output_transform))
+        return self._layers[key].handle
+
+    add = register_forward_hook
+
+    @property
+    def hooks(self) -> dict[str, Handle]:
+        """The handle of each key whose hook is on its layer."""
+        return {key: layer.handle for key, layer in self._layers.items() if layer.handle.is_on}
+
+    @property
+    def features(self) -> dict[str, list[Any]]:
+        """What is kept under each key, oldest first."""
+        return {key: layer.features for key, layer in self._layers.items()}
+
+    def get_features(self, key: str) -> list[Any]:
+        """Return what is kept under a key, oldest first."""
+        _refuse_unless(isinstance(key, str), "'key' must be a string.")
+        if key not in self._layers:
+            raise ValueError(f"No hook registered with key '{key}'.")
+        layer = self._layers[key]
+        if not layer.feature.has_run:
+            kind = type(layer.hooks.model).__name__
+            warn(f"no features for key '{key}': its layer, {kind}, has not run; read them after a forward that runs it")
+        return layer.features
+
+    get = get_features
+
+    def get_all(self) -> dict[str, list[Any]]:
+        """Return what is kept under each key, oldest first."""
+        return self.features
+
+    def get_keys(self) -> list[str]:
+        """Return the keys whose hooks are on their layers."""
+        return list(self.hooks)
+
+    def remove(self, key: str) -> None:
+        """Take the hook of a key off its layer, and forget its features."""
+        _refuse_unless(isinstance(key, str), "'key' must be a string.")
+        if key not in self._layers:
+            raise ValueError(f"No hook or features found for key '{key}'.")
+        self._layers.pop(key).handle.remove()
+
+    def clear_hooks(self) -> None:
+        """Take every hook off the model, and forget all features."""
+        self._take_off()
+        self._layers.clear()
+
+    def clear_features(self) -> None:
+        """Forget all features; the hooks go on."""
+        for layer in self._layers.values():
+            layer.hooks.cache.clear()
+
+    def summary(self) -> None:
+        """Print the keys with how many features each has, and of which shape."""
+        print(self)  # noqa: T201
+
+    def __enter__(self) -> HookManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._take_off()
+
+    def __str__(self) -> str:
+        keys, features = self.get_keys(), {key: kept for key, kept in self.features.items() if kept}
+        count = format_parameter_count(count_parameters(self.model))
+        lines = [f"Model: {type(self.model).__name__} | Total Parameters: {count}"]
+        if not keys and not features:
+            return "\n".join([*lines, "No hooks have been registered."])
+        if not features:
+            names = ", ".join(keys)
+            return "\n".join(
+                [*lines, f"{len(keys)} hooks registered ({names}), but no features have been captured yet."]
+            )
+        limit = self.max_size if self.max_size > 0 else "unlimited"
+        rule = "-" * WIDTH
+        lines += [f"Registered Hooks: {len(keys)} (max_size={limit})", rule, "Captured Features Summary:"]
+        lines += [_row("Layer Key", "Feature Count", "Feature Shape"), rule]
+        lines += [_row(key, len(kept), _shape(kept[0])) for key, kept in features.items()]
+        lines.append(rule)
+        waiting = [f"- {key}" for key in keys if key not in features]
+        if waiting:
+            lines += ["Hooks Registered but Not Triggered Yet:", *waiting, rule]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _take_off(self) -> None:
+        for layer in self._layers.values():
+            layer.handle.remove()
+
+    def _hooked(self, layer: nn.Module, feature: Feature) -> _Layer:
+        hooks = hl.Hooks(layer)
+        keep = int(self.max_size) if self.max_size > 0 else "all"
+        try:
+            hooks.capture("", transform=feature, with_call=True, detach=feature.is_plain, keep=keep)
+        except hl.SiteError:
+            kind = type(layer).__name__
+            warn(f"no features will come for key '{feature.key}': a {kind} is never called, only the layers in it")
+        return _Layer(hooks, feature, Handle(hooks))
+
+    def _find(self, name: str | None) -> nn.Module:
+        if name is None:
+            raise ValueError("Either 'layer_name' or 'layer' must be specified.")
+        missing = ValueError(f"Layer '{name}' not found in the model.")
+        try:
+            return self.model.get_submodule(name)
+        except AttributeError:
+            pass
+        try:
+            hl.sites(self.model, name)
+        except hl.SiteError as near:  # It names those that are near.
+            raise missing from near
+        raise missing
+
+    def _free_key(self, layer: nn.Module) -> str:
+        start = f"{type(layer).__name__}_"
+        number = sum(key.startswith(start) for key in self._layers)
+        while f"{start}{number}" in self._layers:
+            number += 1
+        return f"{start}{number}"
+
+
+class _Layer(NamedTuple):
+    """What a manager has of one key."""
+
+    hooks: hl.Hooks
+    feature: Feature
+    handle: Handle
+
+    @property
+    def features(self) -> list[Any]:
+        return self.hooks.cache.calls("") if self.feature.has_run else []
+
+
+def _row(key: str, count: object, shape: str) -> str:
+    return f"{key:<30}{count:<20}{shape:<30}"
+
+
+def _shape(feature: Any) -> str:
+    return str(tuple(feature.shape)) if isinstance(feature, Tensor) else type(feature).__name__
+
+
+def _refuse_unless(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise TypeError(message)
