@@ -360,3 +360,22 @@ def test_hooks_that_stay_do_not_complain_of_what_did_not_fire() -> None:
     with pytest.raises(hl.NotCaptured, match="nothing has passed 'head' yet: run the model first"):
         acts["head"]
     hooks.remove()
+
+
+def test_hooks_may_rest_until_they_are_wanted() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    bare = model(x)
+    hooks = hl.Hooks(model, active=False)
+    acts = hooks.capture("0")
+    hooks.edit("2", torch.zeros_like, name="zero")
+    hooks.edit("2", lambda value: value + 1)
+    assert torch.equal(model(x), bare)
+    assert not any(hook.active for hook in hooks)
+    assert len(hl.attached(model)) == 0
+    with hooks:
+        assert torch.equal(model(x), torch.ones(2, 2))
+    assert list(acts) == ["0"]
+    hooks["zero"].activate()
+    assert torch.equal(model(x), torch.zeros(2, 2))
+    hooks["zero"].remove()
+    assert torch.equal(model(x), bare)

@@ -99,12 +99,16 @@ class Hooks:
     >>> hooks.of("capture").remove()
     >>> len(hooks)
     1
+
+    Args:
+        active: Whether hooks act as soon as they are added, or only once they are activated or entered.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, active: bool = True) -> None:
         if not isinstance(model, nn.Module):
             raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
         self._model = model
+        self._active = active  # Whether hooks act as soon as they are added.
         self._cache = Cache()
         self._cache._names = Names(model)
         self._ledger = Ledger(model, self._cache._session)
@@ -173,7 +177,7 @@ class Hooks:
                 tap.copies_on_write = copies_on_write
             elif tap.star or tap.is_family:
                 tap.record.family = {}
-        self._ledger.add(taps, active=not self._brief)
+        self._ledger.add(taps, self._active, self._brief)
         self._cache._asked += [tap.record for tap in taps if tap.record is not None]
         if stop:
             self._add(self._stops(places, name))
@@ -341,7 +345,7 @@ class Hooks:
         narrow = object.__new__(Hooks)
         narrow._model, narrow._cache, narrow._ledger = self._model, self._cache, self._ledger
         narrow._chosen, narrow._parent, narrow._brief = taps, self._parent or self, self._brief
-        narrow._open = []
+        narrow._open, narrow._active = [], self._active
         return narrow
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
@@ -364,7 +368,7 @@ class Hooks:
         return tap
 
     def _add(self, taps: list[Tap]) -> Hooks:
-        self._ledger.add(taps, active=not self._brief)
+        self._ledger.add(taps, self._active, self._brief)
         return self._narrow(taps)
 
 

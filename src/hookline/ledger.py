@@ -71,9 +71,9 @@ class Ledger:
         _living.add(self)
         _follow_forks()
 
-    def add(self, taps: list[Tap], active: bool) -> None:
-        """Take new taps in, and let them act."""
-        if not active and self.blocks:
+    def add(self, taps: list[Tap], active: bool, brief: bool) -> None:
+        """Take new taps in, and let them act, or not yet; those of a short form get their order when it is entered."""
+        if brief and self.blocks:
             raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
         self.taps += taps
         self.forward.taps = self.taps
@@ -81,10 +81,12 @@ class Ledger:
             self.forward.stops += taps
         if any([not tap.is_plain and tap.site.is_gradient for tap in taps]):
             self.forward.has_gradients = True
-        if not active:
+        if brief:
             return
         for tap in taps:
             tap.order = next(_order)
+        if not active:
+            return
         try:
             _warn_of_twins(taps)
             self.activate(taps)

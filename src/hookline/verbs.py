@@ -207,6 +207,6 @@ def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...],
 
 def brief(model: nn.Module) -> Hooks:
     """Make hooks that are attached on entering and detached on leaving."""
-    hooks = Hooks(model)
+    hooks = Hooks(model, active=False)
     hooks._brief = True
     return hooks
