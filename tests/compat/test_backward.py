@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline.compat.backward import Pass, add_backward
+from hookline.compat.backward import Pass, add_backward, add_backward_pre
 
 
 class Residual(nn.Module):
@@ -170,7 +170,7 @@ def test_a_parameter_named_args_is_one_argument() -> None:
 def test_a_returned_gradient_takes_the_place_of_that_of_the_input() -> None:
     layer = nn.Linear(2, 2)
     hooks = hl.Hooks(layer)
-    add_backward(hooks, "", lambda one: (one.grad_inputs[0] * 0 + 7,), "sevens")
+    add_backward(hooks, "", lambda one: (one.grad_inputs[0] * 0 + 7,), "sevens", changes=True)
     x = torch.ones(1, 2, requires_grad=True)
     layer(x).sum().backward()
     assert x.grad is not None
@@ -178,17 +178,95 @@ def test_a_returned_gradient_takes_the_place_of_that_of_the_input() -> None:
     hooks.remove()
 
 
-def test_of_several_gradients_only_the_last_can_be_changed_and_that_is_said() -> None:
+def test_what_a_hook_returns_that_only_looks_is_let_be() -> None:
     module = Two()
     hooks = hl.Hooks(module)
-    add_backward(hooks, "", lambda one: [gradient * 2 for gradient in one.grad_inputs], "doubled")
+    add_backward(hooks, "", lambda one: (1, 2, 3), "looked")
+    x = torch.ones(2, requires_grad=True)
+    module(x, torch.ones(2))[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.eq(2).all()
+    hooks.remove()
+
+
+def test_the_gradients_of_several_inputs_are_changed_together() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: one.grad_inputs[::-1], "swapped", changes=True)
+    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+    module(x, y)[1].sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert (x.grad[0].item(), y.grad[0].item()) == (3.0, 5.0)
+    hooks.remove()
+
+
+def test_the_gradients_of_several_outputs_are_changed_together() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    seen: list[Any] = []
+
+    def double(_module: nn.Module, gradients: tuple[Any, ...]) -> Any:
+        seen.append(gradients)
+        return [None if gradient is None else gradient * 2 for gradient in gradients]
+
+    add_backward_pre(hooks, "", double, "doubled")
+    x = torch.ones(2, requires_grad=True)
+    first, second = module(x, torch.ones(2))
+    (first.sum() + second.sum()).backward()
+    assert len(seen) == 1
+    assert len(seen[0]) == 2
+    assert x.grad is not None
+    assert x.grad.eq(6).all()
+    x.grad = None
+    module(x, torch.ones(2))[0].sum().backward()
+    assert seen[1][1] is None
+    assert x.grad.eq(4).all()  # type: ignore[attr-defined]
+    hooks.remove()
+
+
+def test_the_gradient_of_one_output_is_changed_before_it_goes_on() -> None:
+    layer = nn.Linear(2, 2)
+    hooks = hl.Hooks(layer)
+    add_backward_pre(hooks, "", lambda module, gradients: (gradients[0] * 0,), "none")
+    layer(torch.ones(1, 2)).sum().backward()
+    assert layer.bias.grad.eq(0).all()
+    hooks.remove()
+    layer.zero_grad()
+
+
+def test_one_tensor_at_two_places_has_the_gradient_of_each() -> None:
+    class Weighted(nn.Module):
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            return one * 2 + other * 3
+
+    module = Weighted()
+    passes, hooks = followed(module)
+    x = torch.ones(1, requires_grad=True)
+    module(x, x).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_inputs == (torch.tensor([2.0]), torch.tensor([3.0]))
+    assert x.grad is not None
+    assert x.grad.item() == 5
+
+
+def test_too_few_gradients_and_nested_ones_are_refused() -> None:
+    class Nested(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return pair[0] * pair[1]
+
+    module = Two()
+    hooks = hl.Hooks(module)
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    with pytest.raises(hl.EditError, match="come one after the other, and only the last can be changed here"):
+    add_backward(hooks, "", lambda one: (), "none", changes=True)
+    with pytest.raises(hl.EditError, match="0 gradients returned in the place of 2"):
         module(x, y)[1].sum().backward()
     hooks.remove()
-    add_backward(hooks, "", lambda one: (), "none")
-    with pytest.raises(hl.EditError, match="0 gradients returned for 2 inputs"):
-        module(x, y)[1].sum().backward()
+    nested = Nested()
+    hooks = hl.Hooks(nested)
+    add_backward(hooks, "", lambda one: ((x, y),), "nested", changes=True)
+    with pytest.raises(hl.EditError, match="inside a nested value can't be changed here"):
+        nested((x, y)).sum().backward()
     hooks.remove()
 
 

@@ -7,16 +7,28 @@ has come of one call is kept in its notes, and the function is called with the l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import hookline as hl
-
-Path = tuple[Any, ...]
+from hookline.compat.gradients import (
+    Parts,
+    Path,
+    Place,
+    awaited,
+    changed_of,
+    detached,
+    fill,
+    is_followed,
+    outputs_of,
+    templates_of,
+)
 
 
 @dataclass
@@ -32,32 +44,44 @@ class Pass:
 
 
 Function = Callable[[Pass], Sequence[Any] | None]
+PreFunction = Callable[[nn.Module, tuple[Any, ...]], Sequence[Any] | None]
 
 
 def add_backward(
-    hooks: hl.Hooks, site: hl.Site | str, function: Function, name: str, keep_values: bool = False
+    hooks: hl.Hooks,
+    site: hl.Site | str,
+    function: Function,
+    name: str,
+    keep_values: bool = False,
+    changes: bool = False,
 ) -> hl.Hooks:
-    """Call `function` with each backward pass through a module or method; what it returns replaces `grad_inputs`.
+    """Call `function` with each backward pass through a module or method.
 
-    Return the hooks that do it, which all have that name and are to be switched together. Only with `keep_values` has
-    a pass the inputs and outputs themselves, detached, as they were in the forward.
+    Return the hooks that do it, which all have that name and are to be switched together.
+
+    Args:
+        keep_values: Whether a pass has the inputs and outputs themselves, detached, as they were in the forward.
+        changes: Whether what the function returns replaces `grad_inputs`. A module that writes into one of several
+            inputs then raises, as it does under torch's own hooks.
     """
-    joined = _Joined(function, keep_values)
+    joined = _Joined(function, keep_values, changes)
     site = hl.Site(site) if isinstance(site, str) else site
     clone = None if keep_values else False
     options: dict[str, Any] = {"name": name, "with_call": True}
-    hooks.edit(site._replace(port="inputs"), joined.take_inputs, clone=clone, **options)
+    hooks.edit(site._replace(port="inputs"), joined.take_inputs, clone=clone, check=False, **options)
     hooks.edit(site, joined.take_outputs, clone=clone, **options)
     hooks.edit(site._replace(port="grad_inputs"), joined.take_gradient, **options)
     hooks.edit(site._replace(port="grad_output"), joined.take_gradient, **options)
     return hooks[name].when_missing("ignore")
 
 
-class _Place(NamedTuple):
-    """Where the gradient of a tensor will be, in the notes of a call."""
-
-    port: str
-    path: Path
+def add_backward_pre(hooks: hl.Hooks, site: hl.Site | str, function: PreFunction, name: str) -> hl.Hooks:
+    """Call `function(module, grad_outputs)` when the gradients of a call come; what it returns replaces them."""
+    before = _Before(function)
+    site = hl.Site(site) if isinstance(site, str) else site
+    hooks.edit(site, before.take_outputs, name=name, with_call=True, clone=False, check=False)
+    hooks.edit(site._replace(port="grad_output"), before.take_gradient, name=name, with_call=True)
+    return hooks[name].when_missing("ignore")
 
 
 @dataclass
@@ -68,52 +92,74 @@ class _Notes:
     inputs: list[Any]
     outputs: list[Any] = field(default_factory=list)
     values: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
-    waited_for: set[_Place] = field(default_factory=set)  # Of inputs; where none is, of outputs.
-    came: dict[_Place, Tensor] = field(default_factory=dict)
+    waited_for: set[Place] = field(default_factory=set)  # Of inputs; where none is, of outputs.
+    came: dict[Place, Tensor] = field(default_factory=dict)
+    is_gated: bool = False
+
+
+class _Gate(torch.autograd.Function):
+    """An identity for several tensors, whose gradients pass it together. They must not be written in place then."""
+
+    @staticmethod
+    def forward(ctx: Any, receive: Callable[..., Any], *tensors: Tensor) -> Any:
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return None, *ctx.receive(gradients)
+
+
+def _gate(receive: Callable[..., Any], tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    return _Gate.apply(receive, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Joined:
     """The functions that hookline calls, for one backward hook."""
 
-    def __init__(self, function: Function, keep_values: bool) -> None:
+    def __init__(self, function: Function, keep_values: bool, changes: bool) -> None:
         self.function = function
         self.keep_values = keep_values
+        self.changes = changes
 
-    def take_inputs(self, bound: Mapping[str, Any], call: Any) -> None:
-        """Note what a call is given."""
-        values: list[tuple[Path, Any]] = []
+    def take_inputs(self, bound: Mapping[str, Any], call: Any) -> dict[str, Any] | None:
+        """Note what a call is given; several tensors of which gradients will come pass a gate."""
         rest = _rest_of(getattr(call.module, call.site.method or "forward"))
+        parts: Parts = []
         for name, value in bound.items():
             is_rest = name == rest and name not in call.kwargs
-            values += [((name, i), part) for i, part in enumerate(value)] if is_rest else [((name,), value)]
-        notes = _Notes(len(call.args), [_template("grad_inputs", path, value) for path, value in values])
-        notes.waited_for = {
-            place
-            for path, value in values
-            for place, tensor in _tensors("grad_inputs", path, value)
-            if _differs(tensor)
-        }
+            parts += [((name, i), part) for i, part in enumerate(value)] if is_rest else [((name,), value)]
+        notes = call.notes[self] = _Notes(len(call.args), templates_of("grad_inputs", parts))
+        notes.waited_for = awaited("grad_inputs", parts)
         if self.keep_values:
-            notes.values = tuple(_detached(value) for _, value in values), ()
-        call.notes[self] = notes
+            notes.values = tuple(detached(value) for _, value in parts), ()
+        gated = [path for path, value in parts if isinstance(value, Tensor) and is_followed(value)]
+        are_distinct = len({id(dict(parts)[path]) for path in gated}) == len(gated)
+        if len(gated) < 2 or (are_distinct and not self.changes):
+            return None
+        notes.is_gated = True
+        receive = partial(self._receive, notes, weakref.ref(call.module), gated)  # The graph is to hold no module.
+        passed = dict(zip(gated, _gate(receive, [dict(parts)[path] for path in gated]), strict=True))
+        new = dict(bound)
+        for path, tensor in passed.items():
+            name, *index = path
+            new[name] = tuple(passed.get((name, i), one) for i, one in enumerate(bound[name])) if index else tensor
+        return new
 
     def take_outputs(self, output: Any, call: Any) -> None:
         """Note what a call gives."""
         notes: _Notes = call.notes[self]
-        values: list[tuple[Path, Any]] = [((), output)]
-        if isinstance(output, tuple):
-            values = [((i,), part) for i, part in enumerate(output)]
-        notes.outputs = [_template("grad_output", path, value) for path, value in values]
-        if not notes.waited_for:
-            places = [pair for path, value in values for pair in _tensors("grad_output", path, value)]
-            notes.waited_for = {place for place, tensor in places if _differs(tensor)}
+        parts = outputs_of(output)
+        notes.outputs = templates_of("grad_output", parts)
+        notes.waited_for = notes.waited_for or awaited("grad_output", parts)
         if self.keep_values:
-            notes.values = notes.values[0], tuple(_detached(value) for _, value in values)
+            notes.values = notes.values[0], tuple(detached(value) for _, value in parts)
 
     def take_gradient(self, gradient: Tensor, call: Any) -> Tensor | None:
         """Take one gradient in; with the last, call the function. What it puts in this one's place is returned."""
         notes: _Notes = call.notes[self]
-        place = _Place(call.site.port, call.site.subscripts)
+        place = Place(call.site.port, call.site.subscripts)
         if place in notes.came:  # Of an earlier backward, which did not get through.
             notes.came = {}
         if not notes.came:
@@ -121,80 +167,68 @@ class _Joined:
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._end(notes, module))  # Some may have no gradient to wait for.
         notes.came[place] = gradient
-        if not notes.waited_for <= set(notes.came):
+        if notes.is_gated or not notes.waited_for <= set(notes.came):
             return None
         return self._call(notes, call.module).get(place)
+
+    def _receive(
+        self, notes: _Notes, module: Callable[[], Any], gated: list[Path], gradients: tuple[Tensor | None, ...]
+    ) -> list[Any]:
+        places = [Place("grad_inputs", path) for path in gated]
+        notes.came.update({place: one for place, one in zip(places, gradients, strict=True) if one is not None})
+        changed = self._call(notes, module())
+        return [changed.get(place, one) for place, one in zip(places, gradients, strict=True)]
 
     def _end(self, notes: _Notes, module: nn.Module) -> None:
         if notes.came:
             self._call(notes, module)
 
-    def _call(self, notes: _Notes, module: nn.Module) -> dict[_Place, Any]:
-        """Call the function, and return the gradient that it changed: it can be none but the last that came."""
+    def _call(self, notes: _Notes, module: nn.Module) -> dict[Place, Any]:
+        """Call the function, and return what it put in the place of gradients of inputs."""
         came, notes.came = notes.came, {}
-        grad_inputs, grad_outputs = (
-            tuple(_fill(part, came) for part in side) for side in (notes.inputs, notes.outputs)
-        )
-        new = self.function(Pass(module, grad_inputs, grad_outputs, *notes.values, notes.positional))
-        if new is None:
-            return {}
-        if len(new) != len(grad_inputs):
-            raise hl.EditError(f"{len(new)} gradients returned for {len(grad_inputs)} inputs")
-        changed = {}
-        for place, old, value in zip(notes.inputs, grad_inputs, new, strict=True):
-            if isinstance(place, _Place) and old is not None and value is not None and value is not old:
-                changed[place] = value
-        if set(changed) - {next(reversed(came))}:
-            raise hl.EditError(
-                "the gradients of several inputs come one after the other, and only the last can be changed here; "
-                "edit each by itself, as in hl.edit(model, 'layer:grad_inputs[\"x\"]', function)"
-            )
-        return changed
+        old, grad_outputs = (tuple(fill(part, came) for part in side) for side in (notes.inputs, notes.outputs))
+        new = self.function(Pass(module, old, grad_outputs, *notes.values, notes.positional))
+        return {} if new is None or not self.changes else changed_of(notes.inputs, old, new)
 
 
-def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[_Place, Tensor]]:
-    if isinstance(value, Tensor):
-        yield _Place(port, path), value
-    for key, part in _parts(value):
-        yield from _tensors(port, (*path, key), part)
+class _Before:
+    """The functions that hookline calls, for one backward pre-hook."""
 
+    def __init__(self, function: PreFunction) -> None:
+        self.function = function
 
-def _template(port: str, path: Path, value: Any) -> Any:
-    """Return a value with the place of its gradient for each tensor, and None for what has none."""
-    if isinstance(value, Tensor):
-        return _Place(port, path)
-    if isinstance(value, Mapping):
-        return {key: _template(port, (*path, key), part) for key, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_template(port, (*path, i), part) for i, part in enumerate(value)]
-    return None
+    def take_outputs(self, output: Any, call: Any) -> Any:
+        """Note what a call gives; several tensors of which gradients will come pass a gate."""
+        parts = outputs_of(output)
+        templates = call.notes[self] = templates_of("grad_output", parts)
+        gated = [path for path, value in parts if isinstance(value, Tensor) and is_followed(value)]
+        if len(gated) < 2:
+            return None
+        call.notes[self] = None
+        receive = partial(self._receive, weakref.ref(call.module), templates, gated)
+        passed = dict(zip(gated, _gate(receive, [output[i] for (i,) in gated]), strict=True))
+        items = [passed.get(path, value) for path, value in parts]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
 
+    def take_gradient(self, gradient: Tensor, call: Any) -> Any:
+        """Call the function with the only gradient that comes."""
+        place = Place("grad_output", call.site.subscripts)
+        if call.notes[self] is not None:
+            return self._call(call.module, call.notes[self], {place: gradient}).get(place)
+        return None
 
-def _fill(template: Any, came: Mapping[_Place, Tensor]) -> Any:
-    if isinstance(template, _Place):
-        return came.get(template)
-    if isinstance(template, dict):
-        return {key: _fill(part, came) for key, part in template.items()}
-    return tuple(_fill(part, came) for part in template) if isinstance(template, list) else None
+    def _receive(
+        self, module: Callable[[], Any], templates: list[Any], gated: list[Path], gradients: tuple[Tensor | None, ...]
+    ) -> list[Any]:
+        places = [Place("grad_output", path) for path in gated]
+        came = {place: one for place, one in zip(places, gradients, strict=True) if one is not None}
+        changed = self._call(module(), templates, came)
+        return [changed.get(place, one) for place, one in zip(places, gradients, strict=True)]
 
-
-def _parts(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    return list(enumerate(value)) if isinstance(value, (tuple, list)) else []
-
-
-def _differs(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
-
-
-def _detached(value: Any) -> Any:
-    """Return a value without its graph, which would hold itself through the notes of the call."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        return {key: _detached(part) for key, part in value.items()}
-    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+    def _call(self, module: nn.Module, templates: list[Any], came: dict[Place, Tensor]) -> dict[Place, Any]:
+        old = tuple(fill(template, came) for template in templates)
+        new = self.function(module, old)
+        return {} if new is None else changed_of(templates, old, new)
 
 
 def _rest_of(forward: Callable[..., Any]) -> str:

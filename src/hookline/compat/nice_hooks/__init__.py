@@ -1,0 +1,59 @@
+"""nice_hooks on hookline: hooks by patterns of module names, and runs with activations recorded or replaced.
+
+What differs from the original, and why:
+
+| original | here | why |
+|---|---|---|
+| a path that matches nothing does nothing | it warns, with the nearest names | a typo passed for a result |
+| a module that never ran is left out | `run` and `with` warn, and say why | so did a branch not taken |
+| `a[::2]` loses its step; `a[0, 1]`, `a[...]` are names | all are indices; what is none, a ValueError | as in Python |
+| values in the cache change with in-place operations | they stay as they passed | they were wrong |
+| `with register_*(...)` raises at its end | it removes the hooks; so does `.remove()` | they stayed on the model |
+| a hook that is registered twice runs twice | it does, and warns if it is still there | a notebook cell run again |
+| an error while registering leaves hooks behind | it leaves none | the same |
+| both pre-hook functions always raise | they work | |
+| a backward hook with an index: TypeError in backward | ValueError at once, on pre-hooks too | no part has a call |
+| an index into a tuple: TypeError | `m[0]` is its first item | |
+| an index out of range: IndexError | `hookline.SiteError`, which names the place | |
+| only the first name of a tied module | written out, any of them | no silent miss |
+| a run's hooks act on all threads | on the thread of the run | two runs on one model mixed |
+| `+`, `-`: keys in any order; `copy()`, `|`: a dict | the left's order; an ActivationCache; `*` and `/` too | |
+| `patch_method_to_module` rewrites the class | nothing, and older instances work too | it broke repr and train |
+| its hooks get a module made for the method | they get the module that owns it | there is no other |
+| `to_paths` does not exist, and `import *` fails | it does | |
+"""
+
+from hookline.compat.nice_hooks.activations import ActivationCache, ActivationCacheLike
+from hookline.compat.nice_hooks.nice_hooks import (
+    RemovableHandleCollection,
+    register_forward_hook,
+    register_forward_pre_hook,
+    register_full_backward_hook,
+    register_full_backward_pre_hook,
+    run,
+)
+from hookline.compat.nice_hooks.paths import (
+    AnySlice,
+    ModulePath,
+    ModulePathsLike,
+    expand_module_path,
+    patch_method_to_module,
+    to_paths,
+)
+
+__all__ = [
+    "ActivationCache",
+    "ActivationCacheLike",
+    "AnySlice",
+    "ModulePath",
+    "ModulePathsLike",
+    "RemovableHandleCollection",
+    "expand_module_path",
+    "patch_method_to_module",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "run",
+    "to_paths",
+]
