@@ -1,0 +1,212 @@
+"""ModuleTracker: keep what modules are given and give, and the gradients of both, over many passes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.compat.tacklebox.helpers import CustomContext, data_pass
+from hookline.compat.tacklebox.hook_management import HookManager
+from hookline.compat.tacklebox.hooks.protocol import (
+    ALL_VARS,
+    BACKWARD_VARS,
+    DEFAULT_TRACKING_PROTOCOL,
+    FORWARD_VARS,
+    GRAPH_VARS,
+    TrackingProtocol,
+    validate_vars,
+)
+from hookline.compat.tacklebox.naming import unique
+from hookline.compat.warning import warn
+
+__all__ = [
+    "ALL_VARS",
+    "BACKWARD_VARS",
+    "DEFAULT_TRACKING_PROTOCOL",
+    "FORWARD_VARS",
+    "GRAPH_VARS",
+    "ModuleTracker",
+    "TrackingProtocol",
+    "validate_vars",
+]
+
+
+class ModuleTracker:
+    """Keeps the first input and output of modules, and their gradients, while `track()` is open."""
+
+    def __init__(
+        self,
+        *modules: nn.Module,
+        protocol: TrackingProtocol | None = None,
+        hook_manager: HookManager | None = None,
+        network: nn.Module | None = None,
+        **named_modules: nn.Module,
+    ) -> None:
+        self.network = network
+        self.hook_manager = HookManager() if hook_manager is None else hook_manager
+        self.protocol = TrackingProtocol() if protocol is None else protocol
+        self.modules: dict[str, nn.Module] = {}
+        for module in modules:
+            self.modules[unique(repr(module), {*self.modules, *named_modules})] = module
+        self.modules.update(named_modules)
+        self.module_names = list(self.modules)
+        tracked = [var for var in ALL_VARS if self.protocol[f"track_{var}"]]
+        self.data_buffer: dict[str, dict[str, list[Tensor]]] = {
+            name: {var: [] for var in tracked} for name in self.modules
+        }
+        self._name_of = {module: name for name, module in self.modules.items()}
+        self._last = "backward_hook" if self.protocol.track_backward else "forward_hook"
+        self._passes: dict[tuple[str, str], int] = {}
+        # Functions that don't hold the tracker: one that is dropped takes its hooks along.
+        self._functions: dict[str, Callable[..., None]] = {}
+        self.register_all()
+
+    @property
+    def pass_count(self) -> int:
+        """How many passes have gone through every module since tracking began."""
+        return min((self._passes.get((self._last, name), 0) for name in self.modules), default=0)
+
+    @property
+    def modules_passed(self) -> dict[str, bool]:
+        """Which modules the pass that is under way has gone through."""
+        passes = self.pass_count
+        return {name: self._passes.get((self._last, name), 0) > passes for name in self.modules}
+
+    def forward_hook(self, module: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        """Keep what a module is given and gives."""
+        self._keep("forward_hook", module, inp=inputs, out=outputs)
+
+    def backward_hook(self, module: nn.Module, grad_in: tuple[Any, ...], grad_out: tuple[Any, ...]) -> None:
+        """Keep the gradients of what a module is given and gives."""
+        self._keep("backward_hook", module, inp_grad=grad_in, out_grad=grad_out)
+
+    def register_forward(self) -> None:
+        """Register the forward hook, inactive."""
+        self._register("forward_hook")
+
+    def register_backward(self) -> None:
+        """Register the backward hook, inactive."""
+        self._register("backward_hook")
+
+    def register_all(self) -> None:
+        """Register what the protocol needs."""
+        if self.protocol.track_forward:
+            self.register_forward()
+        if self.protocol.track_backward:
+            self.register_backward()
+
+    @validate_vars(keyword="vars_")
+    def clear_data_buffer_module(self, *module_names: str, vars_: Sequence[str] | None = None) -> None:
+        """Forget what was kept of these modules."""
+        for name in module_names:
+            for var in self.data_buffer[name] if vars_ is None else vars_:
+                self.data_buffer[name][var].clear()
+
+    def clear_data_buffer_all(self, vars_: Sequence[str] | None = None) -> None:
+        """Forget what was kept of all modules."""
+        self.clear_data_buffer_module(*self.modules, vars_=vars_)
+
+    @validate_vars(var_idx=2)
+    def gather_module_var(self, module_name: str, var_name: str) -> Tensor:
+        """Return what was kept of one variable of one module, joined along the first dimension."""
+        kept = self.data_buffer[module_name][var_name]
+        if not kept:
+            raise ValueError(f"nothing was kept of '{var_name}' of module '{module_name}': run it inside track()")
+        return torch.cat(kept)
+
+    def gather_module(self, module_name: str) -> dict[str, Tensor]:
+        """Return what was kept of each variable of one module; an empty tensor for nothing."""
+        kept = self.data_buffer[module_name]
+        return {var: torch.cat(values) if values else torch.empty(0) for var, values in kept.items()}
+
+    def gather_var(self, var_name: str) -> dict[str, Tensor]:
+        """Return what was kept of one variable of each module."""
+        return {name: self.gather_module_var(name, var_name) for name in self.modules}
+
+    def gather(self) -> dict[str, dict[str, Tensor]]:
+        """Return all that was kept."""
+        return {name: self.gather_module(name) for name in self.modules}
+
+    def track(self, clear_on_exit: bool = True) -> CustomContext:
+        """Return a context in which values are kept; it begins and ends with nothing kept if `clear_on_exit`."""
+        clears = [self.clear_data_buffer_all] if clear_on_exit else []
+        return self.hook_manager.hook_module_context(
+            *self.modules.values(),
+            hook_types=list(self._functions.values()),
+            add_enter_fns=clears,
+            add_exit_fns=[*clears, self._passes.clear],
+        )
+
+    def collect_vars(
+        self,
+        dataloader: Iterable[Any],
+        network: nn.Module | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        """Keep the variables of a pass over a loader; gradients are those of the cross entropy."""
+        network = self.network if network is None else network
+        if network is None:
+            raise AssertionError("network must be passed to aggregate_vars if one was not passed to __init__")
+        loss = nn.functional.cross_entropy if self.protocol.track_backward else None
+        with self.track(clear_on_exit=False):
+            data_pass(dataloader, network, device=device, backward_fn=loss)
+
+    def aggregate_vars(
+        self,
+        dataloader: Iterable[Any],
+        network: nn.Module | None = None,
+        device: torch.device | str | int | None = None,
+        clear: bool = True,
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return what is kept after a pass over a loader, and forget it if `clear`."""
+        self.collect_vars(dataloader, network, device)
+        gathered = self.gather()
+        if clear:
+            self.clear_data_buffer_all()
+        return gathered
+
+    def _register(self, kind: str) -> None:
+        function = self._functions.setdefault(kind, _weak(getattr(self, kind)))
+        known = [module for module in self.modules.values() if module in self.hook_manager.modules]
+        new: dict[str, Any] = {name: module for name, module in self.modules.items() if module not in known}
+        name = f"ModuleTracker.{kind}"
+        self.hook_manager.register_hook(kind, function, *known, hook_fn_name=name, activate=False, **new)
+
+    def _keep(self, kind: str, module: nn.Module, **values: tuple[Any, ...]) -> None:
+        name = self._name_of[module]
+        count = self._passes.get((kind, name), 0)
+        self._passes[kind, name] = count + 1
+        for var, given in values.items():
+            if var in self.data_buffer[name] and given and count % self.protocol[f"record_every_{var}"] == 0:
+                self._insert(name, var, given[0])
+
+    def _insert(self, name: str, var: str, value: Any) -> None:
+        if value is None:
+            return
+        if not isinstance(value, Tensor):
+            warn(f"{var} of module {name} is not kept: it is no tensor but {type(value).__name__}")
+            return
+        kept, length = self.data_buffer[name][var], self.protocol[f"buffer_len_{var}"]
+        kept.append(value.detach().to("cpu", copy=True))  # The model may write into its own.
+        if len(kept) > length:
+            del kept[0]
+            warn(
+                f"Cached {var} data for module {name} exceeded buffer length of {length}. "
+                "Discarding earliest cached data."
+            )
+
+
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a method as long as its object is there, and does not hold it."""
+    found = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        here = found()
+        if here is not None:
+            here(*args)
+
+    return call

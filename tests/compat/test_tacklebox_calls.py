@@ -1,0 +1,464 @@
+"""tacklebox: what its hooks are called with, what they may return, and backward hooks beside torch's own."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hookline.compat.tacklebox.hook_management import HookManager, detach_hook
+from tests.compat.tacklebox_log import Log
+
+
+@pytest.fixture
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(3, 2)
+
+
+# What forward hooks and pre-hooks get and give
+
+
+class Two(nn.Module):
+    def forward(self, x, y=1.0, *rest, scale=1.0, **more):
+        return x * scale, y
+
+
+def test_inputs_are_all_inputs_and_outputs_all_outputs(x):
+    manager, log, module = HookManager(), Log(), Two()
+    manager.register_forward_hook(log.hook(), module)
+    manager.register_forward_pre_hook(log.hook(count=2), module)
+    module(x, 2.0, 3.0, scale=4.0, other=5.0)
+    module(x=x)
+    assert [given for _, given, *_ in log.seen] == [(x, 2.0, 3.0, 4.0, 5.0)] * 2 + [(x,)] * 2
+    assert log.seen[0][1][0] is x
+    assert [len(outputs) for _, _, *outputs in log.seen if outputs for outputs in outputs] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "new"),
+    [
+        ((1.0,), {}, (7.0,)),
+        ((1.0, 2.0), {}, (7.0, 8.0)),
+        ((1.0,), {"scale": 2.0}, (7.0, 8.0)),
+        ((), {"scale": 2.0, "x": 1.0}, (8.0, 7.0)),
+        ((1.0, 2.0, 3.0), {"scale": 4.0}, (7.0, 8.0, 9.0, 2.0)),
+        ((1.0, 2.0, 3.0, 4.0), {}, (7.0, 8.0, 9.0, 3.0)),
+    ],
+)
+def test_what_a_pre_hook_returns_goes_to_the_same_arguments(args, kwargs, new):
+    class Echo(nn.Module):
+        def forward(self, x, y=0.0, *rest, scale=0.0):
+            return x, y, *rest, scale
+
+    manager, module = HookManager(), Echo()
+    manager.register_forward_pre_hook(lambda module, inputs: new, module)
+    names = list(kwargs)
+    moved = dict(zip(names, new[len(args) :], strict=True))
+    assert module(*args, **kwargs) == Echo()(*new[: len(args)], **moved)
+
+
+def test_a_pre_hook_of_a_module_that_takes_anything(x):
+    class Anything(nn.Module):
+        def forward(self, *args):
+            return args
+
+    manager, module = HookManager(), Anything()
+    manager.register_forward_pre_hook(lambda module, inputs: tuple(2 * one for one in inputs), module)
+    assert module() == ()
+    assert module(1) == (2,)
+    assert module((1,)) == ((1, 1),)
+    assert module(1, 2) == (2, 4)
+
+
+def test_a_pre_hook_that_returns_only_the_positional_inputs_leaves_the_others(x):
+    manager, module = HookManager(), Two()
+    manager.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,), module)
+    assert module(x, scale=2.0)[0].equal((x + 1) * 2)
+    with pytest.raises(ValueError, match="1 inputs returned for 3"):
+        module(x, 1.0, scale=2.0)
+
+
+def test_hooks_are_chained_in_the_order_of_registration_also_after_being_switched(x):
+    manager, module = HookManager(), nn.Identity()
+    add = {"hook_fn_name": "add"}
+    manager.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,), a=module, **add)
+    manager.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,), a=module)
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] + inputs[0],), a=module)
+    manager.register_forward_hook(lambda module, inputs, outputs: None, a=module)
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] * 10,), a=module)
+    expected = (x + 1) * 2 * 2 * 10
+    assert module(x).equal(expected)
+    manager.deactivate_hook_by_name("add[a]")
+    manager.activate_hook_by_name("add[a]")
+    assert module(x).equal(expected)
+    manager.cleanup()
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] + 1,), a=module, activate=False, **add)
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] * 2,), a=module)
+    manager.activate_hook_by_name("add[a]")
+    assert module(x).equal((x + 1) * 2)
+
+
+def test_what_is_no_tuple_is_refused(x):
+    for register, message in (
+        ("register_forward_pre_hook", "when altering module inputs, must return result as a tuple"),
+        ("register_forward_hook", "when altering module outputs, must return result as a tuple"),
+    ):
+        manager, module = HookManager(), nn.Identity()
+        getattr(manager, register)(lambda module, inputs, *outputs: list(inputs), module)
+        with pytest.raises(AssertionError, match=message):
+            module(x)
+
+
+def test_a_tuple_of_another_length_is_refused_where_one_value_is_given(x):
+    manager, module = HookManager(), nn.Identity()
+    manager.register_forward_hook(lambda module, inputs, outputs: outputs * 2, module)
+    with pytest.raises(ValueError, match="2 outputs returned for 1"):
+        module(x)
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+@pytest.mark.parametrize("output", [[1, 2], {"a": 1}, None, 3, "text"])
+def test_outputs_of_any_kind_are_in_a_tuple(output):
+    class Gives(nn.Module):
+        def forward(self):
+            return output
+
+    manager, log, module = HookManager(), Log(), Gives()
+    manager.register_forward_hook(log.hook("f"), module)
+    manager.register_backward_hook(log.hook("b"), module)
+    assert module() is output
+    assert log.seen == [("f", (), (output,))]
+    manager.register_forward_hook(lambda module, inputs, outputs: ("new",), module)
+    assert module() == "new"
+
+
+def test_a_model_output_and_a_named_tuple_keep_their_kind(x):
+    transformers = pytest.importorskip("transformers")
+    given = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=x)
+    for output, kind in ((given, type(given)), (Pair(x, x), Pair), (torch.max(x, 0), torch.return_types.max)):
+
+        class Gives(nn.Module):
+            def forward(self, output):
+                return output
+
+        manager, log, module = HookManager(), Log(), Gives()
+        manager.register_forward_hook(log.hook(), module)
+        manager.register_forward_hook(lambda module, inputs, outputs: tuple(outputs), module)
+        assert type(module(output)) is kind
+        assert len(log.seen[0][2]) == (1 if kind is type(given) else 2)
+
+
+def test_a_hook_may_change_the_shape_and_may_write_in_place(x):
+    manager, module = HookManager(), nn.Identity()
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0][:1],), module, hook_fn_name="cut")
+    assert module(x).shape == (1, 2)
+    manager.remove_hook_function_by_name("cut")
+
+    def zero(module, inputs, outputs):
+        outputs[0].zero_()
+
+    manager.register_forward_hook(zero, module)
+    assert not module(x.clone()).any()
+
+
+def test_an_exception_in_a_hook_comes_through_and_leaves_the_manager_usable(net, x):
+    manager = HookManager()
+
+    def fails(module, inputs, outputs):
+        raise LookupError("mine")
+
+    manager.register_forward_hook(fails, a=net[0], activate=False)
+    with pytest.raises(LookupError, match="mine"), manager.hook_all_context():
+        net(x)
+    assert not manager.is_module_hooked(net[0])
+    net(x)
+
+
+# Backward hooks
+
+
+def gradients(module: nn.Module, run: Callable[[], Tensor]) -> tuple[list[Any], list[Any]]:
+    """What torch's own hook and the manager's get in one backward each."""
+    torchs: list[Any] = []
+    handle = module.register_full_backward_hook(lambda module, grad_in, grad_out: torchs.append((grad_in, grad_out)))
+    run().backward()
+    handle.remove()
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook(), module)
+    run().backward()
+    manager.cleanup()
+    return torchs, [tuple(one[1:]) for one in log.seen]
+
+
+def same(torchs: list[Any], ours: list[Any]) -> bool:
+    pairs = [pair for (a, b), (c, d) in zip(torchs, ours, strict=True) for pair in zip((*a, *b), (*c, *d), strict=True)]
+    return all(one is other is None or one.equal(other) for one, other in pairs)
+
+
+def test_gradients_are_tuples_that_match_the_inputs_and_outputs(x):
+    manager, log, module = HookManager(), Log(), Two()
+    manager.register_backward_hook(log.hook(), module)
+    other = torch.randn(3, 2, requires_grad=True)
+    module(x.requires_grad_(), 2.0, None, other, scale=torch.tensor(3.0, requires_grad=True))[0].sum().backward()
+    ((_, grad_in, grad_out),) = log.seen
+    assert type(grad_in) is type(grad_out) is tuple
+    assert [None if one is None else tuple(one.shape) for one in grad_in] == [(3, 2), None, None, None, ()]
+    assert grad_in[4].item() == pytest.approx(x.sum().item())
+    assert grad_out[0].equal(torch.ones(3, 2))
+    assert grad_out[1] is None
+
+
+def test_grad_in_is_the_part_that_came_through_the_module():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x):
+            x = x * 1
+            return (x + self.inner(x)).sum()
+
+    net, x = Residual(), torch.randn(3, 2, requires_grad=True)
+    torchs, ours = gradients(net.inner, lambda: net(x))
+    assert same(torchs, ours)
+    assert ours[0][0][0].allclose(net.inner.weight.sum(0).expand(3, 2))
+
+
+def test_several_forwards_without_a_backward_are_fine(net, x):
+    manager, log = HookManager(), Log()
+    manager.register_forward_hook(log.hook("forward"), a=net[0])
+    manager.register_backward_hook(log.hook("backward"), a=net[0])
+    losses = [net(x).sum() for _ in range(3)]
+    assert log.names == ["forward"] * 3
+    torch.stack(losses[1:]).sum().backward()
+    assert log.names == ["backward"] * 2
+
+
+def test_a_module_that_is_called_twice_fires_once_for_each_call(x):
+    layer = nn.Linear(2, 2)
+    torchs, ours = gradients(layer, lambda: layer(layer(x.requires_grad_()).relu()).sum())
+    assert len(ours) == 2
+    assert same(torchs, ours)
+
+
+def test_an_unused_parameter_changes_nothing(x):
+    layer = nn.Linear(2, 2)
+    layer.unused = nn.Parameter(torch.ones(1))
+    torchs, ours = gradients(layer, lambda: layer(x.requires_grad_()).sum())
+    assert len(ours) == 1
+    assert same(torchs, ours)
+
+
+def test_without_gradients_of_inputs_those_of_outputs_come(x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # Of torch's own.
+        torchs, ours = gradients(layer := nn.Linear(2, 2), lambda: layer(x).sum())
+    assert ours[0][0] == (None,)
+    assert same(torchs, ours)
+    assert layer.weight.grad is not None
+
+
+def test_a_second_backward_fires_again(net, x):
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook("b"), a=net[0])
+    loss = net(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert log.names == ["b", "b"]
+
+
+def test_modules_that_write_in_place_are_fine(x):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook(), net[1], net[0])
+    net(x.requires_grad_()).sum().backward()
+    (_, grad_in, grad_out), (_, _, below) = log.seen
+    assert grad_out[0].equal(torch.ones(3, 2))
+    assert grad_in[0].equal((net(x) > 0).float())
+    assert below[0].equal(grad_in[0])
+
+
+def test_the_forward_cache_comes_with_the_gradients(net, x):
+    manager, seen = HookManager(), []
+
+    def hook(module, grad_in, grad_out, inputs, outputs):
+        seen.append((grad_in, grad_out, inputs, outputs))
+
+    manager.register_backward_hook(hook, net[0], retain_forward_cache=True)
+    manager.register_hook("backward_hook", hook, net[2], retain_forward_cache=True)
+    output = net(x.requires_grad_())
+    output.sum().backward()
+    (_, _, _, (last,)), (grad_in, grad_out, inputs, outputs) = seen
+    assert last.equal(output)
+    assert (len(grad_in), len(grad_out)) == (1, 1)
+    assert inputs[0].equal(x)
+    assert outputs[0].equal(net[0](x))
+
+
+def test_gradients_are_those_of_what_other_hooks_made_of_inputs_and_outputs(x):
+    manager, seen, module = HookManager(), [], nn.Identity()
+    manager.register_backward_hook(
+        lambda module, *values: seen.extend(value[0] for value in values), a=module, retain_forward_cache=True
+    )
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] * 2,), a=module)
+    manager.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 5,), a=module)
+    (module(x.requires_grad_()) * 7).sum().backward()
+    assert [one.mean().item() for one in seen[:2]] == pytest.approx([14, 7])
+    assert seen[2].equal(x * 5)
+    assert seen[3].equal(x * 5 * 2)
+    assert x.grad.mean().item() == pytest.approx(70)
+
+
+def test_lists_and_dicts_have_gradients(x):
+    class Nested(nn.Module):
+        def forward(self, pair):
+            return {"sum": pair[0] + pair[1], "text": "a"}
+
+    manager, log, module = HookManager(), Log(), Nested()
+    manager.register_backward_hook(log.hook(), module)
+    module([x.requires_grad_(), torch.randn(3, 2, requires_grad=True)])["sum"].sum().backward()
+    ((_, grad_in, grad_out),) = log.seen
+    assert grad_in[0][0].equal(torch.ones(3, 2))
+    assert grad_out[0]["sum"].equal(torch.ones(3, 2))
+
+
+def test_without_grad_mode_nothing_comes(net, x):
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook(), net[0])
+    with torch.no_grad():
+        net(x)
+    with torch.inference_mode():
+        net(x)
+    assert not log.seen
+
+
+@pytest.mark.parametrize("end", ["cleanup", "deactivate_all_hooks", "drop", "context"])
+def test_a_hook_that_is_off_or_gone_when_the_gradient_comes_is_not_called(net, x, end):
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook(), a=net[0], activate=end != "context")
+    with manager.hook_all_context() if end == "context" else contextlib.nullcontext():
+        loss = net(x.requires_grad_()).sum()
+    if end == "drop":
+        del manager
+    elif end != "context":
+        getattr(manager, end)()
+    loss.backward()
+    assert not log.seen
+    assert net[0].weight.grad is not None
+    x.grad = None
+    (x * 2).sum().backward()  # Nothing stays on a leaf.
+    assert x.grad.equal(torch.full((3, 2), 2.0))
+
+
+def test_what_a_backward_hook_returns_changes_nothing(net, x):
+    net(x).sum().backward()
+    expected = net[0].weight.grad.clone()
+    net.zero_grad()
+    manager = HookManager()
+    manager.register_backward_hook(lambda module, grad_in, grad_out: (torch.zeros(3, 2),), net[2])
+    net(x).sum().backward()
+    assert net[0].weight.grad.equal(expected)
+
+
+def test_parameters_and_optimizers_are_untouched(net, x):
+    net[0].weight.requires_grad_(False)
+    parameters = dict(net.named_parameters())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    manager = HookManager()
+    manager.register_forward_pre_hook(lambda module, inputs: inputs, *net)
+    manager.register_backward_hook(Log().hook(), *net)
+    net(x).sum().backward()
+    optimizer.step()
+    assert net[0].weight.grad is None
+    assert all(one is parameters[name] for name, one in net.named_parameters())
+    assert list(net.state_dict()) == list(parameters)
+    manager.cleanup()
+
+
+def test_a_checkpointed_module_gives_its_gradients_once(x):
+    layer = nn.Linear(2, 2)
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook("b"), layer)
+    checkpoint(layer, x.requires_grad_(), use_reentrant=False).sum().backward()
+    assert log.names == ["b"]
+
+
+# wrap_calls=False
+
+
+def test_without_wrapping_hooks_are_called_as_torch_calls_them(net, x):
+    manager, log = HookManager(wrap_calls=False), Log()
+    manager.register_forward_pre_hook(log.hook("pre", 2), a=net[0])
+    manager.register_forward_hook(log.hook("forward"), a=net[0])
+    manager.register_backward_hook(log.hook("backward"), a=net[0])
+    output = net[0](x.requires_grad_())
+    output.sum().backward()
+    assert log.seen[0] == ("pre", (x,))
+    assert log.seen[1][2] is output
+    assert [len(one) for one in log.seen[2][1:]] == [1, 1]  # torch's deprecated hooks had 3 gradients for a Linear.
+    manager.deactivate_all_hooks()
+    log.seen.clear()
+    with manager.hook_all_context(category="forward_hook"):
+        net(x)
+    assert log.names == ["forward"]
+    manager.remove_module(net[0])
+    assert not manager.name_to_hookhandle
+
+
+def test_without_wrapping_what_is_returned_is_taken_as_torch_takes_it(x):
+    manager, module = HookManager(wrap_calls=False), nn.Identity()
+    manager.register_forward_pre_hook(lambda module, inputs: inputs[0] + 1, module)
+    manager.register_forward_hook(lambda module, inputs, output: output * 2, module)
+    manager.register_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * 0,), module)
+    output = module(x.requires_grad_())
+    assert output.equal((x + 1) * 2)
+    output.sum().backward()
+    assert not x.grad.any()
+    manager.cleanup()
+    manager.register_forward_hook(detach_hook, module)
+    assert not module(x).requires_grad
+
+
+def test_without_wrapping_keyword_arguments_are_not_among_the_inputs(x):
+    manager, log, module = HookManager(wrap_calls=False), Log(), Two()
+    manager.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,), module)
+    manager.register_forward_hook(log.hook(), module)
+    assert module(x, scale=2.0)[0].equal((x + 1) * 2)
+    assert len(log.seen[0][1]) == 1
+
+
+def test_one_tensor_given_twice_has_a_gradient_for_each_place(x):
+    class Uses(nn.Module):
+        def forward(self, a, b):
+            return a * 2 + b * 3
+
+    manager, log, module = HookManager(), Log(), Uses()
+    manager.register_backward_hook(log.hook(), module)
+    module(x.requires_grad_(), x).sum().backward()
+    assert [one.mean().item() for one in log.seen[0][1]] == [2, 3]  # In the original 5 and 5, that of the tensor.
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_context_lets_backward_hooks_act_on_the_threads_of_autograd(net, x):
+    net, x = net.cuda(), x.cuda().requires_grad_()
+    manager, log = HookManager(), Log()
+    manager.register_backward_hook(log.hook("b"), *net, activate=False)
+    with manager.hook_all_context():
+        net(x).sum().backward()
+    net(x).sum().backward()
+    assert log.names == ["b"] * 3

@@ -1,0 +1,438 @@
+"""tacklebox: its helpers, contexts and settings, and the tracker with its pass over a loader."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline.compat.tacklebox.helpers import (
+    CustomContext,
+    Protocol,
+    data_pass,
+    find_network_modules_by_name,
+    flatten_activations,
+    get_named_modules_from_network,
+    set_torchvision_network_module,
+)
+from hookline.compat.tacklebox.hook_management import HookManager
+from hookline.compat.tacklebox.hooks.model_tracking import (
+    ALL_VARS,
+    BACKWARD_VARS,
+    DEFAULT_TRACKING_PROTOCOL,
+    FORWARD_VARS,
+    GRAPH_VARS,
+    ModuleTracker,
+    TrackingProtocol,
+    validate_vars,
+)
+
+INVALID = "Invalid var, zz, passed to tracker. Use a valid var key: inp, out, inp_grad, out_grad"
+
+
+@pytest.fixture
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+
+
+@pytest.fixture
+def loader() -> list[tuple[int, Tensor, Tensor]]:
+    return [(i, torch.randn(4, 2), torch.tensor([0, 1, 1, 0])) for i in range(3)]
+
+
+def sizes(tracker: ModuleTracker) -> dict[str, list[int]]:
+    return {name: [len(values) for values in kept.values()] for name, kept in tracker.data_buffer.items()}
+
+
+# Helpers
+
+
+def test_modules_are_found_by_name_in_the_order_of_the_network(net):
+    assert find_network_modules_by_name(net, ["2", "0", "2"]) == [net[0], net[2]]
+    assert find_network_modules_by_name(net, "2") == [net[2]]
+    with pytest.raises(AssertionError, match="Could not find the following modules in the passed network: zz, yy"):
+        find_network_modules_by_name(net, ["0", "zz", "yy"])
+    with pytest.raises(AssertionError, match="Could not find the following modules in the passed network: "):
+        find_network_modules_by_name(net, [])
+
+
+def test_modules_with_weights_are_named_without_batch_norm():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(2)))
+    assert list(get_named_modules_from_network(net)) == ["0", "2.1"]
+    assert list(get_named_modules_from_network(net, include_bn=True)) == ["0", "1", "2.1"]
+
+
+def test_a_module_is_replaced_by_its_path():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+    new = nn.Tanh()
+    assert set_torchvision_network_module(net, "1.0", new) is net
+    assert net[1][0] is new
+    with pytest.raises(AttributeError, match="zz"):
+        set_torchvision_network_module(net, "zz.0", new)
+    with pytest.raises(IndexError, match="index 9 is out of range"):
+        set_torchvision_network_module(net, "1.9", new)
+    with pytest.warns(hl.HooklineWarning, match="'laier' matches nothing in .*: a new module was added") as said:
+        set_torchvision_network_module(net, "laier", new)
+    assert said[0].filename == __file__
+
+
+def test_activations_are_flattened_by_channel():
+    four = torch.arange(24.0).reshape(2, 3, 2, 2)
+    assert flatten_activations(four).tolist()[0] == [0, 1, 2, 3, 12, 13, 14, 15]
+    assert flatten_activations(torch.ones(2, 3)).shape == (3, 2)
+    with pytest.raises(TypeError, match="Output type unknown for Tensor: \ntensor"):
+        flatten_activations(torch.ones(2, 3, 4))
+
+
+def test_a_pass_over_a_loader_makes_no_graph_and_keeps_gradients(net, loader, capsys):
+    net(loader[0][1]).sum().backward()
+    gradient = net[0].weight.grad.clone()
+    seen = []
+    handle = net.register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad))
+    data_pass(loader, net)
+    data_pass([batch[1:] for batch in loader], net, device="cpu", early_stop=2)  # Pairs will do too.
+    handle.remove()
+    assert seen == [False] * 5
+    assert net[0].weight.grad.equal(gradient)
+    assert "3/3" in capsys.readouterr().err
+
+
+def test_a_pass_over_a_loader_goes_backward_from_a_loss(net, loader):
+    log = []
+
+    def loss(output, y):
+        log.append("loss")
+        return nn.functional.cross_entropy(output, y)
+
+    data_pass(
+        loader,
+        net,
+        backward_fn=loss,
+        early_stop=2,
+        pre_backward_hooks=[lambda: log.append("before")],
+        pre_zero_grad_hooks=[lambda: log.append(net[0].weight.grad is not None)],
+    )
+    assert log == ["before", "loss", True] * 2
+    assert net[0].weight.grad is None
+
+
+def test_a_pass_over_a_loader_says_what_to_install(net, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(hl.HooklineError, match=r"pip install hookline\[compat\]"):
+        data_pass([], net)
+
+
+# CustomContext
+
+
+class Noted:
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def __enter__(self):
+        self.log.append(f"enter {self.name}")
+
+    def __exit__(self, *error):
+        self.log.append(f"exit {self.name}")
+
+
+def test_a_context_calls_its_functions_around_the_block_and_nothing_when_made():
+    log = []
+    context = CustomContext([lambda: log.append("in")], [lambda: log.append("out"), lambda: log.append("out 2")])
+    assert log == []
+    with context:
+        log.append("body")
+        with context:
+            pass
+    assert log == ["in", "body", "in", "out", "out 2", "out", "out 2"]
+
+
+def test_contexts_are_left_in_reverse_order():
+    log = []
+    one = CustomContext([lambda: log.append("in")], [lambda: log.append("out")])
+    with one + Noted(log, "a") + Noted(log, "b"):
+        log.append("body")
+    assert log == ["in", "enter a", "enter b", "body", "exit b", "exit a", "out"]
+    log.clear()
+    assert one.merge_context(Noted(log, "a")) is not one
+    assert one.merge_context(Noted(log, "b"), inplace=True) is one
+    with Noted(log, "c") + one:
+        pass
+    assert log == ["enter c", "in", "enter b", "exit b", "out", "exit c"]
+
+
+def test_exit_functions_may_get_the_exception_and_all_of_them_run():
+    log = []
+
+    def fails(*error):
+        raise LookupError
+
+    context = CustomContext([], [fails, lambda *error: log.append(error[0])], handle_exc_vars=True)
+    with pytest.raises(LookupError), context:
+        raise ValueError
+    assert log == [LookupError]
+
+
+# Settings
+
+
+class Settings(Protocol):
+    DEFAULT_PROTOCOL = {"a": 1, "b": 2}  # noqa: RUF012
+
+
+def test_settings_are_read_and_set_as_keys_and_as_attributes():
+    settings = Settings(b=3)  # The original takes no notice of b.
+    assert dict(**settings) == dict(settings.items()) == {"a": 1, "b": 3}
+    assert (list(settings), list(settings.keys()), list(settings.values())) == (["a", "b"], ["a", "b"], [1, 3])
+    settings.a = 9
+    settings["b"] = 8
+    settings.other = 7
+    assert (settings["a"], settings.b, settings.other, list(settings)) == (9, 8, 7, ["a", "b"])
+    settings.overwrite_protocol(a=4)
+    assert settings.a == 4
+    with pytest.raises(AssertionError, match="cannot overwrite protocol 'zz'. 'zz' is not contained in proto_dict."):
+        settings.overwrite_protocol(zz=4)
+    with pytest.raises(KeyError):
+        settings["zz"]
+    with pytest.raises(AttributeError, match="Settings has no setting 'zz'"):
+        settings.zz
+    with pytest.raises(TypeError, match="cannot create object of abstract class 'Protocol'"):
+        Protocol()
+    assert Settings.DEFAULT_PROTOCOL == {"a": 1, "b": 2}
+
+
+def test_a_tracking_protocol_says_what_is_kept(tmp_path):
+    assert ALL_VARS == GRAPH_VARS == FORWARD_VARS + BACKWARD_VARS == ["inp", "out", "inp_grad", "out_grad"]
+    everything = dict(TrackingProtocol().items())
+    assert everything == {**DEFAULT_TRACKING_PROTOCOL, "track_forward": True, "track_backward": True}
+    some = TrackingProtocol("inp", "out", record_every=3, buffer_len=4, buffer_len_out=9)
+    assert [some[f"track_{var}"] for var in ALL_VARS] == [True, True, False, False]
+    assert [some[f"record_every_{var}"] for var in ALL_VARS] == [3] * 4
+    assert [some[f"buffer_len_{var}"] for var in ALL_VARS] == [4, 9, 4, 4]
+    assert (some.track_forward, some.track_backward) == (True, False)
+    with pytest.raises(AssertionError, match=INVALID):
+        TrackingProtocol("zz")
+    with pytest.raises(AssertionError, match="cannot overwrite protocol 'zz'"):
+        TrackingProtocol(zz=3)
+    path = tmp_path / "protocol.json"
+    path.write_text(json.dumps({"track_inp": False, "buffer_len_out": 7}))
+    arguments = argparse.Namespace(buffer_len_inp=5, other=4)
+    read = TrackingProtocol("inp", "out", protocol_json=str(path), namespace=arguments)
+    assert (read.track_inp, read.track_out, read.buffer_len_inp, read.buffer_len_out) == (False, True, 5, 7)
+    path.write_text(json.dumps({"trak_inp": False}))
+    with pytest.warns(hl.HooklineWarning, match="sets what is not in the protocol: trak_inp"):
+        TrackingProtocol(protocol_json=str(path))
+
+
+def test_variables_are_validated():
+    assert validate_vars()(lambda var: var)("inp") == "inp"
+    assert validate_vars(keyword="var")(lambda var: var)(var="out") == "out"  # The original looked at its letters.
+    for call in (
+        lambda: validate_vars()(print)("zz"),
+        lambda: validate_vars(var_idx=1)(print)("a", "zz"),
+        lambda: validate_vars(multiple=True)(print)("inp", "zz"),
+        lambda: validate_vars(keyword="vars_")(print)("a", vars_=["zz"]),
+    ):
+        with pytest.raises(AssertionError, match=INVALID):
+            call()
+    with pytest.raises(AssertionError, match="Use a valid var key: a, b"):
+        validate_vars(valid_vars=["a", "b"])(print)("inp")
+
+
+# ModuleTracker
+
+
+def test_a_tracker_keeps_the_variables_of_its_modules(net, capsys):
+    tracker = ModuleTracker(a=net[0], b=net[2])
+    x = torch.randn(4, 2, requires_grad=True)
+    first = net[0](x)
+    assert sizes(tracker) == {"a": [0] * 4, "b": [0] * 4}
+    with tracker.track():
+        output = net(x)
+        output.sum().backward()
+        kept = tracker.gather()
+        assert list(kept) == tracker.module_names == ["a", "b"]
+        assert list(kept["a"]) == ALL_VARS
+        assert kept["a"]["inp"].equal(x)
+        assert kept["a"]["out"].equal(first)  # Before the ReLU wrote into it.
+        assert kept["a"]["inp_grad"].equal(x.grad)
+        assert kept["b"]["out"].equal(output)
+        assert kept["b"]["out_grad"].equal(torch.ones(4, 2))
+        assert not any(value.requires_grad for values in kept.values() for value in values.values())
+        assert tracker.gather_module("a")["out"].equal(kept["a"]["out"])
+        assert tracker.gather_var("out")["b"].equal(kept["b"]["out"])
+        assert tracker.gather_module_var("b", "out").equal(kept["b"]["out"])
+    assert sizes(tracker) == {"a": [0] * 4, "b": [0] * 4}
+    assert not capsys.readouterr().out
+
+
+def test_reading_what_a_tracker_has_not_kept(net):
+    tracker = ModuleTracker(a=net[0], protocol=TrackingProtocol("inp"))
+    assert tracker.gather()["a"]["inp"].numel() == 0
+    with pytest.raises(ValueError, match=r"nothing was kept of 'inp' of module 'a': run it inside track\(\)"):
+        tracker.gather_module_var("a", "inp")
+    with pytest.raises(ValueError, match="nothing was kept"):
+        tracker.gather_var("inp")
+    for call in (
+        lambda: tracker.gather_module_var("zz", "inp"),
+        lambda: tracker.gather_module_var("a", "out"),
+        lambda: tracker.gather_module("zz"),
+        lambda: tracker.gather_var("zz"),
+        lambda: tracker.clear_data_buffer_module("zz"),
+    ):
+        with pytest.raises((KeyError, AssertionError)):
+            call()
+    with pytest.raises(AssertionError, match=INVALID):
+        tracker.gather_module_var("a", "zz")
+    with pytest.raises(AssertionError, match=INVALID):
+        tracker.clear_data_buffer_all(["zz"])
+
+
+def test_making_a_tracking_context_keeps_what_there_is(net):
+    tracker = ModuleTracker(a=net[0], protocol=TrackingProtocol("inp", "out", buffer_len=5))
+    with tracker.track(clear_on_exit=False):
+        net(torch.randn(4, 2))
+    context = tracker.track()
+    assert sizes(tracker) == {"a": [1, 1]}
+    with context:
+        net(torch.randn(4, 2))
+        assert sizes(tracker) == {"a": [1, 1]}
+    assert sizes(tracker) == {"a": [0, 0]}
+
+
+def test_a_buffer_drops_the_earliest_with_a_warning(net):
+    tracker = ModuleTracker(a=net[0], protocol=TrackingProtocol("inp", buffer_len=2))
+    given = [torch.full((1, 2), float(i)) for i in range(3)]
+    with tracker.track(clear_on_exit=False):
+        with pytest.warns(
+            UserWarning,
+            match="Cached inp data for module a exceeded buffer length of 2. Discarding earliest cached data.",
+        ) as said:
+            for x in given:
+                net(x)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    assert tracker.gather_module_var("a", "inp").equal(torch.cat(given[1:]))
+
+
+def test_every_nth_pass_is_kept(net):
+    protocol = TrackingProtocol(buffer_len=10, record_every_inp=2, record_every_out_grad=3)
+    tracker = ModuleTracker(a=net[0], b=net[2], protocol=protocol)
+    for _ in range(2):
+        with tracker.track(clear_on_exit=False):
+            for i in range(5):
+                net(torch.full((1, 2), float(i), requires_grad=True)).sum().backward()
+            assert tracker.pass_count == 5
+        assert tracker.pass_count == 0
+        assert tracker.data_buffer["a"]["inp"][-1][0, 0] == 4
+    assert sizes(tracker) == {"a": [6, 10, 10, 4], "b": [6, 10, 10, 4]}
+
+
+def test_a_module_that_runs_several_times_is_kept_each_time(net):
+    tracker = ModuleTracker(a=net[0], b=net[2], protocol=TrackingProtocol("inp", buffer_len=9))
+    with tracker.track(clear_on_exit=False), torch.no_grad():
+        net[0](net[0](torch.ones(1, 2))[:, :2])  # The original raised here.
+        assert (tracker.pass_count, tracker.modules_passed) == (0, {"a": True, "b": False})
+    assert sizes(tracker) == {"a": [2], "b": [0]}
+
+
+def test_buffers_are_cleared_by_module_and_variable(net):
+    tracker = ModuleTracker(a=net[0], b=net[2])
+    with tracker.track(clear_on_exit=False):
+        net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    tracker.clear_data_buffer_module("a", vars_=["inp"])
+    assert sizes(tracker) == {"a": [0, 1, 1, 1], "b": [1, 1, 1, 1]}
+    tracker.clear_data_buffer_all(["out"])
+    assert sizes(tracker) == {"a": [0, 0, 1, 1], "b": [1, 0, 1, 1]}
+    tracker.clear_data_buffer_module("b")
+    assert sizes(tracker) == {"a": [0, 0, 1, 1], "b": [0] * 4}
+
+
+def test_the_variables_of_a_loader_are_collected_and_gathered(net, loader):
+    protocol = TrackingProtocol("inp", "out", buffer_len=10)
+    tracker = ModuleTracker(a=net[0], b=net[2], network=net, protocol=protocol)
+    assert tracker.collect_vars(loader) is None
+    assert sizes(tracker) == {"a": [3, 3], "b": [3, 3]}
+    gathered = tracker.aggregate_vars(loader, device="cpu")
+    assert gathered["a"]["inp"].equal(torch.cat([x for _, x, _ in loader] * 2))
+    assert sizes(tracker) == {"a": [0, 0], "b": [0, 0]}
+    tracker.aggregate_vars(loader, net, clear=False)
+    assert sizes(tracker) == {"a": [3, 3], "b": [3, 3]}
+    assert not any(handle.active for handle in tracker.hook_manager.name_to_hookhandle.values())
+    with pytest.raises(AssertionError, match="network must be passed to aggregate_vars if one was not passed to"):
+        ModuleTracker(net[0]).collect_vars(loader)
+
+
+def test_gradients_over_a_loader_are_those_of_the_cross_entropy(net, loader):
+    tracker = ModuleTracker(b=net[2], network=net, protocol=TrackingProtocol("out_grad", buffer_len=5))
+    gathered = tracker.aggregate_vars(loader)["b"]["out_grad"]
+    expected = []
+    for _, x, y in loader:
+        output = net(x)
+        expected += torch.autograd.grad(nn.functional.cross_entropy(output, y), output)
+    assert gathered.equal(torch.cat(expected))
+    assert net[0].weight.grad is None
+
+
+def test_trackers_may_share_a_manager_and_a_module(net):
+    manager = HookManager()
+    first = ModuleTracker(a=net[0], hook_manager=manager)
+    second = ModuleTracker(net[2], b=net[0], hook_manager=manager)
+    third = ModuleTracker(a=net[0])
+    assert list(manager.name_to_hookfn) == [
+        "ModuleTracker.forward_hook",
+        "ModuleTracker.backward_hook",
+        "ModuleTracker.forward_hook_1",
+        "ModuleTracker.backward_hook_1",
+    ]
+    with first.track(clear_on_exit=False), second.track(clear_on_exit=False), third.track(clear_on_exit=False):
+        net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert sizes(first) == sizes(third) == {"a": [1] * 4}
+    assert sizes(second) == {repr(net[2]): [1] * 4, "b": [1] * 4}
+    with pytest.raises(AssertionError, match=r"ModuleTracker.forward_hook was already registered with module a"):
+        third.register_all()
+
+
+def test_what_is_no_tensor_is_told_of():
+    class Gives(nn.Module):
+        def forward(self, *, x=None):
+            return {"x": x}
+
+    module = Gives()
+    tracker = ModuleTracker(a=module, protocol=TrackingProtocol("inp", "out"))
+    with tracker.track():
+        with pytest.warns(hl.HooklineWarning, match="out of module a is not kept: it is no tensor but dict"):
+            module(x=torch.ones(1))
+        assert sizes(tracker) == {"a": [1, 0]}
+
+
+def test_nothing_of_a_tracker_stays_on_the_modules(net):
+    gc.disable()
+    try:
+        before = [dict(vars(module)) for module in net]
+        tracker = ModuleTracker(*net)
+        with contextlib.suppress(LookupError), tracker.track():
+            net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+            raise LookupError
+        dead = weakref.ref(tracker)
+        del tracker
+        assert dead() is None
+        assert [dict(vars(module)) for module in net] == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_are_moved_to_the_network(net, loader):
+    tracker = ModuleTracker(b=net[2], network=net.cuda(), protocol=TrackingProtocol(buffer_len=10))
+    for device in (None, 0, "cuda"):
+        kept = tracker.aggregate_vars(loader, device=device)["b"]
+        assert [(str(value.device), len(value)) for value in kept.values()] == [("cpu", 12)] * 4
