@@ -1,0 +1,121 @@
+"""The five older libraries, each complete, on hookline's public API.
+
+| was | is |
+|---|---|
+| `torch_hook_utils` | `hookline.compat.torch_hook_utils` |
+| `tacklebox` | `hookline.compat.tacklebox` |
+| `nice_hooks` | `hookline.compat.nice_hooks` |
+| `torchhook` | `hookline.compat.torchhook` |
+| `Auto_HookPoint` | `hookline.compat.auto_hookpoint` |
+
+Code changes its import lines. For a script that can't be edited there is `install`; without that call nothing happens.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+
+import hookline as hl
+
+__all__ = ["install"]
+
+NAMES = {
+    "torch_hook_utils": "torch_hook_utils",
+    "tacklebox": "tacklebox",
+    "nice_hooks": "nice_hooks",
+    "torchhook": "torchhook",
+    "Auto_HookPoint": "auto_hookpoint",
+}
+
+
+def install(*names: str, over: bool = False) -> None:
+    """Let `import nice_hooks`, and what is below it, give hookline's, in this process, from now on.
+
+    To run a script that can't be edited::
+
+        import runpy
+        from hookline.compat import install
+
+        install("nice_hooks", "torchhook")
+        runpy.run_path("their_script.py", run_name="__main__")
+
+    Args:
+        names: What the script imports: torch_hook_utils, tacklebox, nice_hooks, torchhook, Auto_HookPoint.
+        over: Also where the original is installed or imported. Who has imported it already keeps the original.
+    """
+    if not names:
+        raise hl.HooklineError(f"install what? Give names, of {', '.join(NAMES)}")
+    for name in names:
+        _refuse_unknown(name)
+    wanted = [name for name in names if name not in _finder.names]
+    for name in wanted if not over else ():
+        _refuse_original(name)
+    for name in wanted:
+        for module in [found for found in sys.modules if found.partition(".")[0] == name]:
+            del sys.modules[module]
+    _finder.names.update(wanted)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class Finder(MetaPathFinder):
+    """Finds the modules of the libraries that were installed here, before anybody else does."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return where hookline's module of that name comes from; None for all others."""
+        top, _, rest = fullname.partition(".")
+        if top not in self.names:
+            return None
+        ours = ".".join(filter(None, (__name__, NAMES[top], rest)))
+        if rest and importlib.util.find_spec(ours) is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, Alias(ours))
+
+
+class Alias(Loader):
+    """Gives a module of hookline's another name; it is one module, under both."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put hookline's module in the place of the empty one that Python has made."""
+        sys.modules[module.__name__] = importlib.import_module(self.name)
+
+
+_finder = Finder()
+
+
+def _refuse_unknown(name: str) -> None:
+    if name in NAMES:
+        return
+    folded = {known.lower(): known for known in NAMES}
+    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), folded, n=1)
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"there are {', '.join(NAMES)}"
+    raise hl.HooklineError(f"{name!r} is none of the libraries in hookline.compat; {hint}")
+
+
+def _refuse_original(name: str) -> None:
+    """Raise if Python has another module of that name."""
+    if name in sys.modules:
+        raise hl.HooklineError(
+            f"{name!r} is imported already; install it before that, or give over=True to have hookline's from now on"
+        )
+    spec = importlib.util.find_spec(name)
+    if spec is not None:
+        where = spec.origin or ", ".join(spec.submodule_search_locations or ())
+        raise hl.HooklineError(
+            f"{name!r} is installed ({where}); uninstall it, or give over=True to have hookline's in this process"
+        )
