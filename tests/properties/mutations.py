@@ -191,8 +191,8 @@ def captures_keep_the_graph() -> Any:
 
 @mutation()
 def the_cache_holds_the_model() -> Any:
-    def make(real: Any, self: Any, model: Any) -> None:
-        real(self, model)
+    def make(real: Any, self: Any, model: Any, active: bool = True) -> None:
+        real(self, model, active)
         self._cache.model = model
 
     return instead(hooks.Hooks, "__init__", make)
