@@ -412,9 +412,10 @@ def test_a_block_that_is_dropped_takes_its_hooks_along():
     try:
         del block
         assert not hl.attached(model)
-        assert values() is None
     finally:
         gc.enable()
+    gc.collect()  # Python 3.10 leaves a traceback that holds its own frame.
+    assert values() is None
 
 
 def test_the_values_of_a_block_hold_no_hooks_and_are_in_no_cycle():
