@@ -111,7 +111,7 @@ class HookedClass(metaclass=_Classes):
         return auto_hook(self.module_class(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "module_class" or name.startswith("__"):  # Copying asks for these, and means this object.
+        if name in ("module_class", "__getstate__", "__setstate__", "__deepcopy__"):  # Copying means this object.
             raise AttributeError(name)
         return getattr(self.module_class, name)
 
