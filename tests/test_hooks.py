@@ -379,3 +379,19 @@ def test_hooks_may_rest_until_they_are_wanted() -> None:
     assert torch.equal(model(x), torch.zeros(2, 2))
     hooks["zero"].remove()
     assert torch.equal(model(x), bare)
+
+
+def test_a_hook_knows_whether_anything_has_passed() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    hooks = hl.Hooks(model)
+    hooks.capture("0")
+    (hook,) = hooks
+    assert not hook.fired
+    model(x)
+    assert hook.fired
+    with hooks:
+        assert not hook.fired
+        model(x)
+        assert hook.fired
+    assert hook.fired
+    hooks.remove()

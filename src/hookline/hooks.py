@@ -62,6 +62,11 @@ class Hook:
         """Whether it acts here: everywhere, or in a block that is open on this thread."""
         return self._ledger.acts_here(self._tap)
 
+    @property
+    def fired(self) -> bool:
+        """Whether anything has passed here since it was attached, or since its block was entered."""
+        return self._tap.fired
+
     def activate(self) -> None:
         """Let it act, on all threads."""
         self._ledger.activate([self._tap])

@@ -23,37 +23,5 @@ What differs from the original, and why:
 | `to_paths` does not exist, and `import *` fails | it does | |
 """
 
-from hookline.compat.nice_hooks.activations import ActivationCache, ActivationCacheLike
-from hookline.compat.nice_hooks.nice_hooks import (
-    RemovableHandleCollection,
-    register_forward_hook,
-    register_forward_pre_hook,
-    register_full_backward_hook,
-    register_full_backward_pre_hook,
-    run,
-)
-from hookline.compat.nice_hooks.paths import (
-    AnySlice,
-    ModulePath,
-    ModulePathsLike,
-    expand_module_path,
-    patch_method_to_module,
-    to_paths,
-)
-
-__all__ = [
-    "ActivationCache",
-    "ActivationCacheLike",
-    "AnySlice",
-    "ModulePath",
-    "ModulePathsLike",
-    "RemovableHandleCollection",
-    "expand_module_path",
-    "patch_method_to_module",
-    "register_forward_hook",
-    "register_forward_pre_hook",
-    "register_full_backward_hook",
-    "register_full_backward_pre_hook",
-    "run",
-    "to_paths",
-]
+from hookline.compat.nice_hooks.nice_hooks import *  # noqa: F403
+from hookline.compat.nice_hooks.nice_hooks import __all__ as __all__

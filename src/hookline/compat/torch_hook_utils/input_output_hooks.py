@@ -60,14 +60,11 @@ def replace_layer_input_arguments(
     ...     layer(layer.weight.new_ones(1)).shape
     torch.Size([1])
     """
-    ran: set[str] = set()
     blocks = []
     for name, layer in pairs(network_layers):
         bound = inspect.signature(layer.forward).bind_partial(*input_args_to_use, **input_kwargs_to_use)
-        hooks = noting(ran, name, layer, INPUTS)
-        hooks.edit(INPUTS, partial(_bind, bound), check=False, clone=False)
-        blocks.append((name, hooks))
-    with entered(blocks, ran):
+        blocks.append((name, hl.edit(layer, INPUTS, partial(_bind, bound), check=False, clone=False)))
+    with entered(blocks):
         yield
 
 
@@ -112,19 +109,14 @@ def pairs(named_layers: Layers) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def noting(ran: set[str], name: str, layer: nn.Module, site: hl.Site) -> hl.Hooks:
-    """Return hooks that add a layer's name to a set when something passes there; further ones act after that."""
-    return hl.edit(layer, site, partial(_note, ran, name), clone=False)
-
-
 @contextmanager
-def entered(blocks: list[tuple[str, hl.Hooks]], ran: set[str]) -> Iterator[None]:
+def entered(blocks: list[tuple[str, hl.Hooks]]) -> Iterator[None]:
     """Open these blocks, and warn at the end of layers that did not run."""
     with ExitStack() as stack:
         for _, hooks in blocks:
             stack.enter_context(hooks.when_missing("ignore"))
         yield
-    missing = [repr(name) for name, _ in blocks if name not in ran]
+    missing = [repr(name) for name, hooks in blocks if not any(hook.fired for hook in hooks)]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         warn(
@@ -141,24 +133,15 @@ def _collected(named_layers: Layers, site: hl.Site, keep: str | int) -> Iterator
         hooks = hl.capture(layer, site, keep=keep, detach=False)
         values.watch(name, hooks, site, hl.Cache.__getitem__)
         blocks.append((name, hooks))
-    with entered(blocks, values.ran):
+    with entered(blocks):
         yield values
 
 
 @contextmanager
 def _replaced(network_layers: Layers, site: hl.Site, values: Mapping[str, Any]) -> Iterator[None]:
-    ran: set[str] = set()
-    blocks = []
-    for name, layer in pairs(network_layers):
-        hooks = noting(ran, name, layer, site)
-        hooks.patch({site: values[name]}, check=False)
-        blocks.append((name, hooks))
-    with entered(blocks, ran):
+    layers = pairs(network_layers)
+    with entered([(name, hl.patch(layer, {site: values[name]}, check=False)) for name, layer in layers]):
         yield
-
-
-def _note(ran: set[str], name: str, _value: Any) -> None:
-    ran.add(name)
 
 
 def _bind(bound: inspect.BoundArguments, inputs: dict[str, Any]) -> dict[str, Any]:

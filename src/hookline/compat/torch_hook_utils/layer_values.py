@@ -17,7 +17,6 @@ class LayerValues(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ran: set[str] = set()
         self._watched: dict[str, tuple[hl.Cache, hl.Site]] = {}
         self._reads: dict[str, Callable[[], Any]] = {}
 
@@ -32,7 +31,6 @@ class LayerValues(dict[str, Any]):
         return cache.calls(site)
 
     def _show(self, name: str, read: Callable[[], Any], _value: Any) -> None:
-        self.ran.add(name)
         self._reads[name] = read
         super().__setitem__(name, None)
 

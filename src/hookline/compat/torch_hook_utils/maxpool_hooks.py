@@ -14,7 +14,6 @@ from hookline.compat.torch_hook_utils.input_output_hooks import (
     INPUTS,
     entered,
     named_modules_of_type,
-    noting,
     pairs,
 )
 from hookline.compat.torch_hook_utils.layer_values import LayerValues
@@ -50,7 +49,7 @@ def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module])
             hooks.edit(site, _without_indices, with_call=True, check=False, clone=False)
         indices.watch(name, hooks, site, _one_or_all)
         blocks.append((name, hooks))
-    with entered(blocks, indices.ran):
+    with entered(blocks):
         yield indices
 
 
@@ -73,15 +72,12 @@ def use_indices_in_maxunpool(
         given = f"; those given are for {', '.join(map(repr, maxpool_indices))}" if maxpool_indices else ""
         warn(f"no indices were given for {', '.join(missing)}{given}")
     take = maxpool_indices.pop if consume_indices else maxpool_indices.__getitem__
-    ran: set[str] = set()
     blocks = []
     for name, unpool in unpools:
         if name in maxpool_indices:
-            hooks = noting(ran, name, unpool, INPUTS)
             give = partial(_give_indices, name, take(name), {})
-            hooks.edit(INPUTS, give, with_call=True, check=False, clone=False)
-            blocks.append((name, hooks))
-    with entered(blocks, ran):
+            blocks.append((name, hl.edit(unpool, INPUTS, give, with_call=True, check=False, clone=False)))
+    with entered(blocks):
         yield
 
 
