@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -117,3 +118,33 @@ def test_every_edited_gradient_acts_where_it_stands_or_is_refused(kinds: list[st
         return
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, msg=lambda text: f"{factors} of {kinds}: {text}")
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+@pytest.mark.parametrize("is_root_hooked", [True, False])
+def test_hooks_of_a_container_and_of_its_last_child_stand_a_write_that_follows(
+    needs_grad: bool, is_root_hooked: bool
+) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.ReLU(inplace=True))
+    x = torch.randn(4, 2, requires_grad=needs_grad)
+    hidden = model[0](x).detach().requires_grad_()
+    hidden.relu().sum().backward()
+    owners = [model[0], model[0][1], *([model] if is_root_hooked else [])]
+    every = [hl.Hooks(owner) for owner in owners]
+    caches = [hooks.capture(":grad_output") for hooks in every]
+    model(x).sum().backward()
+    for hooks in every:
+        hooks.remove()
+    assert torch.equal(caches[0][":grad_output"], hidden.grad)
+    assert torch.equal(caches[1][":grad_output"], hidden.grad)
+
+
+def test_the_gradient_of_a_view_written_in_a_model_around_it_is_seen_to_at_that_models_end() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Flatten(), nn.ReLU(inplace=True))
+    inner, outer = hl.Hooks(model[1]), hl.Hooks(model)
+    acts, _ = inner.capture(":grad_output"), outer.capture("0:grad_output")
+    x = torch.randn(3, 2)
+    model(x).sum().backward()
+    inner.remove()
+    outer.remove()
+    assert torch.equal(acts[":grad_output"], (model[0](x) > 0).float())

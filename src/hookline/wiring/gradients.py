@@ -42,22 +42,51 @@ _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     """Follow the gradient of what a module returns, as it is seen from outside the module."""
     entered = {id(tensor) for tensor in leaves((call.args, dict(call.kwargs)))} - {id(one) for one in event.written}
-    # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
-    return _watch(
-        tap, value, call, event, lambda tensor: tensor.is_leaf or id(tensor) in entered or bool(tensor._backward_hooks)
-    )
+
+    def alias(tensor: Tensor) -> Tensor:
+        # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
+        if tensor.is_leaf or id(tensor) in entered:
+            return tensor.view_as(tensor)
+        if not tensor._backward_hooks:
+            return tensor
+        return tensor.view_as(tensor) if tensor._is_view() else _Alias.apply(tensor)  # type: ignore[no-untyped-call]
+
+    return _watch(tap, value, call, event, alias)
 
 
 def watch_input(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     """Follow the gradient of what a module takes, through this use of it alone."""
-    return _watch(tap, value, call, event, lambda tensor: True)
+    return _watch(tap, value, call, event, lambda tensor: tensor.view_as(tensor))
+
+
+class _Alias(torch.autograd.Function):
+    """An alias of a tensor that is no view of it: it keeps its hooks when somebody writes into it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Follow gradients through a forward; at its end see to those of values that were written in place."""
+    """Follow gradients through a forward; at its end see to those of values that were written in place.
+
+    Within one that is followed already, the end is that one's: what is around a module may write into what it returns.
+    """
     views: list[View] = []
     before = _views.get()
+    if before is not None:
+        yield
+        return
     try:
         _views.set(views)
         yield
@@ -73,12 +102,12 @@ def is_unsettled() -> bool:
     return _views.get() is None
 
 
-def _watch(tap: Tap, value: Any, call: Call, event: checkpoints.Event, needs_alias: Callable[[Tensor], bool]) -> Any:
+def _watch(tap: Tap, value: Any, call: Call, event: checkpoints.Event, alias: Callable[[Tensor], Tensor]) -> Any:
     tap.fired = True
     try:
         refuse_tracers(value)
         for subscripts in expand(value, tap.subscripts) if tap.star else (tap.subscripts,):
-            value = _watch_part(tap, value, subscripts, call, event, needs_alias)
+            value = _watch_part(tap, value, subscripts, call, event, alias)
         return value
     except HooklineError as error:
         blame(tap.site, error)
@@ -90,7 +119,7 @@ def _watch_part(
     subscripts: tuple[Any, ...],
     call: Call,
     event: checkpoints.Event,
-    needs_alias: Callable[[Tensor], bool],
+    alias: Callable[[Tensor], Tensor],
 ) -> Any:
     part, rest = split(value, subscripts)
     tensors = leaves(part)
@@ -111,17 +140,16 @@ def _watch_part(
             base = _private_base(tensor, call)
             if tensor._is_view() and any(tensor is one for one in event.written):
                 _follow_written(tensor, hook, tap)
-                alias = tensor
+                passed = tensor
             elif base is not None:
                 base.register_hook(_reshaped(hook, tensor.shape))
-                alias = tensor
+                passed = tensor
             else:
-                is_own = any(tensor is other for other in own)
-                alias = tensor.view_as(tensor) if needs_alias(tensor) and not is_own else tensor
-                alias.register_hook(hook)
-                _note_view(alias, hook, tap, event)
-            own.append(alias)
-            aliases[id(tensor)] = alias
+                passed = tensor if any(tensor is other for other in own) else alias(tensor)
+                passed.register_hook(hook)
+                _note_view(passed, hook, tap, event)
+            own.append(passed)
+            aliases[id(tensor)] = passed
         return aliases[id(tensor)]
 
     followed = map_tensors(follow, part)
@@ -199,6 +227,7 @@ class Arrival:
         self.site = call.site
         self.number = call.number
         self.notes = call.notes
+        self.model = tap.session.model
         self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
         # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
         self.record = weakref.ref(tap.record_at(call.site, subscripts)) if tap.record is not None else lambda: None
@@ -232,7 +261,7 @@ class Arrival:
     def _call(self, number: int) -> Call:
         """Return the call for the user's function, without its arguments: they would hold the graph."""
         site = self.site._replace(index=self.index + write_subscripts(places(self.template)[number]))
-        return Call(site, self.module(), (), {}, self.number, self.notes)  # type: ignore[arg-type]
+        return Call(site, self.module(), (), {}, self.number, self.notes, self.model())  # type: ignore[arg-type]
 
     def _refuse_second_part(self, number: int) -> None:
         """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
@@ -249,7 +278,7 @@ class Arrival:
             return
         # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
         copies = bool(self.rest) or (part.is_cuda and action.clone is not False)
-        kept = action.keep_part(part, copies, self._call(numbers[0]) if action.with_call else None)
+        kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
         if kept is NOTHING:
             return
         task = self.task if self.task is not None else torch._C._current_graph_task_id()
