@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from typing import Any
@@ -321,3 +322,188 @@ def test_own_values_hold_nothing_once_the_cache_is_gone() -> None:
     del acts
     gc.collect()
     assert alive() is None
+
+
+def sae() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def test_hooks_on_another_model_act_when_a_function_calls_it() -> None:
+    model, inner, x = mlp(), sae(), torch.ones(2, 4)
+    with hl.capture(inner, "1") as acts, hl.edit(model, "0", inner):
+        output = model(x)
+    hidden = inner[1](inner[0](model[0](x)))
+    assert torch.equal(acts["1"], hidden)
+    with hl.edit(model, "0", inner), hl.patch(inner, {"1[:, 3]": 50.0}):
+        assert not torch.allclose(model(x), output)
+    hooks = hl.Hooks(inner)
+    hooks.patch({"1": 0.0})
+    with hl.edit(model, "0", inner):
+        torch.testing.assert_close(model(x), model[2](inner[2].bias.relu()).expand(2, 2))
+    with hl.capture(model, "0", transform=inner) as kept:
+        model(x)
+    assert torch.equal(kept["0"], inner[2].bias.expand(2, 8))
+    hooks.remove()
+
+
+def test_hooks_on_the_model_itself_rest_while_a_function_of_one_runs() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    bare = model(x)
+    seen: list[Tensor] = []
+
+    def again(value: Tensor) -> None:
+        seen.append(model(x))
+        seen.append(model[2](value.relu()))
+
+    others = hl.Hooks(model)
+    acts = others.capture("*", keep="all")
+    with hl.edit(model, "0", again), hl.edit(model, "2", lambda value: value + 1):
+        assert torch.equal(model(x), bare + 1)
+    assert all(torch.equal(one, bare) for one in seen)
+    assert [len(acts.calls(name)) for name in "012"] == [1, 1, 1]
+    others.remove()
+
+
+def test_a_block_that_a_function_opens_acts_on_the_model_itself() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    found: list[Tensor] = []
+
+    def look(_value: Tensor) -> None:
+        with hl.patch(model, {"0": 0.0}):
+            found.append(hl.run(model, x, capture="1")[1]["1"])
+
+    with hl.edit(model, "0", look):
+        model(x)
+    assert not found[0].any()
+
+
+def test_an_edit_may_make_a_value_require_grad() -> None:
+    frozen = mlp().requires_grad_(False)
+    ids = torch.ones(2, 4)
+    with (
+        hl.edit(frozen, "0", Tensor.requires_grad_),
+        hl.capture(frozen, "0:grad_output", "2:grad_output") as acts,
+    ):
+        frozen(ids).sum().backward()
+    assert acts["0:grad_output"].shape == (2, 8)
+    with (
+        pytest.raises(hl.EditError, match="wrote into its argument but returned None"),
+        hl.edit(frozen, "0", lambda value: value.requires_grad_() is None or None),
+    ):
+        frozen(ids)
+
+
+def test_the_call_knows_the_model() -> None:
+    model = mlp()
+    found: list[Any] = []
+    with hl.edit(model, "2", lambda value, call: found.append(call.model), with_call=True):
+        model(torch.ones(2, 4))
+    assert found == [model]
+
+
+def test_a_module_that_is_no_child_has_the_name_of_its_attribute() -> None:
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(2, 2)
+            self.__dict__["second"] = self.first
+            self.__dict__["hidden"] = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.hidden(self.first(x))
+
+    model = nn.Sequential(Second())
+    _, acts = hl.run(model, torch.ones(1, 2), capture=["0.second", "0.hidden"])
+    assert torch.equal(acts["0.second"], model[0].first(torch.ones(1, 2)))
+    assert torch.equal(acts["0.first"], acts["0.second"])
+    assert torch.equal(acts["0.hidden"], model(torch.ones(1, 2)))
+    assert [str(site) for site in hl.sites(model, "0.*")] == ["0.first"]
+
+
+def test_a_place_that_says_output_means_no_other_port() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.edit("0", torch.relu)
+    hooks.edit("0:input", torch.relu)
+    hooks.edit("0:grad_output", torch.relu)
+    assert len(hooks.at("0")) == 3
+    assert [str(hook.site) for hook in hooks.at("0:output")] == ["0"]
+    assert [str(hook.site) for hook in hooks.at((nn.Linear, ":output"))] == ["0"]
+    hooks.remove()
+
+
+class Locked:
+    """An object that can't be copied."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.lock = threading.Lock()
+
+
+class Gives(nn.Module):
+    """Returns what it is made with, whatever it is given."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, _x: Any) -> Any:
+        return self.value
+
+
+def test_a_value_of_the_graph_that_cannot_be_copied_is_the_models_own() -> None:
+    for value in (Locked(torch.ones(2)), iter([1, 2]), {torch.ones(2)}):
+        model = Gives(value)
+        with pytest.raises(hl.HooklineError), hl.capture(model, ""):
+            model(0)
+        with hl.capture(model, "", detach=False) as acts:
+            model(0)
+        assert acts[""] is value
+
+
+def test_an_object_that_is_patched_in_without_the_check_is_that_object() -> None:
+    given = Locked(torch.ones(2))
+    model = nn.Sequential(Gives(1))
+    with hl.patch(model, {"0": given}, check=False):
+        assert model(0) is given
+    tensor = torch.ones(2)
+    with hl.patch(model, {"0": (tensor, given)}, check=False), pytest.raises(hl.HooklineError):
+        model(0)
+    with hl.patch(model, {"0": tensor}, check=False):
+        assert model(0) is not tensor  # It is the caller's, and the model may write into what it gets.
+
+
+def test_a_module_that_is_replaced_may_be_said_to_be_no_matter() -> None:
+    class Replaces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.head = nn.Linear(2, 2)
+            return self.head(x)
+
+    model, x = Replaces(), torch.ones(1, 2)
+    with pytest.raises(hl.NeverFired), hl.capture(model, "head"):
+        model(x)
+    with pytest.warns(hl.HooklineWarning, match="'head' was"), hl.capture(model, "head").when_missing("warn"):
+        model(x)
+    with hl.capture(model, "head").when_missing("ignore"):
+        model(x)
+
+
+def test_objects_that_are_called_are_not_taken_for_the_same() -> None:
+    model = mlp()
+    first, second = hl.Hooks(model), hl.Hooks(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.edit("1", nn.Linear(8, 8))
+        second.edit("1", nn.Linear(8, 8))
+    first.remove()
+    second.remove()
+
+
+def test_a_part_of_a_model_that_runs_by_itself_is_said_to_be_a_part() -> None:
+    model = mlp()
+    with pytest.raises(hl.NeverFired, match="'2' was not called, nor Sequential itself: a part of it ran"):
+        with hl.capture(model, "0", "2"):
+            model[0](torch.ones(2, 4))

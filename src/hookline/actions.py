@@ -39,6 +39,7 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
     number: int
     notes: dict[Any, Any]  # Of this call alone: its hooks share it, those of its gradients too.
+    model: nn.Module | None = None  # The model that the hook is on.
 
 
 class Save:
@@ -97,7 +98,14 @@ class Save:
             if value is None:
                 return NOTHING
         sources: list[Source] = []
-        kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources), value)
+        for tensor in leaves(value) if not self.detach else ():
+            refuse_tangent(tensor)
+        try:
+            kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources), value)
+        except HooklineError:
+            if not self.keeps_own:
+                raise
+            return value  # It can't be copied: then it is the model's own, as was asked.
         if not sources:
             return kept
         if not self.keeps_own or self.clone is False:
@@ -121,18 +129,16 @@ class Save:
         if not self.keeps_own:
             value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
-        before = _state(value)
+        before = _written(value)
         with torch.random.fork_rng(devices):
-            kept = call_user(self.transform, *((value, call) if self.with_call else (value,)))  # type: ignore[arg-type]
-        if self.keeps_own and _state(value) != before:
+            kept = _ask(self.transform, self.with_call, value, call)
+        if self.keeps_own and _written(value) != before:
             raise EditError("the transform wrote into the model's own value, which it gets with detach=False; copy it")
         return kept
 
     def _keep_tensor(self, tensor: Tensor, is_part: bool, sources: list[Source]) -> Tensor:
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         source = tensor.detach() if self.detach else tensor
-        if not self.detach:
-            refuse_tangent(tensor)
         if self.device is not None or self.dtype is not None:
             with torch.inference_mode(False) if tensor.is_inference() else nullcontext():
                 moved = source.to(self.device, self.dtype or source.dtype)
@@ -174,7 +180,9 @@ class Set:
 
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
-        return fit(self.value, value) if self.check else share(self.value)
+        if self.check:
+            return fit(self.value, value)
+        return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
 
     def __repr__(self) -> str:
         return f"set to {describe(self.value)}"
@@ -201,7 +209,7 @@ class Apply:
         given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
         before = _state(given)
         can_tell = _can_tell(given, value)
-        result = call_user(self.function, *((given, call) if self.with_call else (given,)))
+        result = _ask(self.function, self.with_call, given, call)
         written = _state(given) != before
         if result is None and written:
             raise EditError("the function wrote into its argument but returned None; return the changed value")
@@ -215,7 +223,7 @@ class Apply:
 
     def _on_own(self, value: Any, call: Call | None, whole: bool) -> Any:
         """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
-        result = call_user(self.function, *((value, call) if self.with_call else (value,)))
+        result = _ask(self.function, self.with_call, value, call)
         if result is None or result is value:
             return value
         if self.check and whole:
@@ -297,6 +305,11 @@ def refuse_transforms(value: Any) -> None:
         raise HooklineError(INSIDE_TRANSFORM)
 
 
+def _ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
+    """Call a user's function with a value, and the call if it asks for it; the hooks on the model rest meanwhile."""
+    return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
+
+
 def _shared(source: Tensor, tensor: Tensor, sources: list[Source]) -> Tensor:
     """Copy a tensor on write, on CUDA too; what has to be checked on reading is added to the sources."""
     if not source.is_cuda or not _may_share_on_cuda(tensor):
@@ -330,6 +343,11 @@ def refuse_tangent(tensor: Tensor) -> None:
         )
 
 
+def _written(value: Any) -> list[Any]:
+    """Return what changes when somebody writes into the tensors of a value."""
+    return [(0 if tensor.is_inference() else tensor._version, address(tensor)) for tensor in leaves(value)]
+
+
 def _can_tell(given: Any, value: Any) -> bool:
     """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(given, Tensor) or not given.is_cpu:
@@ -348,7 +366,7 @@ def _state(value: Any, _inside: tuple[int, ...] = ()) -> Any:
         return None
     if isinstance(value, Tensor):
         # A write through .data or numpy moves no version, but a copy-on-write tensor to memory of its own.
-        return id(value), 0 if value.is_inference() else value._version, address(value)
+        return id(value), 0 if value.is_inference() else value._version, address(value), value.requires_grad
     parts = children(value)
     if parts is None:
         parts = members(value)

@@ -1,8 +1,8 @@
 """Which blocks are open here: on this thread, in this asyncio task.
 
 Every `with` block is a token. The set of those open here is one context variable, so that threads and tasks don't
-see each other's blocks. While a user's function runs the set holds `RESTING` alone: all hooks rest, but for those of
-blocks that the function itself opens.
+see each other's blocks. While a function of a hook runs the set holds `RESTING` and a `Rest` too: the hooks on that
+hook's model rest, but for those of blocks that the function itself opens.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import nn
 
 Blocks = frozenset[object]
 
-RESTING: object = object()
-_resting: Blocks = frozenset((RESTING,))
+RESTING: object = object()  # In the set while any `Rest` is: the hot path looks for this alone.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
 
@@ -31,24 +31,51 @@ def close_block(token: object) -> None:
     open_blocks.set(open_blocks.get() - {token})
 
 
+class Rest:
+    """Hooks that rest: those on a model, or on all, that were there before."""
+
+    def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self._model = model
+        self._modules: set[int] | None = None
+
+    def covers(self, module: nn.Module) -> bool:
+        """Whether hooks on a module rest. The modules are looked up when first asked for, which is seldom."""
+        if self._model is None:
+            return True
+        if self._modules is None:
+            self._modules = {id(one) for one in self._model.modules()} | {id(self._model)}
+        return id(module) in self._modules
+
+
+def acting(blocks: Blocks, active: bool, module: nn.Module, here: Blocks) -> bool:
+    """Whether a hook in these blocks, or active everywhere, acts on its module while others rest."""
+    left = blocks & here
+    for rest in here:
+        if isinstance(rest, Rest) and rest.covers(module):
+            left -= rest.blocks
+            active = False
+    return active or bool(left)
+
+
 @contextmanager
 def resting() -> Iterator[None]:
     """Let all hooks rest: what is done to the model meanwhile is not captured or edited."""
     before = open_blocks.get()
     try:
-        open_blocks.set(_resting)
+        open_blocks.set(before | {RESTING, Rest(None, before)})
         yield
     finally:
         open_blocks.set(before)
 
 
-def call_user(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's function while all hooks rest."""
+def call_user(model: nn.Module | None, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a user's function while the hooks on a model rest."""
     if torch.compiler.is_dynamo_compiling():
         return function(*args)  # Dynamo can't trace a context variable.
     before = open_blocks.get()
     try:
-        open_blocks.set(_resting)
+        open_blocks.set(before | {RESTING, Rest(model, before)})
         return function(*args)
     finally:
         open_blocks.set(before)

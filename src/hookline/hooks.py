@@ -249,10 +249,10 @@ class Hooks:
 
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
-        wanted = find(self._model, where)
-        chosen = [tap for tap in self._taps if any(_is_at(tap, place) for place in wanted)]
+        wanted = [(place, _names_output(one)) for one in where for place in find(self._model, [one])]
+        chosen = [tap for tap in self._taps if any(_is_at(tap, *one) for one in wanted)]
         if not chosen:
-            raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place in wanted[:3])}")
+            raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place, _ in wanted[:3])}")
         return self._narrow(chosen)
 
     def of(self, kind: str) -> Hooks:
@@ -274,14 +274,11 @@ class Hooks:
         self._ledger.remove(self._taps)
 
     def when_missing(self, what: str) -> Hooks:
-        """Say what happens when nothing passes where they are: "raise", "warn" or "ignore". Return these hooks.
-
-        A place named exactly raises, one found by a pattern warns, unless something else is said here.
-        """
+        """Say what happens when nothing passes here: "raise" (as for exact names), "warn" (patterns) or "ignore"."""
         if what not in (RAISE, WARN, IGNORE):
             raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
         for tap in self._taps:
-            tap.missing = what
+            tap.missing, tap.is_lenient = what, what != RAISE
         return self
 
     @contextmanager
@@ -384,11 +381,16 @@ def _drop(ledger: weakref.ref[Ledger]) -> None:
         found.drop()
 
 
-def _is_at(tap: Tap, place: Found) -> bool:
+def _names_output(where: Any) -> bool:
+    """Whether a place says ":output" itself, where one without a port means any."""
+    return ":output" in str(where[-1] if type(where) is tuple else where)
+
+
+def _is_at(tap: Tap, place: Found, only_output: bool) -> bool:
     if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
         return False
     site = place.site
-    if site == Site(site.path):
+    if site == Site(site.path) and not only_output:
         return True
     same = tap.site._replace(path="", member="") == site._replace(path="", member="")
     return same and matches_name(tap.site.member, site.member)

@@ -64,6 +64,7 @@ class Ledger:
         self.wrapped = model
         self.model = unwrap(model)
         self.session = session
+        session.model = weakref.ref(self.model)
         self.taps: list[Tap] = []
         self.blocks: list[Block] = []
         self.forward = Forward()
@@ -256,11 +257,14 @@ class Ledger:
             if tap.siblings is None or tap.siblings.get(tap.path.rpartition(".")[2]) is tap.module:
                 continue
             now = replaced_by(tap.path, tap.module, tap.siblings)
-            if now is not None:
+            if now is not None and tap.missing != IGNORE:
                 names = [name for name in Names(self.model).of(tap.module) if not name.startswith("<")]
                 hint = f"; what was hooked is now {names[0]!r}" if names else ""
                 messages.append(
-                    (True, f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}")
+                    (
+                        tap.missing == RAISE or not tap.is_lenient,
+                        f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}",
+                    )
                 )
         return messages
 
@@ -357,6 +361,8 @@ def _label(tap: Tap) -> object:
     """Return what a tap does, the same for a function that was defined twice by the same lines."""
     function = getattr(tap.action, "function", None)
     code = getattr(function, "__code__", None)
+    if function is not None and code is None:
+        return id(function)  # An object that is called: what it does can't be told.
     if code is None:
         return repr(tap.action)
     cells = getattr(function, "__closure__", None) or ()

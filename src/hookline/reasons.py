@@ -38,6 +38,8 @@ def why_never_fired(tap: Tap, model: nn.Module) -> str:
     if session.stopped:
         return f"'{site}' was not reached: the forward was ended early, by a stop at another site"
     times = count(session.since, "forward") if session.since else "a compiled forward"
+    if not session.since and not session.ran:
+        return f"'{site}' was not called, nor {name} itself: a part of it ran"
     if tap.is_inside:
         where = f"that of {site.path!r}" if site.path else "the model's own"
         why = why_not_called(site.path, tap.module, model)

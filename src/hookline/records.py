@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hookline.copies import address, share_tensor
@@ -36,6 +36,10 @@ class Session:
         self.elsewhere = False  # Whether it ran on another thread or task than the block's.
         self.over = ""  # Why no further value will come.
         self.forked = False  # Whether this process is a copy of the one that placed the hooks.
+        self.model: Callable[[], nn.Module | None] = _no_model  # Of those hooks, held weakly.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "model": _no_model}
 
     def restart(self) -> None:
         """Count anew, at the beginning of a block."""
@@ -58,6 +62,10 @@ class Session:
     def any_forward(self) -> bool:
         """Whether the model has run to its end since the hooks were last entered."""
         return self.since > self.failed or self.ran
+
+
+def _no_model() -> None:
+    return None
 
 
 class Guarded:

@@ -161,12 +161,15 @@ def _collect(name: str, module: nn.Module, above: set[int], found: list[Named]) 
 def _descend(
     module: nn.Module, parts: list[str], above: tuple[str, ...], siblings: Children | None
 ) -> tuple[tuple[str, ...], nn.Module, Children | None] | None:
-    """Follow `parts` through the children alone: no property runs, no attribute is reached."""
+    """Follow `parts` through children, and attributes that hold a module without being one: no property runs."""
     wrapped, module = module, unwrap(module)
     if not parts:
         return above, module, siblings
     held = children_of(module)
     child = held.get(parts[0])
+    if child is None and isinstance(module.__dict__.get(parts[0]), nn.Module):
+        held = module.__dict__  # A second name for a module, or one that is kept out of the tree.
+        child = held[parts[0]]
     place = _descend(child, parts[1:], (*above, parts[0]), held) if child is not None else None
     inside = inner(wrapped)
     if place is None and inside is not None and children_of(wrapped).get(parts[0]) is inside:

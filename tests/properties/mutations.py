@@ -149,7 +149,7 @@ def capturing_draws_a_random_number() -> Any:
 def a_transform_draws_the_models_random_numbers() -> Any:
     def transformed(_real: Any, save: Any, value: Any, _call: Any) -> Any:
         own = values.map_tensors(lambda tensor: copies.share_tensor(tensor.detach()), value)
-        return context.call_user(save.transform, own)
+        return context.call_user(None, save.transform, own)
 
     return instead(actions.Save, "_transformed", transformed)
 
@@ -235,7 +235,7 @@ def a_recomputation_is_not_edited() -> Any:
 
 @mutation()
 def hooks_do_not_rest_while_a_function_runs() -> Any:
-    return everywhere(lambda function, *args: function(*args), "call_user")
+    return everywhere(lambda _model, function, *args: function(*args), "call_user")
 
 
 @mutation()
@@ -272,7 +272,7 @@ def the_input_is_the_last_argument() -> Any:
 
 @mutation()
 def a_gradient_of_an_input_counts_all_its_uses() -> Any:
-    return instead(gradients, "_watch", lambda real, *given: real(*given[:-1], lambda tensor: False))
+    return instead(gradients, "_watch", lambda real, *given: real(*given[:-1], lambda tensor: tensor))
 
 
 @mutation()

@@ -120,7 +120,7 @@ def _call(
     event: checkpoints.Event,
 ) -> Call:
     site = watch.site(tap.site, number) if tap.is_family else tap.site
-    return Call(site, module, *passed, number, event.notes)
+    return Call(site, module, *passed, number, event.notes, tap.session.model())
 
 
 def act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:

@@ -268,7 +268,7 @@ def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:
         if tap is None or self is not watch.module or _current_graph_task() != -1:
             return calls.run(watch, self, args, kwargs, attached)
         here = open_blocks.get()
-        if (not tap.active or RESTING in here) and tap.blocks.isdisjoint(here):
+        if not tap.acts(here) if RESTING in here else not tap.active and tap.blocks.isdisjoint(here):
             return watch.forward(self, args, kwargs)
         stamp = next(ticks)
         if watch.found is None:

@@ -63,7 +63,9 @@ class Reads:
         refuse_fx(self.of(name)[0].site)
         event = checkpoints.event_of((module, name), self.taps.get(name, ()), here, self.attached)
         for tap, number in event.taps:
-            value = calls.act(tap, value, Call(tap.site, module, (), {}, number, event.notes), event)
+            value = calls.act(
+                tap, value, Call(tap.site, module, (), {}, number, event.notes, tap.session.model()), event
+            )
         operations = self.operations.get(name, ())
         if operations and (checkpoints.is_replaying() or any(tap.acts(here) for tap in operations)):
             return value if self._is_fused(operations) else watched(value, ((self, name),), follow)

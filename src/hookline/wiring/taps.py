@@ -8,7 +8,7 @@ from torch import nn
 
 from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
-from hookline.context import RESTING, Blocks
+from hookline.context import RESTING, Blocks, acting
 from hookline.errors import HooklineError
 from hookline.members import Holders
 from hookline.operands import plain
@@ -51,6 +51,7 @@ class Tap:
     count = 0  # Calls of the module since the hooks were attached or entered.
     fired = False
     has_warned = False  # Of a gradient that can't come.
+    is_lenient = False  # Whether somebody said that it may be missing.
     pauses: list[Tap] | None = None  # Those below it that take its mode away: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
     counted = -1  # The forward that those counts are of.
@@ -88,7 +89,9 @@ class Tap:
 
     def acts(self, here: Blocks) -> bool:
         """Whether this tap acts where these blocks are open."""
-        return not self.blocks.isdisjoint(here) or (self.active and RESTING not in here)
+        if RESTING in here:
+            return acting(self.blocks, self.active, self.module, here)
+        return self.active or not self.blocks.isdisjoint(here)
 
     def wants(self, name: str) -> bool:
         """Whether it is at the function of that name."""
