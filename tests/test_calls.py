@@ -507,3 +507,17 @@ def test_a_part_of_a_model_that_runs_by_itself_is_said_to_be_a_part() -> None:
     with pytest.raises(hl.NeverFired, match="'2' was not called, nor Sequential itself: a part of it ran"):
         with hl.capture(model, "0", "2"):
             model[0](torch.ones(2, 4))
+
+
+def test_hooks_that_rested_whenever_something_passed_are_told() -> None:
+    model = mlp()
+    model.add_module("inner", sae())
+    model.forward = lambda x: model[2](model[1](model[0](x)))  # type: ignore[method-assign]
+    with pytest.raises(
+        hl.NeverFired, match="'1' was passed over: it ran inside a function of a hook on the same model"
+    ):
+        with hl.capture(model.inner, "1") as acts, hl.edit(model, "0", model.inner):
+            model(torch.ones(2, 4))
+    with pytest.raises(hl.NotCaptured, match="open the block inside that function"):
+        acts["1"]
+    del model.forward

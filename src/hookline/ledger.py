@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Iterable
 from functools import cache
-from types import CellType
 
 from torch import nn
 
@@ -23,6 +22,7 @@ from hookline.reasons import why_never_fired
 from hookline.records import EMPTY, Session
 from hookline.sites import Site
 from hookline.tree import Names, replaced_by, unwrap
+from hookline.twins import warn_of_twins
 from hookline.wiring.forwards import Forward
 from hookline.wiring.modules import attach, attached_to, detach, forget_locks
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
@@ -89,7 +89,7 @@ class Ledger:
         if not active:
             return
         try:
-            _warn_of_twins(taps)
+            warn_of_twins(taps)
             self.activate(taps)
         except BaseException:
             self.remove(taps)
@@ -215,6 +215,8 @@ class Ledger:
         was_called = len(missing) < len(taps) or any([tap.count for tap in missing])
         ran = session.any_forward or (not session.failed and was_called)
         messages = []
+        if session.rested and not ran and failed is None and not session.failed:
+            return self._tell_passed_over(missing)
         if self.forward.stops and ran and not session.since:
             name = type(self.model).__name__
             messages.append(
@@ -238,6 +240,18 @@ class Ledger:
             if not isinstance(tap.action, Stop) and tap.missing != IGNORE and not _ran_elsewhere(tap, taps):
                 messages.append((tap.missing == RAISE, message))
         return messages if ran else []
+
+    def _tell_passed_over(self, missing: list[Tap]) -> list[tuple[bool, str]]:
+        """Note and say of hooks that they rested whenever something passed them."""
+        why = "was passed over: it ran inside a function of a hook on the same model, whose hooks rest meanwhile"
+        messages = []
+        for tap in missing:
+            message = f"'{tap.site}' {why}; open the block inside that function"
+            if tap.record is not None:
+                tap.record.explain(message)
+            if tap.missing != IGNORE:
+                messages.append((tap.missing == RAISE, message))
+        return messages
 
     def _skipped_above(self, tap: Tap) -> str:
         """Say that a module was not called because one that holds it is skipped."""
@@ -339,42 +353,6 @@ def _speak(messages: list[tuple[bool, str]]) -> None:
     if messages:
         more = f" (and {len(messages) - 1} more that the pattern matches)" if len(messages) > 1 else ""
         warn(messages[0][1] + more)
-
-
-def _warn_of_twins(taps: list[Tap]) -> None:
-    """Warn when a hook does the same at the same place already, as after a notebook cell that was run twice."""
-    for tap in taps:
-        is_watched = tap.holders or (tap.site.method or "forward") in tap.module.__dict__
-        for other in attached_to(tap.module) if is_watched else ():
-            same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
-            added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
-            if same and added_before and _label(other) == _label(tap):
-                whose = " from another Hooks" if other.session is not tap.session else ""
-                warn(
-                    f"'{tap.site}' has the same {tap.action.kind} hook{whose} already; "
-                    "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"
-                )
-                return
-
-
-def _label(tap: Tap) -> object:
-    """Return what a tap does, the same for a function that was defined twice by the same lines."""
-    function = getattr(tap.action, "function", None)
-    code = getattr(function, "__code__", None)
-    if function is not None and code is None:
-        return id(function)  # An object that is called: what it does can't be told.
-    if code is None:
-        return repr(tap.action)
-    cells = getattr(function, "__closure__", None) or ()
-    owner = getattr(function, "__self__", None)
-    return code.co_code, code.co_consts, code.co_names, list(map(_held_by, cells)), id(owner)
-
-
-def _held_by(cell: CellType) -> int:
-    try:
-        return id(cell.cell_contents)
-    except ValueError:  # Nothing yet.
-        return 0
 
 
 def leave_all() -> None:

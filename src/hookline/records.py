@@ -34,6 +34,7 @@ class Session:
         self.stopped = False  # Whether one of them was ended early.
         self.ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
         self.elsewhere = False  # Whether it ran on another thread or task than the block's.
+        self.rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
         self.over = ""  # Why no further value will come.
         self.forked = False  # Whether this process is a copy of the one that placed the hooks.
         self.model: Callable[[], nn.Module | None] = _no_model  # Of those hooks, held weakly.
@@ -45,7 +46,7 @@ class Session:
         """Count anew, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
-        self.ran = self.elsewhere = self.stopped = False
+        self.ran = self.elsewhere = self.stopped = self.rested = False
         self.over = ""
 
     def fail(self) -> None:

@@ -1,4 +1,4 @@
-"""The five older libraries, each complete, on hookline's public API.
+"""The five older libraries on hookline's public API, each complete but for Auto_HookPoint's transformer adapter.
 
 | was | is |
 |---|---|

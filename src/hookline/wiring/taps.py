@@ -90,7 +90,9 @@ class Tap:
     def acts(self, here: Blocks) -> bool:
         """Whether this tap acts where these blocks are open."""
         if RESTING in here:
-            return acting(self.blocks, self.active, self.module, here)
+            acts = acting(self.blocks, self.active, self.module, here)
+            self.session.rested = self.session.rested or not acts
+            return acts
         return self.active or not self.blocks.isdisjoint(here)
 
     def wants(self, name: str) -> bool:

@@ -31,4 +31,13 @@ from hookline.compat.auto_hookpoint.hook import (
     auto_hook,
 )
 
+LEFT_OUT = ("HookedTransformerAdapter", "HookedTransformerAdapterCfg", "HookedTransformerConfig_From_AutoConfig")
+
+
+def __getattr__(name: str) -> object:
+    if name in LEFT_OUT:
+        raise ImportError(f"{name} is not in hookline.compat: hl.auto_hook(model) hooks a transformers model as it is")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = ["BUILT_IN_MODULES", "HookedClass", "HookedModule", "HookedParameter", "auto_hook", "check_auto_hook"]
