@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
-from torch.fx import _symbolic_trace
 
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
 from hookline.fitting import agree, fit
 from hookline.operands import Operand, plain
-from hookline.records import INSIDE_TRANSFORM, Guarded, Source
+from hookline.records import Guarded, Source
+from hookline.refusals import refuse_tangent, refuse_tracers, refuse_transforms
 from hookline.sites import Site
 from hookline.values import children, describe, leaves, map_tensors, members
 
@@ -110,9 +109,7 @@ class Save:
             return kept
         if not self.keeps_own or self.clone is False:
             return Guarded(kept, sources)
-        others: list[Source] = []
-        spare = map_tensors(lambda tensor: _shared(tensor, tensor, others), kept)  # For when it is overwritten.
-        return Guarded(kept, sources, Guarded(spare, others))
+        return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
 
     def _keep_compiled(self, value: Any) -> Any:
         """Keep a value from inside a compiled graph, where a copy fuses with what made it."""
@@ -126,7 +123,7 @@ class Save:
     def _transformed(self, value: Any, call: Call | None) -> Any:
         """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
         value = plain(value)
-        if not self.keeps_own:
+        if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):  # No writes are counted there.
             value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
         before = _written(value)
@@ -274,40 +271,15 @@ class Stop:
 Action = Save | Set | Apply | Skip | Stop
 
 
-def refuse_tracing() -> None:
-    """Raise while the model is being traced, scripted or exported: the result would keep what the hooks do for ever."""
-    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
-    if getattr(torch.compiler, "_is_exporting_flag", False) or torch._C._get_tracing_state() is not None:
-        raise HooklineError(
-            "the model is being traced or exported, and the result would keep the hooks; leave the block first"
-        )
-
-
-def refuse_fx(site: Site) -> None:
-    """Raise while torch.fx traces the model, at a place where no stand-in of its tells that it does."""
-    if _symbolic_trace._is_fx_tracing_flag:
-        raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
-
-
-def refuse_tracers(value: Any) -> None:
-    """Raise where a value is not a value but a stand-in, of something that traces the model."""
-    if torch.compiler.is_dynamo_compiling() or type(value) is Tensor:
-        return
-    for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
-        name = type(part).__name__
-        if isinstance(part, torch.fx.Proxy) or name in ("FakeTensor", "FunctionalTensor"):
-            raise HooklineError(f"the model is being traced or exported (a {name} passes); leave the block first")
-
-
-def refuse_transforms(value: Any) -> None:
-    """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in leaves(value)):
-        raise HooklineError(INSIDE_TRANSFORM)
-
-
 def _ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
     """Call a user's function with a value, and the call if it asks for it; the hooks on the model rest meanwhile."""
     return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
+
+
+def _spare(own: Tensor) -> Guarded:
+    """Return a copy on write of a tensor of the graph, for when the model overwrites it."""
+    sources: list[Source] = []
+    return Guarded(_shared(own, own, sources), sources)
 
 
 def _shared(source: Tensor, tensor: Tensor, sources: list[Source]) -> Tensor:
@@ -334,18 +306,9 @@ def _may_share_on_cuda(tensor: Tensor) -> bool:
         return False
 
 
-def refuse_tangent(tensor: Tensor) -> None:
-    """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise HooklineError(
-            "a tangent of forward-mode AD can't outlive its level; take it with "
-            "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"
-        )
-
-
 def _written(value: Any) -> list[Any]:
     """Return what changes when somebody writes into the tensors of a value."""
-    return [(0 if tensor.is_inference() else tensor._version, address(tensor)) for tensor in leaves(value)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in leaves(value)]
 
 
 def _can_tell(given: Any, value: Any) -> bool:

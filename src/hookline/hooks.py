@@ -16,9 +16,10 @@ from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.ledger import Block, Ledger
-from hookline.options import limit_of, refuse_options, refuse_skip
+from hookline.narrowing import is_at, names_output
+from hookline.options import limit_of, refuse_clone, refuse_options, refuse_skip
 from hookline.records import Record
-from hookline.sites import Site, matches_name
+from hookline.sites import Site
 from hookline.tables import count, html_table, table
 from hookline.tree import Names, unwrap
 from hookline.where import Found, Where, find
@@ -64,7 +65,7 @@ class Hook:
 
     @property
     def fired(self) -> bool:
-        """Whether anything has passed here since it was attached, or since its block was entered."""
+        """Whether anything, or for a gradient its value, has passed since it was attached or its block entered."""
         return self._tap.fired
 
     def activate(self) -> None:
@@ -218,6 +219,7 @@ class Hooks:
         """
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
+        refuse_clone(clone)
         return self._add(self._make(find(self._model, [where]), Apply(function, with_call, check, clone), name))
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "") -> Hooks:
@@ -249,8 +251,8 @@ class Hooks:
 
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
-        wanted = [(place, _names_output(one)) for one in where for place in find(self._model, [one])]
-        chosen = [tap for tap in self._taps if any(_is_at(tap, *one) for one in wanted)]
+        wanted = [(place, names_output(one)) for one in where for place in find(self._model, [one])]
+        chosen = [tap for tap in self._taps if any(is_at(tap, *one) for one in wanted)]
         if not chosen:
             raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place, _ in wanted[:3])}")
         return self._narrow(chosen)
@@ -277,6 +279,8 @@ class Hooks:
         """Say what happens when nothing passes here: "raise" (as for exact names), "warn" (patterns) or "ignore"."""
         if what not in (RAISE, WARN, IGNORE):
             raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
+        if not self._taps:
+            raise HooklineError("when_missing is about hooks that are there; add them first")
         for tap in self._taps:
             tap.missing, tap.is_lenient = what, what != RAISE
         return self
@@ -379,22 +383,3 @@ def _drop(ledger: weakref.ref[Ledger]) -> None:
     found = ledger()
     if found is not None:
         found.drop()
-
-
-def _names_output(where: Any) -> bool:
-    """Whether a place says ":output" itself, where one without a port means any."""
-    return ":output" in str(where[-1] if type(where) is tuple else where)
-
-
-def _is_at(tap: Tap, place: Found, only_output: bool) -> bool:
-    if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
-        return False
-    site = place.site
-    if site == Site(site.path) and not only_output:
-        return True
-    same = tap.site._replace(path="", member="") == site._replace(path="", member="")
-    return same and matches_name(tap.site.member, site.member)
-
-
-def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:
-    return id(holder[0]), holder[1]

@@ -339,7 +339,7 @@ def _living_taps(taps: Iterable[Tap]) -> list[Tap]:
 
 def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
     """Whether a function did not run here, but in another module that the same pattern means: `**/softmax`."""
-    if tap.missing == RAISE or not tap.is_inside:
+    if tap.exact or not tap.is_inside:
         return False
     return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
 

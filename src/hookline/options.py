@@ -23,8 +23,7 @@ def limit_of(keep: str | int) -> int | None:
 
 def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:
     """Raise for an option of capture that means nothing, before the model runs."""
-    if clone not in (None, True, False):
-        raise HooklineError(f"clone={clone!r} is not None, True or False")
+    refuse_clone(clone)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise HooklineError(f"dtype={dtype!r} is not a torch.dtype, such as torch.float16")
     if transform is not None and not callable(transform):
@@ -35,6 +34,12 @@ def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_cal
         torch.device(device if device is not None else "cpu")
     except (RuntimeError, TypeError) as error:
         raise HooklineError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from None
+
+
+def refuse_clone(clone: Any) -> None:
+    """Raise for what `clone` can't be."""
+    if clone not in (None, True, False):
+        raise HooklineError(f"clone={clone!r} is not None, True or False")
 
 
 def refuse_skip(site: Site) -> None:

@@ -72,22 +72,22 @@ def _no_model() -> None:
 class Guarded:
     """A value and the tensors it shares memory with, each with the version at which it was captured.
 
-    A value of the graph itself has a spare: a copy on write, which is read in its place once it is overwritten.
+    Tensors of the graph itself have spares: copies on write, of which one stands in for a tensor that is overwritten.
     """
 
-    __slots__ = ("sources", "spare", "value")
+    __slots__ = ("sources", "spares", "value")
 
-    def __init__(self, value: Any, sources: list[Source], spare: Guarded | None = None) -> None:
+    def __init__(self, value: Any, sources: list[Source], spares: dict[int, Guarded] | None = None) -> None:
         self.value = value
         self.sources = sources
-        self.spare = spare
+        self.spares = spares
 
     def read(self, site: Site) -> Any:
         """Return the value as it was when it was captured; raise if the model has overwritten it since."""
+        if self.spares:
+            self._replace_overwritten(self.spares, site)
         for source, version, copy in self.sources:
             if source._version != version and (copy is None or address(source) == address(copy) != 0):
-                if self.spare is not None:
-                    return self.spare.read(site)
                 raise StaleValue(
                     f"'{site}' was overwritten in place after it was captured "
                     f"(version {version}, now {source._version}); "
@@ -96,6 +96,27 @@ class Guarded:
         # Those that have parted from their copies can't harm it any more, and need not be held.
         self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
         return self.value
+
+    def _replace_overwritten(self, spares: dict[int, Guarded], site: Site) -> None:
+        """Put their spares in the place of those tensors that are not what they were any more."""
+        others = {
+            id(own): spares[id(own)].read(site)
+            for own, version, _ in self.sources
+            if id(own) in spares and (own._version != version or _has_parted(own, spares[id(own)].value))
+        }
+        if others:
+            self.value = map_tensors(lambda tensor: others.get(id(tensor), tensor), self.value)
+            self.sources = [one for one in self.sources if id(one[0]) not in others]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+
+
+def _has_parted(own: Tensor, spare: Tensor) -> bool:
+    """Whether a tensor was written into where no version moves, by `.data`; reading alone may part them too."""
+    if not own.is_cpu or address(own) == address(spare):
+        return False
+    return not torch.equal(own, spare)
 
 
 class Record:

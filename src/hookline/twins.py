@@ -35,7 +35,12 @@ def _label(tap: Tap) -> object:
         return repr(tap.action)
     cells = getattr(function, "__closure__", None) or ()
     owner = getattr(function, "__self__", None)
-    return code.co_code, code.co_consts, code.co_names, list(map(_held_by, cells)), id(owner)
+    defaults = [
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    ]
+    held = [*map(_held_by, cells), *map(id, defaults)]
+    return code.co_code, code.co_consts, code.co_names, held, id(owner)
 
 
 def _held_by(cell: CellType) -> int:

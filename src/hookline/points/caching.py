@@ -131,7 +131,7 @@ def captures(model: nn.Module, sites: dict[str, Site], options: Options, otherwi
         first = group[0][0]
         transform = _cutting(options, first) if options.cuts else None
         block.capture(*(site for _, site in group), device=options.device, transform=transform)
-    return block.when_missing(otherwise)
+    return block.when_missing(otherwise) if sites else block
 
 
 def _cutting(options: Options, name: str) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, ValuesView
 from contextlib import contextmanager
@@ -217,7 +218,7 @@ class HookedModel(HookedRoot):
     _hooked_model: nn.Module
     _hook_points: Points
 
-    def __new__(cls, model: nn.Module) -> HookedModel:
+    def __new__(cls, model: nn.Module, *_args: Any, **_kwargs: Any) -> HookedModel:
         if not isinstance(model, nn.Module):
             raise HooklineError(f"{cls.__name__} takes a torch.nn.Module, not {type(model).__name__}")
         bare = unwrap(model)
@@ -250,7 +251,7 @@ class HookedModel(HookedRoot):
         if name.startswith("__") or name in type(self)._own:
             return object.__getattribute__(self, name)
         value = getattr(self._hooked_model, name)
-        return _chained(self, value) if name in CHAINED and callable(value) else value
+        return _chained(self, value) if name in CHAINED and inspect.ismethod(value) else value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # A protocol of the model is not one of this: __deepcopy__ would lose the points.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from hookline.actions import NOTHING
+from hookline.errors import EditError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -84,7 +86,11 @@ def unbind(bound: dict[str, Any], arguments: Arguments, parameters: Parameters) 
     has_rest = len(args) > len(parameters.positional) or (parameters.takes_rest and parameters.rest not in before)
     rest = bound.get(parameters.rest, ()) if has_rest else ()
     count = len(parameters.positional) if rest else max(len(args), parameters.only)
-    names = [name for name in parameters.positional[:count] if name in bound]
+    names = list(takewhile(bound.__contains__, parameters.positional[:count]))
+    after = parameters.positional[len(names) :]  # Those behind one that is left out go by keyword.
+    stuck = [name for name in after[: parameters.only - len(names)] if name in bound] if len(names) < count else []
+    if stuck or (rest and after):
+        raise EditError(f"{after[0]!r} is left out, and what comes after it can only be passed by position")
     taken = (*names, parameters.rest) if has_rest else names
     kwargs = {name: value for name, value in bound.items() if name not in taken}
     return (*(bound[name] for name in names), *rest), kwargs

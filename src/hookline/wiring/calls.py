@@ -12,10 +12,11 @@ from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hookline import operands
-from hookline.actions import NOTHING, Apply, Call, Skip, Stop, refuse_tracing
+from hookline.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
 from hookline.operands import plain
+from hookline.refusals import refuse_tracing
 from hookline.values import leaves
 from hookline.wiring import arguments, checkpoints, forwards, functions, gradients
 from hookline.wiring.checkpoints import Attached
@@ -141,8 +142,10 @@ def _pass_input(tap: Tap, call: Call, event: checkpoints.Event, watch: Watch | F
     see = gradients.watch_input if tap.site.is_gradient else act
     if tap.site.port.endswith("inputs"):
         bound = arguments.bind(passed, parameters)
+        before = dict(bound)
         new = see(tap, bound, call, event)
-        return passed if new is bound else arguments.unbind(new, passed, parameters)
+        is_same = new is bound and len(new) == len(before) and all([new.get(k) is v for k, v in before.items()])
+        return passed if is_same else arguments.unbind(new, passed, parameters)
     first = arguments.first(passed, parameters)
     if first is NOTHING:
         return passed

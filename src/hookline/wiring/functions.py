@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 from torch.utils.checkpoint import CheckpointFunction
 
-from hookline.actions import Skip, refuse_fx
+from hookline.actions import Skip
 from hookline.context import call_user
 from hookline.errors import HooklineError
 from hookline.operations import (
@@ -30,6 +30,7 @@ from hookline.operations import (
     parameter_names,
     written_by,
 )
+from hookline.refusals import refuse_fx
 from hookline.sites import Site
 from hookline.values import leaves, map_tensors
 from hookline.wiring import arguments, gradients

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.actions import NOTHING, Call, Save, refuse_tracers
+from hookline.actions import NOTHING, Call, Save
 from hookline.errors import HooklineError, NeverFired, warn
-from hookline.records import Guarded
+from hookline.records import EMPTY, Guarded
+from hookline.refusals import refuse_tracers
 from hookline.sites import Site, write_subscripts
 from hookline.values import expand, get, leaves, map_tensors, places, put, split
 from hookline.wiring import checkpoints
@@ -280,6 +281,8 @@ class Arrival:
         copies = bool(self.rest) or (part.is_cuda and action.clone is not False)
         kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
         if kept is NOTHING:
+            if record.value is EMPTY:
+                record.explain(f"the transform has kept nothing of '{record.site}'")
             return
         task = self.task if self.task is not None else torch._C._current_graph_task_id()
         gradient = self.passes.get(task)
@@ -337,6 +340,8 @@ def _settle(view: View) -> None:
         problem = f"'{view.tap.site}' can get no gradient: a part of it is written in place later"
         if view.tap.missing == RAISE:
             raise NeverFired(problem)
+        if view.tap.record is not None and view.tap.record.family is None:
+            view.tap.record.explain(problem)
         if view.tap.missing != IGNORE:
             warn(problem)
         return

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline import operands
-from hookline.actions import Call, Skip, refuse_fx, refuse_tracing
+from hookline.actions import Call, Skip
 from hookline.context import open_blocks
 from hookline.errors import HooklineError
 from hookline.operands import Operand, operand, watched
 from hookline.operations import gives_tensors, is_followed, may_give_tensors, name_of, read_name
+from hookline.refusals import refuse_fx, refuse_tracing
 from hookline.wiring import calls, checkpoints
 from hookline.wiring.checkpoints import Attached
 from hookline.wiring.functions import FAST, Function, may_be_fused, operate, refuse_in_autograd_function

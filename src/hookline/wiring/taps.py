@@ -63,6 +63,7 @@ class Tap:
         self.module = module
         self.action = action
         self.session = session
+        self.exact = exact
         self.missing = RAISE if exact else WARN  # What happens when nothing passes here.
         self.name = name
         if site.member:
@@ -213,7 +214,7 @@ class Tap:
 def _put(record: Record, kept: Any, stamp: Any, forward: int) -> None:
     if kept is not NOTHING:
         record.put(kept, stamp, forward)
-    elif record.value is EMPTY:
+    elif record.value is EMPTY or record.reason:
         record.explain(f"the transform has kept nothing of '{record.site}'")
 
 

@@ -1,0 +1,55 @@
+"""Where nothing can be kept or changed: while something traces or transforms the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
+
+from hookline.errors import HooklineError
+from hookline.records import INSIDE_TRANSFORM
+from hookline.sites import Site
+from hookline.values import leaves
+
+
+def refuse_tracing() -> None:
+    """Raise while the model is being traced, scripted or exported: the result would keep what the hooks do for ever."""
+    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
+    if getattr(torch.compiler, "_is_exporting_flag", False) or torch._C._get_tracing_state() is not None:
+        raise HooklineError(
+            "the model is being traced or exported, and the result would keep the hooks; leave the block first"
+        )
+
+
+def refuse_fx(site: Site) -> None:
+    """Raise while torch.fx traces the model, at a place where no stand-in of its tells that it does."""
+    if _symbolic_trace._is_fx_tracing_flag:
+        raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
+
+
+def refuse_tracers(value: Any) -> None:
+    """Raise where a value is not a value but a stand-in, of something that traces the model."""
+    if torch.compiler.is_dynamo_compiling() or type(value) is Tensor:
+        return
+    for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
+        name = type(part).__name__
+        if isinstance(part, torch.fx.Proxy) or name in ("FakeTensor", "FunctionalTensor"):
+            raise HooklineError(f"the model is being traced or exported (a {name} passes); leave the block first")
+
+
+def refuse_transforms(value: Any) -> None:
+    """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in leaves(value)):
+        raise HooklineError(INSIDE_TRANSFORM)
+
+
+def refuse_tangent(tensor: Tensor) -> None:
+    """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise HooklineError(
+            "a tangent of forward-mode AD can't outlive its level; take it with "
+            "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"
+        )
