@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -206,3 +207,59 @@ def test_a_hooked_class_of_ones_own_may_take_more() -> None:
             self.title = title
 
     assert Mine(mlp(), "mine").title == "mine"
+
+
+def test_the_hessian_of_a_model_goes_through_a_followed_container() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    outer, inner = hl.Hooks(model[0]), hl.Hooks(model[0][1])
+    outer.edit(":grad_output", lambda gradient: None)
+    inner.edit(":grad_output", lambda gradient: None)
+    x = torch.randn(2)
+    assert torch.func.hessian(lambda v: model(v).sum())(x).shape == (2, 2)
+    outer.remove()
+    inner.remove()
+
+
+def test_a_value_that_can_not_be_copied_is_refused_once_it_is_overwritten() -> None:
+    class Holder:
+        def __init__(self, value: Tensor) -> None:
+            self.value, self.lines = value, iter(())
+
+    class Gives(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Holder(x * 1)
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gives = Gives()
+
+        def forward(self, x: Tensor) -> Tensor:
+            held = self.gives(x)
+            held.value.zero_()
+            return held.value
+
+    model = Writes()
+    with hl.capture(model, "gives", detach=False) as acts:
+        model(torch.ones(2))
+    with pytest.raises(hl.StaleValue, match="'gives' was overwritten in place"):
+        acts["gives"]
+
+
+def test_a_run_on_another_thread_is_no_rest() -> None:
+    model, other = mlp(), mlp()
+    with hl.capture(model, "0"):  # It does nothing here.
+        worker = threading.Thread(
+            target=lambda: hl.run(other, torch.ones(2, 4), edit={"0": lambda v: model(v[:, :4]) is None or None})
+        )
+        worker.start()
+        worker.join()
+
+
+def test_a_list_of_places_narrows_as_its_parts_do() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.edit("0", torch.relu)
+    hooks.edit("0:input", torch.relu)
+    assert len(hooks.at(["0:output"])) == 1
+    assert len(hooks.at(["0"])) == 2
+    hooks.remove()

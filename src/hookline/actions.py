@@ -104,7 +104,8 @@ class Save:
         except HooklineError:
             if not self.keeps_own:
                 raise
-            return value  # It can't be copied: then it is the model's own, as was asked.
+            # It can't be copied: then it is the model's own, as was asked.
+            return Guarded(value, [(one, one._version, None) for one in leaves(value) if not one.is_inference()])
         if not sources:
             return kept
         if not self.keeps_own or self.clone is False:
@@ -126,7 +127,7 @@ class Save:
         if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):  # No writes are counted there.
             value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
-        before = _written(value)
+        before = _written(value) if self.keeps_own else None
         with torch.random.fork_rng(devices):
             kept = _ask(self.transform, self.with_call, value, call)
         if self.keeps_own and _written(value) != before:

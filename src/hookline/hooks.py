@@ -251,7 +251,8 @@ class Hooks:
 
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
-        wanted = [(place, names_output(one)) for one in where for place in find(self._model, [one])]
+        every = [one for given in where for one in (given if isinstance(given, list) else [given])]
+        wanted = [(place, names_output(one)) for one in every for place in find(self._model, [one])]
         chosen = [tap for tap in self._taps if any(is_at(tap, *one) for one in wanted)]
         if not chosen:
             raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place, _ in wanted[:3])}")

@@ -41,7 +41,7 @@ def may_be_stale(program: Program) -> set[str]:
         for what in ("captured", "latest", "short")
         for number, block in enumerate(program.blocks)
         for action in block.actions
-        if action.clone is False or not action.detach
+        if action.clone is False
         for place in action.places
         for text in (*(point.text for point in place.points()), *place.short_names())
     }

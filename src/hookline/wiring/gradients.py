@@ -76,6 +76,10 @@ class _Alias(torch.autograd.Function):
     def backward(_ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
+    @staticmethod
+    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent
+
 
 @contextmanager
 def settled() -> Iterator[None]:
@@ -237,7 +241,7 @@ class Arrival:
         self.task = event.task
         self.passes: weakref.WeakValueDictionary[int, Gradient] = weakref.WeakValueDictionary()
         self.template = map_tensors(lambda _: torch.empty(0), part)
-        self.index = write_subscripts(subscripts)
+        self.subscripts = subscripts
         self.came: set[tuple[int, int]] = set()
 
     def hook(self, numbers: list[int]) -> Hook:
@@ -261,7 +265,9 @@ class Arrival:
 
     def _call(self, number: int) -> Call:
         """Return the call for the user's function, without its arguments: they would hold the graph."""
-        site = self.site._replace(index=self.index + write_subscripts(places(self.template)[number]))
+        site = self.site
+        if "*" in site.index or not isinstance(self.template, Tensor):
+            site = site._replace(index=write_subscripts((*self.subscripts, *places(self.template)[number])))
         return Call(site, self.module(), (), {}, self.number, self.notes, self.model())  # type: ignore[arg-type]
 
     def _refuse_second_part(self, number: int) -> None:
@@ -278,7 +284,7 @@ class Arrival:
         if record is None:
             return
         # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
-        copies = bool(self.rest) or (part.is_cuda and action.clone is not False)
+        copies = bool(self.rest) or (part.is_cuda and action.clone is not False and not action.keeps_own)
         kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
         if kept is NOTHING:
             if record.value is EMPTY:

@@ -92,7 +92,8 @@ class Tap:
         """Whether this tap acts where these blocks are open."""
         if RESTING in here:
             acts = acting(self.blocks, self.active, self.module, here)
-            self.session.rested = self.session.rested or not acts
+            if not acts and (self.active or not self.blocks.isdisjoint(here)):
+                self.session.rested = True
             return acts
         return self.active or not self.blocks.isdisjoint(here)
 
@@ -165,8 +166,10 @@ class Tap:
         return value
 
     def _at(self, call: Call, subscripts: tuple[Any, ...]) -> Call:
-        """Return the call with the very place that a `[*]` stands for."""
-        return call._replace(site=call.site._replace(index=write_subscripts(subscripts))) if self.star else call
+        """Return the call with the very place that a `[*]` stands for, if the user's function sees it."""
+        if not self.star or not getattr(self.action, "with_call", False):
+            return call
+        return call._replace(site=call.site._replace(index=write_subscripts(subscripts)))
 
     def trace(self, value: Any) -> Any:
         """Act inside a graph that dynamo is tracing: no counting, no clock, no other thread."""
