@@ -167,6 +167,27 @@ def test_a_parameter_named_args_is_one_argument() -> None:
     assert [gradient.tolist() for gradient in passes[0].grad_inputs] == [[2.0, 2.0, 2.0]]
 
 
+def test_a_forward_on_the_instance_has_the_names_of_its_own() -> None:
+    module = nn.Module()  # Its class takes `*input`.
+    module.forward = lambda input: input * 2  # type: ignore[method-assign, assignment]
+    passes, hooks = followed(module)
+    module(torch.ones(3, requires_grad=True)).sum().backward()
+    hooks.remove()
+    assert [gradient.tolist() for gradient in passes[0].grad_inputs] == [[2.0, 2.0, 2.0]]
+
+
+def test_several_modules_are_followed_by_one_function() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    hooks, seen = hl.Hooks(model), []
+    added = add_backward(hooks, [hl.Site("2"), hl.Site("0")], lambda one: seen.append((one.site, one.module)), "both")
+    add_backward_pre(hooks, [hl.Site("0"), hl.Site("2")], lambda one: seen.append((one.site, one.module)), "before")
+    model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert [str(site) for site, _ in seen] == ["2", "2", "0", "0"]
+    assert [module for _, module in seen] == [model[2], model[2], model[0], model[0]]
+    assert len(added) == 8
+    hooks.remove()
+
+
 def test_a_returned_gradient_takes_the_place_of_that_of_the_input() -> None:
     layer = nn.Linear(2, 2)
     hooks = hl.Hooks(layer)
@@ -201,14 +222,70 @@ def test_the_gradients_of_several_inputs_are_changed_together() -> None:
     hooks.remove()
 
 
+def test_none_in_the_place_of_a_gradient_cuts_it() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: (None, one.grad_inputs[1]), "cut", changes=True)
+    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+    module(x, y)[1].sum().backward()
+    assert x.grad is None  # As with torch's own.
+    assert y.grad is not None
+    assert y.grad.eq(3).all()
+    module(x, torch.ones(2))[1].sum().backward()
+    assert x.grad.eq(0).all()  # type: ignore[unreachable]  # Where torch has none: one tensor's hook can only change it.
+    hooks.remove()
+    add_backward_pre(hooks := hl.Hooks(module), "", lambda one: (None, one.grad_outputs[1]), "cut")
+    x.grad = None
+    first, second = module(x, torch.ones(2))
+    (first.sum() + second.sum()).backward()
+    assert x.grad.eq(1).all()
+    hooks.remove()
+
+
+@pytest.mark.parametrize(("x", "y"), [(False, True), (True, False)])
+def test_a_gradient_in_the_place_of_none_is_refused(x: bool, y: bool) -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    ones = [torch.ones(2, requires_grad=is_followed) for is_followed in (x, y)]
+    add_backward(hooks, "", lambda one: [torch.ones(2)] * 2, "filled", changes=True)
+    with pytest.raises(hl.EditError, match=f"a gradient was returned in place {int(x)}, where none comes"):
+        module(*ones)[1].sum().backward()
+    hooks.remove()
+    add_backward_pre(hooks := hl.Hooks(module), "", lambda one: [torch.ones(2)] * 2, "filled")
+    if y:  # The first output is x * 2 and is not followed.
+        with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes"):
+            module(*ones)[1].sum().backward()
+    hooks.remove()
+
+
+def test_a_gradient_that_never_came_cannot_be_put_in() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 2, self.scale * 3
+
+    module = First()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: (torch.ones(2),), "filled", changes=True)
+    with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes"):
+        module(torch.ones(2, requires_grad=True))[1].sum().backward()
+    hooks.remove()
+    add_backward(hooks := hl.Hooks(module), "", lambda one: (None,), "cut", changes=True)
+    module(torch.ones(2, requires_grad=True))[1].sum().backward()
+    hooks.remove()
+
+
 def test_the_gradients_of_several_outputs_are_changed_together() -> None:
     module = Two()
     hooks = hl.Hooks(module)
     seen: list[Any] = []
 
-    def double(_module: nn.Module, gradients: tuple[Any, ...]) -> Any:
-        seen.append(gradients)
-        return [None if gradient is None else gradient * 2 for gradient in gradients]
+    def double(one: Pass) -> Any:
+        seen.append(one.grad_outputs)
+        return [None if gradient is None else gradient * 2 for gradient in one.grad_outputs]
 
     add_backward_pre(hooks, "", double, "doubled")
     x = torch.ones(2, requires_grad=True)
@@ -228,7 +305,7 @@ def test_the_gradients_of_several_outputs_are_changed_together() -> None:
 def test_the_gradient_of_one_output_is_changed_before_it_goes_on() -> None:
     layer = nn.Linear(2, 2)
     hooks = hl.Hooks(layer)
-    add_backward_pre(hooks, "", lambda module, gradients: (gradients[0] * 0,), "none")
+    add_backward_pre(hooks, "", lambda one: (one.grad_outputs[0] * 0,), "none")
     layer(torch.ones(1, 2)).sum().backward()
     assert layer.bias.grad.eq(0).all()
     hooks.remove()
@@ -302,3 +379,25 @@ def test_a_method_has_a_backward_pass_too() -> None:
     model(torch.ones(1, requires_grad=True)).sum().backward()
     hooks.remove()
     assert passes[0].grad_inputs == (torch.tensor([3.0]),)
+
+
+def test_an_output_that_is_there_twice_has_its_gradient_at_both_places() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 2
+            return y, y
+
+    module = Doubled()
+    passes, hooks = followed(module)
+    one, other = module(torch.ones(1, requires_grad=True))
+    (one + 3 * other).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_outputs == (torch.tensor([4.0]), torch.tensor([4.0]))
+
+
+def test_a_nested_value_of_which_no_gradient_came_is_none() -> None:
+    lstm = nn.LSTM(3, 2)
+    passes, hooks = followed(lstm)
+    lstm(torch.randn(4, 3))[0].sum().backward()
+    hooks.remove()
+    assert passes[0].grad_outputs[1] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import threading
 import weakref
@@ -81,8 +82,7 @@ def test_the_examples_of_run(model: nn.Module) -> None:
 
 
 def test_the_examples_of_recording(model: nn.Module) -> None:
-    with pytest.warns(hl.HooklineWarning, match="'unused' was not called in 1 forward of Model"):
-        result, cache = nice_hooks.run(model, X, return_activations=True)
+    result, cache = nice_hooks.run(model, X, return_activations=True)  # That `unused` did not run is no surprise.
     assert result.equal(model(X))
     assert list(cache) == RAN
     assert type(cache) is ActivationCache
@@ -209,7 +209,7 @@ def test_everything_the_original_promised_is_there(model: nn.Module) -> None:
     to_paths = names["to_paths"]
     assert [to_paths(True), to_paths(False), to_paths("a"), to_paths(("a", "b"))] == [["**"], [], ["a"], ["a", "b"]]
     assert to_paths(ModulePath("a", (0,))) == ["a[0]"]
-    with pytest.raises(TypeError, match="not iterable"):
+    with pytest.raises(TypeError, match="a path is text, a list of texts, or True for every module, not NoneType"):
         to_paths(None)
 
 
@@ -261,6 +261,13 @@ def test_what_a_forward_hook_returns_replaces_the_output_or_its_part(chain: nn.S
     cast = run(chain, X, forward_hooks={"0[1]": lambda module, path, args, output: torch.ones(1, 5).double()})
     assert cast[1].equal(torch.ones(5))
     assert cast[0].equal(chain(X)[0])
+
+
+def test_each_part_gets_the_value_of_its_path(chain: nn.Sequential) -> None:
+    values = {"1[0]": 5.0, "1": torch.ones(2, 5), "0[:, 0]": 2.0, "1[:, 0]": 3.0, "1[:, 1]": 3.0, "1[1]": 4.0}
+    result, cache = run(chain, X, with_activations=values, return_activations=["0"])
+    assert cache["0"][:, 0].eq(2).all()
+    assert result.tolist() == [[3.0, 3.0, 1.0, 1.0, 1.0], [4.0] * 5]
 
 
 def test_later_paths_see_what_earlier_ones_returned(chain: nn.Sequential) -> None:
@@ -435,6 +442,59 @@ def test_a_module_that_never_ran_warns_and_says_why(model: nn.Module, keyword: s
         model(X)
 
 
+@pytest.mark.parametrize("keyword", ["forward_hooks", "forward_pre_hooks", "full_backward_hooks", "with_activations"])
+def test_a_module_that_a_pattern_finds_may_be_left_out(model: nn.Module, keyword: str) -> None:
+    given = {"un*": 0.0, "un*[0]": 0.0} if keyword == "with_activations" else {"un*": lambda *_: None}
+    run(model, X, **{keyword: given}, return_activations=["un*", "mod2"])  # type: ignore[arg-type]
+    with torch.no_grad(), nice_hooks.register_full_backward_hook(model, "**", print):
+        model(X)
+
+
+def test_names_that_never_ran_warn_once_together(model: nn.Module) -> None:
+    wanted = ["unused", "mod1", "unused[0]", "unused[*]"]
+    with pytest.warns(hl.HooklineWarning, match=r"'unused' was not called .* \(and 2 more\)$") as warned:
+        _, cache = run(model, X, return_activations=wanted)
+    assert [one.filename for one in warned] == [__file__]
+    assert list(cache) == ["mod1"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_real_model_warns_of_nothing(name: str) -> None:
+    real_models = pytest.importorskip("tests.real_models")
+    model = getattr(real_models, name)()
+    inputs = {"input_ids": real_models.ids(), **({"decoder_input_ids": real_models.ids()} if name == "t5" else {})}
+    hooks = {"**": lambda *_: None}
+    result, cache = run(model, **inputs, return_activations=True, forward_hooks=hooks, full_backward_hooks=hooks)
+    assert cache[""][0] is result[0]
+    assert list(cache) == list(run(model.eval(), **inputs, return_activations=True)[1])
+    result[0].sum().backward()
+
+
+def test_a_child_that_is_replaced_while_the_model_runs_is_left_out() -> None:
+    class Replacing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.head = nn.Linear(4, 2)
+            return self.head(x)  # type: ignore[no-any-return]
+
+    model = Replacing()
+    assert list(run(model, X, return_activations=True, forward_hooks={"**": lambda *_: None})[1]) == [""]
+    with pytest.warns(hl.HooklineWarning, match="'head' was not called"):
+        run(model, X, return_activations=["head"])
+    with pytest.warns(hl.HooklineWarning, match="'head' was"):
+        run(model, X, forward_hooks={"head": lambda *_: None})
+
+
+def test_what_runs_in_a_torch_jit_graph_is_passed_over() -> None:
+    model = nn.Sequential(torch.jit.script(nn.ReLU()), nn.Linear(4, 5))
+    assert list(run(model, X, return_activations=True)[1]) == ["1", ""]
+    with pytest.warns(hl.HooklineWarning, match="'0' is compiled by torch.jit"):
+        run(model, X, return_activations=["0"])
+
+
 def test_hooklines_own_marks_are_no_paths(model: nn.Module) -> None:
     for path in ("mod2:input", "mod2#0", "mod2/linear"):
         with pytest.warns(hl.HooklineWarning, match=f"'{path}' names no module and no method"):
@@ -459,6 +519,29 @@ def test_a_compiled_model_is_hooked(chain: nn.Sequential) -> None:
     assert seen == ["_orig_mod.0", "_orig_mod.1"]
     assert list(cache) == ["_orig_mod.0", "_orig_mod.1", "", "_orig_mod"]  # The last two are one module.
     assert result.equal(1 - X)
+    with torch.no_grad():  # A part of a graph that dynamo resumes warns of a .grad, by itself.
+        assert list(run(compiled, X, return_activations=["0[0]", "_orig_mod.0[1]"])[1]) == ["0[0]", "_orig_mod.0[1]"]
+
+
+def test_one_registration_is_no_twin_of_itself(chain: nn.Sequential) -> None:
+    class Half(nn.Module):
+        def forward(self, *values: Any) -> Any:
+            return values[-1] / 2
+
+    calls: list[str] = []
+
+    def note(module: nn.Module, path: ModulePath, args: Any, output: Any) -> None:
+        calls.append(str(path))
+
+    compiled: Any = torch.compile(chain, backend="eager")
+    with nice_hooks.register_forward_hook(compiled, "**", note), nice_hooks.register_forward_hook(chain, "0", Half()):
+        handle = nice_hooks.register_forward_hook(chain, ["0", "0"], Half())  # Another one that prints the same.
+        result = compiled(X)
+        with handle.handles[0]:
+            pass
+        handle.remove()
+    assert calls == ["_orig_mod.0", "_orig_mod.1", "", "_orig_mod"]
+    assert result.allclose(chain(X) / 8)
 
 
 # Pre-hooks.
@@ -497,6 +580,20 @@ def test_a_forward_pre_hook_of_a_module_with_any_arguments() -> None:
         assert seen[-1] == args
     hook = {"": lambda module, path, args: (*args, 10.0, 10.0)}  # type: ignore[dict-item]
     assert run(total, 1.0, 2.0, factor=2.0, forward_pre_hooks=hook) == 46.0
+
+
+def test_a_forward_pre_hook_that_gives_an_argument_twice_or_too_many_is_refused() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(input) * scale
+
+    layer = Scaled(4, 2)
+    instead = {"": lambda module, path, args: (X * 0,)}
+    with pytest.raises(TypeError, match=r"^Scaled.forward\(\) got multiple values for argument 'input'"):
+        run(layer, input=X, forward_pre_hooks=instead)
+    with pytest.raises(TypeError, match=r"^Scaled.forward\(\) got too many positional arguments"):
+        run(layer, X, forward_pre_hooks={"": lambda module, path, args: (X, 1.0, 2.0)})
+    assert run(layer, X, scale=2.0, forward_pre_hooks=instead).equal(layer(X * 0, scale=2.0))
 
 
 # Backward hooks.
@@ -597,6 +694,45 @@ def test_a_backward_hook_may_change_the_gradients_of_several_inputs() -> None:
     assert two.grad is not None
     assert one.grad.eq(5).all()
     assert two.grad.eq(5).all()
+
+
+def test_none_from_a_backward_hook_cuts_the_gradient() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    run(model, X, full_backward_hooks={"1": lambda *_: (None,)}).sum().backward()
+    assert not model[0].weight.grad.any()
+    assert model[1].weight.grad.any()
+    model.zero_grad()
+    run(model, X, full_backward_pre_hooks={"1": lambda *_: (None,)}).sum().backward()
+    assert not model[1].weight.grad.any()
+    module = nn.Bilinear(2, 3, 1)
+    one, two = torch.ones(1, 2, requires_grad=True), torch.ones(1, 3, requires_grad=True)
+    hook = {"": lambda module, path, grad_input, grad_output: (None, grad_input[1] * 2)}
+    run(module, one, two, full_backward_hooks=hook).sum().backward()
+    assert one.grad is None
+    assert two.grad.allclose(2 * module.weight.sum(1)[0])  # type: ignore[union-attr]
+
+
+def test_a_gradient_where_none_comes_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 5))  # With torch a RuntimeError: no input requires one.
+    result = run(model, X, full_backward_hooks={"0": lambda *_: (torch.ones(2, 4),)})
+    with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes; return None there"):
+        result.sum().backward()
+
+
+def test_a_backward_hook_gets_and_changes_the_gradients_of_positional_inputs() -> None:
+    module, seen = nn.Bilinear(2, 3, 1), []
+
+    def double(module: nn.Module, path: ModulePath, grad_input: Any, grad_output: Any) -> Any:
+        seen.append(grad_input)
+        return (grad_input[0] * 2,)
+
+    one, two = torch.ones(1, 2, requires_grad=True), torch.ones(1, 3, requires_grad=True)
+    run(module, one, input2=two, full_backward_hooks={"": double}).sum().backward()
+    assert [len(gradients) for gradients in seen] == [1]
+    assert one.grad is not None
+    assert one.grad.allclose(2 * module.weight.sum(2)[0])
+    assert two.grad is not None
+    assert two.grad.allclose(module.weight.sum(1)[0])
 
 
 @pytest.mark.parametrize(
@@ -704,13 +840,152 @@ def test_the_last_call_of_a_module_is_cached() -> None:
     assert cache["0"].equal(result)
 
 
+class Halved(nn.Module):
+    """Calls itself on halves, and on one that is too long for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.short(x)
+        except ValueError:
+            return torch.cat([self(half) for half in x.chunk(2)])
+
+    def short(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 2:
+            raise ValueError(len(x))
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+class Again(nn.Module):
+    """Calls a module a second time, not inside the first."""
+
+    def __init__(self, halved: Halved) -> None:
+        super().__init__()
+        self.halved = halved
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.halved(x).sum() + self.halved(x[:2])  # type: ignore[no-any-return]
+
+
+def test_of_a_module_that_calls_itself_the_call_that_ended_last_is_cached() -> None:
+    model = nn.Sequential(Halved(), nn.ReLU(inplace=True))
+    x = torch.randn(7, 4)
+    result, cache = run(model, x, return_activations=True)
+    assert list(cache) == ["0.linear", "0", "1", ""]
+    assert cache[""] is result
+    assert cache["0"].equal(model[0](x))  # As it was before the ReLU.
+    assert cache["0"].lt(0).any()
+    assert cache["0.linear"].shape == (1, 1)
+    _, cache = run(model, x, return_activations=["0", "0[0]", "0[*]"])
+    assert [len(value) for value in cache.values()] == [7, *[1] * 7]
+    assert cache["0[6]"].equal(model[0](x)[6])
+    result, cache = run(model[0], x, return_activations=True)
+    assert torch.autograd.grad(result.sum(), cache[""])[0].eq(1).all()
+    assert run(Again(model[0]), x, return_activations=True)[1]["halved"].shape == (2, 1)
+
+
+def test_of_a_container_that_is_called_by_what_it_holds_too() -> None:
+    class Down(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.top[0](half) for half in x.chunk(2)]) if len(x) > 1 else x + 1
+
+    model = nn.Sequential(Down())
+    model[0].top = [model]
+    result, cache = run(model, X, return_activations=True)
+    assert {name: len(value) for name, value in cache.items()} == {"0": 2, "": 2}
+    assert result.equal(X + 1)
+
+
+def test_of_a_method_that_calls_itself_too() -> None:
+    class Power(nn.Module):
+        def times(self, x: torch.Tensor, left: int) -> torch.Tensor:
+            return x if not left else self.times(x, left - 1) * 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.times(x, 3) + 1
+
+    nice_hooks.patch_method_to_module(Power, "times")
+    assert run(Power(), X, return_activations=["times"])[1]["times"].equal(X * 8)
+
+
 def test_values_that_are_no_tensors_are_cached_as_they_are() -> None:
     class Odd(nn.Module):
         def forward(self, value: Any) -> Any:
             return value
 
-    for value in (None, {"a": 1}, (1, "b")):
+    for value in (None, {"a": 1}, (1, "b"), threading.Lock(), (one for one in "abc")):
         assert run(nn.Sequential(Odd()), value, return_activations=["0"])[1] == {"0": value}
+        if value is not None:
+            assert run(nn.Sequential(Odd()), X, with_activations={"0": value}) == value
+    assert run(nn.Sequential(Odd()), X, with_activations={"0": None}).equal(X)
+
+
+def test_a_part_of_a_dict_has_no_path() -> None:
+    class Named(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"a": x}
+
+    for keywords in ({"return_activations": ["[*]"]}, {"forward_hooks": {"[*]": print}}):
+        with pytest.raises(hl.SiteError, match=r"a dict passes here, and '\*' counts the items of tensors"):
+            run(Named(), X, **keywords)  # type: ignore[arg-type]
+
+
+def test_a_module_with_a_forward_hook_of_torchs_own_warns_of_the_patch(chain: nn.Sequential) -> None:
+    handle = chain[0].register_forward_hook(lambda module, args, output: output * 0)
+    with pytest.warns(hl.HooklineWarning, match="'0' has a forward hook of torch's own, which gets the new") as said:
+        result = run(chain, X, with_activations={"0": torch.ones(2, 5)})
+    assert said[0].filename == __file__
+    assert not result.any()
+    with pytest.warns(hl.HooklineWarning, match=r"'0' .* own \(and 1 more\)"):
+        run(chain, X, with_activations={"0[0]": 1.0, "*[1]": 1.0})
+    assert run(chain, X, return_activations=["0"], forward_hooks={"0": lambda *_: None})[1]["0"].any()
+    handle.remove()
+    inner = Inner()
+    nice_hooks.patch_method_to_module(Inner, "inner_calc")
+    inner.register_forward_hook(lambda module, args, output: None)
+    assert run(inner, X, with_activations={"inner_calc": X}).equal(X + 1)  # It is on the module, not on its method.
+
+
+def test_without_hooks_anything_that_can_be_called_is_called(chain: nn.Sequential) -> None:
+    assert run(functools.partial(chain), X, forward_hooks={}, return_activations=False).equal(chain(X))
+    with pytest.raises(hl.SiteError, match="a model is a torch.nn.Module, not partial"):
+        run(functools.partial(chain), X, return_activations=True)
+
+
+def test_what_is_no_mapping_is_shown(chain: nn.Sequential) -> None:
+    with pytest.raises(TypeError, match="with_activations is a mapping, as in {'h.0': ...}, not str"):
+        run(chain, X, with_activations="0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="forward_hooks is a mapping, as in {'h.0': ...}, not list"):
+        run(chain, X, forward_hooks=[("0", print)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a path is text, .* not NoneType"):
+        nice_hooks.register_forward_hook(chain, None, print)  # type: ignore[arg-type]
+
+
+def test_the_modules_of_a_model_are_listed_once() -> None:
+    class Listed(nn.Sequential):
+        listed = 0
+
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            self.listed += 1
+            return super().named_modules(*args, **kwargs)
+
+    model = Listed(*(nn.ReLU() for _ in range(50)))
+    _, cache = run(model, X, return_activations=True)
+    model.listed = 0
+    assert run(model, X, with_activations=cache, forward_hooks={"*": lambda *_: None}).equal(X.relu())
+    assert len(expand_module_path(model, list(cache))) == 51
+    assert model.listed == 2
+
+
+@pytest.mark.parametrize("given", [["**[*]", "**[0]"], ["**[0]", "**[*]"], ["*[0]", "*", "*[*]", "0"]])
+def test_keys_come_in_the_order_in_which_values_pass(chain: nn.Sequential, given: list[str]) -> None:
+    _, cache = run(chain, X, return_activations=given)
+    own = {"[*]": ["[0]", "[1]"], "[0]": ["[0]"], "": [""]}
+    parts = [part for path in given for part in own[path.lstrip("*0")]]
+    assert list(cache) == list(dict.fromkeys(name + part for name in ("0", "1", "") for part in parts))
 
 
 def test_a_cache_patches_another_run(model: nn.Module) -> None:
@@ -757,8 +1032,9 @@ def test_arithmetic_is_on_the_common_keys_in_the_order_of_the_left() -> None:
     assert type(one - other) is ActivationCache
     assert (one * 2)["c"].sum() == 4
     assert (one / 2)["c"].sum() == 1
-    with pytest.raises(TypeError, match="unsupported operand"):
-        {} + one  # type: ignore[operator]
+    for left, right in (({}, one), (one, 1), (one, None)):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            left + right  # type: ignore[operator]
 
 
 def test_a_cache_stays_a_cache() -> None:
@@ -851,9 +1127,11 @@ def test_nothing_of_a_patched_class_is_touched(patched: nn.Sequential) -> None:
 def test_a_method_that_is_not_there_or_has_no_calls_is_refused() -> None:
     with pytest.raises(AttributeError, match="type object 'Inner' has no attribute 'other'"):
         nice_hooks.patch_method_to_module(Inner, "other")
-    for name in ("forward", "__call__", "__doc__"):
+    for name in ("forward", "__call__", "__doc__", "dump_patches"):
         with pytest.raises(ValueError, match=f"Inner.{name} is no method with calls of its own"):
             nice_hooks.patch_method_to_module(Inner, name)
+    with pytest.raises(TypeError, match=r"not of one Inner: patch_method_to_module\(Inner, 'inner_calc'\)"):
+        nice_hooks.patch_method_to_module(Inner(), "inner_calc")  # type: ignore[arg-type]
 
 
 def test_a_method_can_be_named_without_patching() -> None:

@@ -10,7 +10,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ from hookline.compat.gradients import (
     Path,
     Place,
     awaited,
+    by_place,
     changed_of,
     detached,
     fill,
     is_followed,
     outputs_of,
+    passed_together,
     templates_of,
 )
 
@@ -35,84 +37,74 @@ from hookline.compat.gradients import (
 class Pass:
     """One backward pass through one call of a module; by position, keyword inputs after the others."""
 
+    site: hl.Site  # Of the module, or of the method.
     module: nn.Module
     grad_inputs: tuple[Any, ...]
     grad_outputs: tuple[Any, ...]
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    positional: int
+    inputs: tuple[Any, ...] = ()
+    outputs: tuple[Any, ...] = ()
+    positional: int = 0
 
 
 Function = Callable[[Pass], Sequence[Any] | None]
-PreFunction = Callable[[nn.Module, tuple[Any, ...]], Sequence[Any] | None]
+Where = str | hl.Site | list[hl.Site]
 
 
 def add_backward(
     hooks: hl.Hooks,
-    site: hl.Site | str,
+    where: Where,
     function: Function,
     name: str,
     keep_values: bool = False,
     changes: bool = False,
+    missing: str = "ignore",
 ) -> hl.Hooks:
-    """Call `function` with each backward pass through a module or method.
+    """Call `function` with each backward pass through a module or method, or through several.
 
     Return the hooks that do it, which all have that name and are to be switched together.
 
     Args:
         keep_values: Whether a pass has the inputs and outputs themselves, detached, as they were in the forward.
-        changes: Whether what the function returns replaces `grad_inputs`. A module that writes into one of several
-            inputs then raises, as it does under torch's own hooks.
+        changes: Whether what the function returns replaces `grad_inputs`; None in it cuts a gradient. A module that
+            writes into one of several inputs then raises, as it does under torch's own hooks.
+        missing: What happens when no gradient can come: see `Hooks.when_missing`.
     """
     joined = _Joined(function, keep_values, changes)
-    site = hl.Site(site) if isinstance(site, str) else site
     clone = None if keep_values else False
     options: dict[str, Any] = {"name": name, "with_call": True}
-    hooks.edit(site._replace(port="inputs"), joined.take_inputs, clone=clone, check=False, **options)
-    hooks.edit(site, joined.take_outputs, clone=clone, **options)
-    hooks.edit(site._replace(port="grad_inputs"), joined.take_gradient, **options)
-    hooks.edit(site._replace(port="grad_output"), joined.take_gradient, **options)
-    return hooks[name].when_missing("ignore")
+    hooks.edit(_at(where, "inputs"), joined.take_inputs, clone=clone, check=False, **options).when_missing("ignore")
+    hooks.edit(_at(where, "output"), joined.take_outputs, clone=clone, **options).when_missing("ignore")
+    hooks.edit(_at(where, "grad_inputs"), joined.take_gradient, **options).when_missing("ignore")
+    hooks.edit(_at(where, "grad_output"), joined.take_gradient, **options).when_missing(missing)
+    return hooks[name]
 
 
-def add_backward_pre(hooks: hl.Hooks, site: hl.Site | str, function: PreFunction, name: str) -> hl.Hooks:
-    """Call `function(module, grad_outputs)` when the gradients of a call come; what it returns replaces them."""
+def add_backward_pre(hooks: hl.Hooks, where: Where, function: Function, name: str, missing: str = "ignore") -> hl.Hooks:
+    """Call `function` when the gradients of the outputs of a call come; what it returns replaces them."""
     before = _Before(function)
-    site = hl.Site(site) if isinstance(site, str) else site
-    hooks.edit(site, before.take_outputs, name=name, with_call=True, clone=False, check=False)
-    hooks.edit(site._replace(port="grad_output"), before.take_gradient, name=name, with_call=True)
-    return hooks[name].when_missing("ignore")
+    options: dict[str, Any] = {"name": name, "with_call": True}
+    hooks.edit(_at(where, "output"), before.take_outputs, clone=False, check=False, **options).when_missing("ignore")
+    hooks.edit(_at(where, "grad_output"), before.take_gradient, **options).when_missing(missing)
+    return hooks[name]
+
+
+def _at(where: Where, port: str) -> list[hl.Site]:
+    sites = [hl.Site(where)] if isinstance(where, str) else [where] if isinstance(where, hl.Site) else where
+    return [site._replace(port=port) for site in sites]
 
 
 @dataclass
 class _Notes:
     """What is known of one call: its values with a place for each tensor, and the gradients that have come so far."""
 
+    site: hl.Site
     positional: int
     inputs: list[Any]
     outputs: list[Any] = field(default_factory=list)
     values: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
     waited_for: set[Place] = field(default_factory=set)  # Of inputs; where none is, of outputs.
     came: dict[Place, Tensor] = field(default_factory=dict)
-    is_gated: bool = False
-
-
-class _Gate(torch.autograd.Function):
-    """An identity for several tensors, whose gradients pass it together. They must not be written in place then."""
-
-    @staticmethod
-    def forward(ctx: Any, receive: Callable[..., Any], *tensors: Tensor) -> Any:
-        ctx.receive = receive
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        return None, *ctx.receive(gradients)
-
-
-def _gate(receive: Callable[..., Any], tensors: list[Tensor]) -> tuple[Tensor, ...]:
-    return _Gate.apply(receive, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    gated: list[Path] = field(default_factory=list)
 
 
 class _Joined:
@@ -125,22 +117,22 @@ class _Joined:
 
     def take_inputs(self, bound: Mapping[str, Any], call: Any) -> dict[str, Any] | None:
         """Note what a call is given; several tensors of which gradients will come pass a gate."""
-        rest = _rest_of(getattr(call.module, call.site.method or "forward"))
+        rest = _rest_of(getattr(type(call.module), call.site.method or "forward"))
         parts: Parts = []
         for name, value in bound.items():
-            is_rest = name == rest and name not in call.kwargs
+            is_rest = name == rest and name not in call.kwargs and isinstance(value, tuple)
             parts += [((name, i), part) for i, part in enumerate(value)] if is_rest else [((name,), value)]
-        notes = call.notes[self] = _Notes(len(call.args), templates_of("grad_inputs", parts))
+        notes = call.notes[self] = _Notes(_home(call.site), len(call.args), templates_of("grad_inputs", parts))
         notes.waited_for = awaited("grad_inputs", parts)
         if self.keep_values:
             notes.values = tuple(detached(value) for _, value in parts), ()
-        gated = [path for path, value in parts if isinstance(value, Tensor) and is_followed(value)]
-        are_distinct = len({id(dict(parts)[path]) for path in gated}) == len(gated)
+        gated = {path: value for path, value in parts if isinstance(value, Tensor) and is_followed(value)}
+        are_distinct = len(set(map(id, gated.values()))) == len(gated)
         if len(gated) < 2 or (are_distinct and not self.changes):
             return None
-        notes.is_gated = True
-        receive = partial(self._receive, notes, weakref.ref(call.module), gated)  # The graph is to hold no module.
-        passed = dict(zip(gated, _gate(receive, [dict(parts)[path] for path in gated]), strict=True))
+        notes.gated = list(gated)
+        receive = partial(self._receive, notes, weakref.ref(call.module))  # The graph is to hold no module.
+        passed = dict(zip(gated, passed_together(receive, gated.values()), strict=True))
         new = dict(bound)
         for path, tensor in passed.items():
             name, *index = path
@@ -167,70 +159,82 @@ class _Joined:
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._end(notes, module))  # Some may have no gradient to wait for.
         notes.came[place] = gradient
-        if notes.is_gated or not notes.waited_for <= set(notes.came):
+        if notes.gated or not notes.waited_for <= set(notes.came):
             return None
-        return self._call(notes, call.module).get(place)
+        return _put(self._call(notes, call.module, {place}), place, gradient)
 
-    def _receive(
-        self, notes: _Notes, module: Callable[[], Any], gated: list[Path], gradients: tuple[Tensor | None, ...]
-    ) -> list[Any]:
-        places = [Place("grad_inputs", path) for path in gated]
-        notes.came.update({place: one for place, one in zip(places, gradients, strict=True) if one is not None})
-        changed = self._call(notes, module())
-        return [changed.get(place, one) for place, one in zip(places, gradients, strict=True)]
+    def _receive(self, notes: _Notes, module: Callable[[], Any], gradients: tuple[Tensor | None, ...]) -> list[Any]:
+        came = by_place("grad_inputs", notes.gated, gradients)
+        notes.came.update({place: one for place, one in came.items() if one is not None})
+        return list({**came, **self._call(notes, module(), {*came})}.values())
 
     def _end(self, notes: _Notes, module: nn.Module) -> None:
         if notes.came:
-            self._call(notes, module)
+            self._call(notes, module, set())
 
-    def _call(self, notes: _Notes, module: nn.Module) -> dict[Place, Any]:
+    def _call(self, notes: _Notes, module: nn.Module, can_take: set[Place]) -> dict[Place, Any]:
         """Call the function, and return what it put in the place of gradients of inputs."""
         came, notes.came = notes.came, {}
         old, grad_outputs = (tuple(fill(part, came) for part in side) for side in (notes.inputs, notes.outputs))
-        new = self.function(Pass(module, old, grad_outputs, *notes.values, notes.positional))
-        return {} if new is None or not self.changes else changed_of(notes.inputs, old, new)
+        new = self.function(Pass(notes.site, module, old, grad_outputs, *notes.values, notes.positional))
+        return {} if new is None or not self.changes else changed_of(notes.inputs, old, new, can_take)
 
 
 class _Before:
     """The functions that hookline calls, for one backward pre-hook."""
 
-    def __init__(self, function: PreFunction) -> None:
+    def __init__(self, function: Function) -> None:
         self.function = function
 
     def take_outputs(self, output: Any, call: Any) -> Any:
         """Note what a call gives; several tensors of which gradients will come pass a gate."""
         parts = outputs_of(output)
-        templates = call.notes[self] = templates_of("grad_output", parts)
-        gated = [path for path, value in parts if isinstance(value, Tensor) and is_followed(value)]
+        templates = templates_of("grad_output", parts)
+        gated = {path: value for path, value in parts if isinstance(value, Tensor) and is_followed(value)}
+        call.notes[self] = templates if len(gated) < 2 else None
         if len(gated) < 2:
             return None
-        call.notes[self] = None
-        receive = partial(self._receive, weakref.ref(call.module), templates, gated)
-        passed = dict(zip(gated, _gate(receive, [output[i] for (i,) in gated]), strict=True))
+        receive = partial(self._receive, _home(call.site), weakref.ref(call.module), templates, list(gated))
+        passed = dict(zip(gated, passed_together(receive, gated.values()), strict=True))
         items = [passed.get(path, value) for path, value in parts]
         return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
 
     def take_gradient(self, gradient: Tensor, call: Any) -> Any:
         """Call the function with the only gradient that comes."""
+        if call.notes[self] is None:
+            return None
         place = Place("grad_output", call.site.subscripts)
-        if call.notes[self] is not None:
-            return self._call(call.module, call.notes[self], {place: gradient}).get(place)
-        return None
+        return _put(self._call(_home(call.site), call.module, call.notes[self], {place: gradient}), place, gradient)
 
     def _receive(
-        self, module: Callable[[], Any], templates: list[Any], gated: list[Path], gradients: tuple[Tensor | None, ...]
+        self,
+        site: hl.Site,
+        module: Callable[[], Any],
+        templates: list[Any],
+        gated: list[Path],
+        gradients: tuple[Tensor | None, ...],
     ) -> list[Any]:
-        places = [Place("grad_output", path) for path in gated]
-        came = {place: one for place, one in zip(places, gradients, strict=True) if one is not None}
-        changed = self._call(module(), templates, came)
-        return [changed.get(place, one) for place, one in zip(places, gradients, strict=True)]
+        came = by_place("grad_output", gated, gradients)
+        return list({**came, **self._call(site, module(), templates, came)}.values())
 
-    def _call(self, module: nn.Module, templates: list[Any], came: dict[Place, Tensor]) -> dict[Place, Any]:
+    def _call(self, site: hl.Site, module: nn.Module, templates: list[Any], came: dict[Place, Any]) -> dict[Place, Any]:
         old = tuple(fill(template, came) for template in templates)
-        new = self.function(module, old)
-        return {} if new is None else changed_of(templates, old, new)
+        new = self.function(Pass(site, module, (), old))
+        return {} if new is None else changed_of(templates, old, new, {*came})
 
 
+def _home(site: hl.Site) -> hl.Site:
+    """Return the module or method that a place is at."""
+    return hl.Site(site.path, member=site.member)
+
+
+def _put(changed: dict[Place, Any], place: Place, gradient: Tensor) -> Tensor | None:
+    """Return what an edit of a gradient is to return; one that is cut is zero, where torch has none at all."""
+    new = changed.get(place, gradient)
+    return torch.zeros_like(gradient) if new is None else None if new is gradient else new
+
+
+@lru_cache(maxsize=1024)
 def _rest_of(forward: Callable[..., Any]) -> str:
     """Return the name under which hookline gives what a forward takes as `*args`, if it does."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,8 @@ def outputs_of(output: Any) -> Parts:
 def awaited(port: str, parts: Parts) -> set[Place]:
     """Return the places of those tensors to which a gradient may come."""
     found = [pair for path, value in parts for pair in _tensors(port, path, value)]
-    return {place for place, tensor in found if is_followed(tensor)}
+    first = {id(tensor): place for place, tensor in reversed(found)}  # Of one that is there twice, hookline names this.
+    return {first[id(tensor)] for _, tensor in found if is_followed(tensor)}
 
 
 def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[Place, Tensor]]:
@@ -44,16 +45,17 @@ def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[Place, Tensor]
 
 def templates_of(port: str, parts: Parts) -> list[Any]:
     """Return values with the place of its gradient for each tensor, and None for what has none."""
-    return [_template(port, path, value) for path, value in parts]
+    first: dict[int, Place] = {}  # An output that is there twice has its gradient at both places.
+    return [_template(port, path, value, first if port == "grad_output" else {}) for path, value in parts]
 
 
-def _template(port: str, path: Path, value: Any) -> Any:
+def _template(port: str, path: Path, value: Any, first: dict[int, Place]) -> Any:
     if isinstance(value, Tensor):
-        return Place(port, path)
+        return first.setdefault(id(value), Place(port, path))
     if isinstance(value, Mapping):
-        return {key: _template(port, (*path, key), part) for key, part in value.items()}
+        return {key: _template(port, (*path, key), part, first) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_template(port, (*path, i), part) for i, part in enumerate(value)]
+        return [_template(port, (*path, i), part, first) for i, part in enumerate(value)]
     return None
 
 
@@ -62,8 +64,10 @@ def fill(template: Any, came: Mapping[Place, Tensor]) -> Any:
     if isinstance(template, Place):
         return came.get(template)
     if isinstance(template, dict):
-        return {key: fill(part, came) for key, part in template.items()}
-    return tuple(fill(part, came) for part in template) if isinstance(template, list) else None
+        filled = {key: fill(part, came) for key, part in template.items()}
+        return filled if any(part is not None for part in filled.values()) else None
+    parts = tuple(fill(part, came) for part in template) if isinstance(template, list) else ()
+    return parts if any(part is not None for part in parts) else None
 
 
 def is_followed(tensor: Tensor) -> bool:
@@ -80,11 +84,43 @@ def detached(value: Any) -> Any:
     return type(value)(map(detached, value)) if type(value) in (tuple, list) else value
 
 
-def changed_of(templates: list[Any], old: tuple[Any, ...], new: Sequence[Any]) -> dict[Place, Any]:
-    """Return the gradients that are other ones now, each by its place."""
+def changed_of(
+    templates: list[Any], old: tuple[Any, ...], new: Sequence[Any], can_take: set[Place]
+) -> dict[Place, Any]:
+    """Return the gradients that are other ones now, each by its place; None stands for one that is cut."""
     if len(new) != len(old):
         raise hl.EditError(f"{len(new)} gradients returned in the place of {len(old)}")
-    pairs = [(template, one) for template, before, one in zip(templates, old, new, strict=True) if one is not before]
-    if any(not isinstance(template, Place) for template, _ in pairs if template is not None):
-        raise hl.EditError("a gradient inside a nested value can't be changed here; hl.edit does it, by its place")
-    return {template: one for template, one in pairs if template is not None and one is not None}
+    changed = {}
+    for number, (template, before, one) in enumerate(zip(templates, old, new, strict=True)):
+        if one is before:
+            continue
+        if isinstance(template, (list, dict)):
+            raise hl.EditError("a gradient inside a nested value can't be changed here; hl.edit does it, by its place")
+        if template not in can_take:
+            raise hl.EditError(f"a gradient was returned in place {number}, where none comes; return None there")
+        changed[template] = one
+    return changed
+
+
+def by_place(port: str, paths: list[Path], gradients: tuple[Tensor | None, ...]) -> dict[Place, Tensor | None]:
+    """Return gradients, and None for those that did not come, each by its place."""
+    return {Place(port, path): one for path, one in zip(paths, gradients, strict=True)}
+
+
+def passed_together(receive: Callable[..., Any], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Pass tensors on so that their gradients go through `receive` all at once, which returns those that go on."""
+    return _Gate.apply(receive, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Gate(torch.autograd.Function):
+    """An identity for several tensors, whose gradients pass it together. They must not be written in place then."""
+
+    @staticmethod
+    def forward(ctx: Any, receive: Callable[..., Any], *tensors: Tensor) -> Any:
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return None, *ctx.receive(gradients)

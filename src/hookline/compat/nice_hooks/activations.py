@@ -42,4 +42,6 @@ class ActivationCache(dict[str, Tensor]):
         return ActivationCache({path: value[key] for path, value in self.items()})
 
     def _with(self, other: Mapping[str, Tensor], operation: Callable[[Tensor, Tensor], Tensor]) -> ActivationCache:
+        if not isinstance(other, Mapping):
+            return NotImplemented
         return ActivationCache({path: operation(value, other[path]) for path, value in self.items() if path in other})

@@ -1,95 +1,174 @@
-"""The user's hooks as hookline's: for each kind, how it is added and how it is called."""
+"""The user's hooks as hookline's: for each kind, how it is added and how it is called.
+
+hookline leaves out what wrappers add to names, so a function that it calls knows how the user calls each module, where
+that differs. It also holds the Hooks it is one of: a registration acts though nobody keeps what it returned, as
+torch's own does.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hookline as hl
 from hookline.compat.backward import Pass, add_backward
 from hookline.compat.backward import add_backward_pre as add_before
-from hookline.compat.nice_hooks.paths import ModulePath, index_of, name_of
+from hookline.compat.nice_hooks.paths import ModulePath, Place, name_of, path_of
+from hookline.compat.warning import warn
 
 Hook = Callable[..., Any]
+Key = tuple[str, str]  # The path and the member of a site.
+Names = dict[Key, str]
+Add = Callable[[list[hl.Site], Names, str], hl.Hooks]
+
+SAME: Names = {}  # All names are hookline's. One object, so that a hook registered twice is seen to be the same.
 
 
-class Called:
-    """A user's hook at one site, and the function by which hookline calls it.
+class Handle(AbstractContextManager["Handle"]):
+    """The hooks at one place, which go together."""
 
-    It holds the Hooks it is one of: a registration acts though nobody keeps what it returned, as torch's own does.
-    """
+    def __init__(self, hooks: list[hl.Hook]) -> None:
+        self.hooks = hooks
 
-    def __init__(self, function: Callable[..., Any], hook: Any, site: hl.Site, owner: hl.Hooks | None) -> None:
-        self.function = function
-        self.hook = hook
-        self.name = name_of(site)  # As the user has it: in a wrapper, hookline's names are those of the model inside.
-        self.owner = owner
+    def remove(self) -> None:
+        """Take them off."""
+        for hook in self.hooks:
+            hook.remove()
 
-    def __call__(self, *args: Any) -> Any:
-        return self.function(self, *args)
-
-    def path(self, site: hl.Site) -> ModulePath:
-        """Return the path of a value, with the index it has."""
-        return ModulePath(self.name, index_of(site))
-
-    def __repr__(self) -> str:
-        return repr(self.hook)
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
-def add_forward(hooks: hl.Hooks, site: hl.Site, hook: Hook, owner: hl.Hooks | None = None) -> hl.Hooks:
+def add_forward(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
     """Call `hook(module, path, args, output)`."""
-    function = Called(_after, hook, site, owner)
-    return hooks.edit(site, function, with_call=True, check=False, clone=False).when_missing("warn")
+
+    def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
+        def after(output: Any, call: Any) -> Any:
+            return _written(hook(call.module, path_in(names, call.site), call.args, output), output, call.site)
+
+        function = _holding(owner, after)
+        return hooks.edit(sites, function, _name(hooks), True, check=False, clone=False).when_missing(missing)
+
+    return spread(places, add)
 
 
-def add_value(hooks: hl.Hooks, site: hl.Site, value: Any) -> hl.Hooks:
-    """Put a given value in the place of an output, or of the part of it that the index names."""
-    return hooks.edit(site, Called(_instead, value, site, None), with_call=True, check=False).when_missing("warn")
-
-
-def add_note(hooks: hl.Hooks, site: hl.Site, seen: dict[str, hl.Site]) -> hl.Hooks:
-    """Note the path and the site of what passes. A capture knows a module by one name, not always by the user's."""
-    return hooks.edit(site, Called(_note, seen, site, None), with_call=True, clone=False).when_missing("ignore")
-
-
-def add_forward_pre(hooks: hl.Hooks, site: hl.Site, hook: Hook, owner: hl.Hooks | None = None) -> hl.Hooks:
+def add_forward_pre(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
     """Call `hook(module, path, args)`."""
-    function = Called(_before, hook, site, owner)
-    place = _port(site, "inputs", "forward pre-hook")
-    return hooks.edit(place, function, with_call=True, check=False, clone=False).when_missing("warn")
+
+    def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
+        def before(_inputs: Any, call: Any) -> Any:
+            return _arguments(hook(call.module, path_in(names, call.site), call.args), call)
+
+        inputs, function = [site._replace(port="inputs") for site in sites], _holding(owner, before)
+        return hooks.edit(inputs, function, _name(hooks), True, check=False, clone=False).when_missing(missing)
+
+    return spread(_without_index(places, "forward pre-hook"), add)
 
 
-def add_backward_pre(hooks: hl.Hooks, site: hl.Site, hook: Hook, owner: hl.Hooks | None = None) -> hl.Hooks:
+def add_backward_pre(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
     """Call `hook(module, path, grad_output)`."""
-    place = _port(site, "output", "backward pre-hook")
-    added = add_before(hooks, site, Called(_arrived, hook, site, owner), name=str(len(hooks)))
-    added.at(place).when_missing("warn")
-    return added
+
+    def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
+        def arrived(passed: Pass) -> Any:
+            new = hook(passed.module, path_in(names, passed.site), passed.grad_outputs)
+            return (new,) if isinstance(new, Tensor) else new
+
+        return add_before(hooks, sites, _holding(owner, arrived), _name(hooks), missing=missing)
+
+    return spread(_without_index(places, "backward pre-hook"), add)
 
 
-def add_full_backward(hooks: hl.Hooks, site: hl.Site, hook: Hook, owner: hl.Hooks | None = None) -> hl.Hooks:
+def add_full_backward(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
     """Call `hook(module, path, grad_input, grad_output)`."""
-    place = _port(site, "inputs", "backward hook")
-    function = Called(_through, hook, site, owner)
-    added = add_backward(hooks, site, function, name=str(len(hooks)), changes=True)  # Nobody else's name.
-    added.at(place).when_missing("warn")
-    return added
+
+    def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
+        def through(passed: Pass) -> Any:
+            grad_input, by_keyword = passed.grad_inputs[: passed.positional], passed.grad_inputs[passed.positional :]
+            new = hook(passed.module, path_in(names, passed.site), grad_input, passed.grad_outputs)
+            return None if new is None else (*((new,) if isinstance(new, Tensor) else new), *by_keyword)
+
+        return add_backward(hooks, sites, _holding(owner, through), _name(hooks), changes=True, missing=missing)
+
+    return spread(_without_index(places, "backward hook"), add)
 
 
-def _after(called: Called, output: Any, call: Any) -> Any:
-    return _written(called.hook(call.module, called.path(call.site), call.args, output), output, call.site)
+def add_values(hooks: hl.Hooks, given: list[tuple[Place, Any]]) -> None:
+    """Put given values in the place of outputs, or of the parts of them that an index names; None puts in nothing."""
+    hooked = [place.name for place, _ in given if _has_hooks_of_torch(place)]
+    if hooked:
+        more = f" (and {len(hooked) - 1} more)" if hooked[1:] else ""
+        warn(f"'{hooked[0]}' has a forward hook of torch's own{more}, which gets the new value and may change it again")
+    pairs = [(place, value) for place, value in given if value is not None]
+    for (index, is_named, _), group in groupby(pairs, _kind_of_value):
+        values = {place.site: value for place, value in group}
+        if index:
+            added = hooks.edit(list(values), _part(next(iter(values.values()))), with_call=True, check=False)
+        else:
+            added = hooks.patch(values, check=False)
+        added.when_missing("warn" if is_named else "ignore")
 
 
-def _instead(called: Called, output: Any, call: Any) -> Any:
-    return _written(called.hook, output, call.site)
+def spread(places: list[Place], add: Add) -> list[Handle]:
+    """Add hooks at places, at many with one call of `add(sites, names, missing)`; return those of each place."""
+    groups = [(is_named, list(group)) for (_, is_named), group in groupby(places, _kind)]
+    return [handle for is_named, group in groups for handle in _add(group, add, "warn" if is_named else "ignore")]
 
 
-def _note(called: Called, _output: Any, call: Any) -> None:
-    called.hook.setdefault(str(called.path(call.site)), call.site)
+def path_in(names: Names, site: hl.Site) -> ModulePath:
+    """Return the path of what passes at a site, by the name that the user has for it."""
+    return path_of(names.get((site.path, site.member)) or name_of(site), site)
+
+
+def _add(places: list[Place], add: Add, missing: str, names: Names = SAME) -> list[Handle]:
+    added = add([place.site for place in places], names, missing)
+    by_place: dict[Key, list[hl.Hook]] = {}
+    for hook in added:
+        by_place.setdefault((hook.site.path, hook.site.member), []).append(hook)
+    are_same = all((place.site.path, place.site.member) in by_place for place in places)
+    parts = [places]
+    if len(by_place) < len(places):  # Several are names of one module, which counts once in one call.
+        parts = [places[: len(places) // 2], places[len(places) // 2 :]]
+    if len(parts) > 1 or (names is SAME and not are_same):
+        added.remove()
+        return [handle for part in parts for handle in _add(part, add, missing, SAME if are_same else {})]
+    if not are_same:
+        names.update(zip(by_place, [place.name for place in places], strict=True))
+    return [Handle(found) for found in by_place.values()]
+
+
+def _kind(place: Place) -> tuple[str, bool]:
+    """Return what places have to agree in to be hooked with one call."""
+    return place.site.index, place.is_named
+
+
+def _kind_of_value(pair: tuple[Place, Any]) -> tuple[str, bool, int | None]:
+    """Return the same for values: whole ones go in together, parts of one value do."""
+    place, value = pair
+    return *_kind(place), id(value) if place.site.index else None
+
+
+def _name(hooks: hl.Hooks) -> str:
+    """Return a name for hooks that no others have: what is added twice in one go is meant so."""
+    return f"nice_hooks {len(hooks)}"
+
+
+def _holding(owner: hl.Hooks | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    vars(function)["owner"] = owner
+    return function
+
+
+def _has_hooks_of_torch(place: Place) -> bool:
+    return place.module is not None and not place.site.method and bool(place.module._forward_hooks)
+
+
+def _part(value: Any) -> Callable[..., Any]:
+    return lambda output, call: _written(value, output, call.site)
 
 
 def _written(new: Any, old: Any, site: hl.Site) -> Any:
@@ -101,27 +180,23 @@ def _written(new: Any, old: Any, site: hl.Site) -> Any:
     return written
 
 
-def _before(called: Called, _inputs: Mapping[str, Any], call: Any) -> Any:
-    new = called.hook(call.module, called.path(call.site), call.args)
+def _arguments(new: Any, call: Any) -> dict[str, Any] | None:
+    """Return all arguments of a call by name, with new positional ones."""
     if new is None:
         return None
-    signature = inspect.signature(getattr(call.module, call.site.method or "forward"))
-    return {**signature.bind_partial(*(new if isinstance(new, tuple) else (new,))).arguments, **call.kwargs}
+    new = new if isinstance(new, tuple) else (new,)
+    method = call.site.method or "forward"
+    signature = inspect.signature(getattr(call.module, method))
+    try:
+        signature.bind_partial(*new, **call.kwargs)
+    except TypeError as error:
+        raise TypeError(f"{type(call.module).__name__}.{method}() got {error}") from None
+    return {**signature.bind_partial(*new).arguments, **call.kwargs}
 
 
-def _arrived(called: Called, module: nn.Module, grad_output: tuple[Any, ...]) -> Any:
-    new = called.hook(module, ModulePath(called.name, None), grad_output)
-    return (new,) if isinstance(new, Tensor) else new
-
-
-def _through(called: Called, passed: Pass) -> Any:
-    grad_input, by_keyword = passed.grad_inputs[: passed.positional], passed.grad_inputs[passed.positional :]
-    new = called.hook(passed.module, ModulePath(called.name, None), grad_input, passed.grad_outputs)
-    return None if new is None else (*((new,) if isinstance(new, Tensor) else new), *by_keyword)
-
-
-def _port(site: hl.Site, port: str, what: str) -> hl.Site:
-    if site.index:
-        path = ModulePath(name_of(site), index_of(site))
-        raise ValueError(f"'{path}': a {what} takes no index; take the part inside the hook")
-    return hl.Site(site.path, port, member=site.member)
+def _without_index(places: list[Place], what: str) -> list[Place]:
+    for place in places:
+        if place.site.index:
+            path = path_of(place.name, place.site)
+            raise ValueError(f"'{path}': a {what} takes no index; take the part inside the hook")
+    return places

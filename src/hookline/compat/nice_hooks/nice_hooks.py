@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -11,23 +12,24 @@ from torch import nn
 import hookline as hl
 from hookline.compat.nice_hooks.activations import ActivationCache, ActivationCacheLike
 from hookline.compat.nice_hooks.hooks import (
+    Handle,
     Hook,
     add_backward_pre,
     add_forward,
     add_forward_pre,
     add_full_backward,
-    add_note,
-    add_value,
+    add_values,
 )
 from hookline.compat.nice_hooks.paths import (
     AnySlice,
     ModulePath,
     ModulePathsLike,
+    Tree,
     expand_module_path,
     patch_method_to_module,
-    sites_of,
     to_paths,
 )
+from hookline.compat.nice_hooks.recording import Recording
 
 __all__ = [
     "ActivationCache",
@@ -56,7 +58,9 @@ class RemovableHandleCollection:
 
     def remove(self) -> None:
         """Take all of them off."""
-        for handle in self.handles:
+        if self._all is not None:
+            self._all.remove()
+        for handle in self.handles if self._all is None else ():
             handle.remove()
 
     def __enter__(self) -> RemovableHandleCollection:
@@ -115,41 +119,41 @@ def run(
     >>> list(cache), cache["0"][0, 1].item()
     (['0', '1', ''], 5.0)
     """
-    hooks = hl.Hooks(module, active=False)
-    kinds: list[tuple[Callable[..., hl.Hooks], Mapping[Any, Any] | None]] = [
-        (add_forward, forward_hooks),
-        (add_forward_pre, forward_pre_hooks),
-        (add_backward_pre, full_backward_pre_hooks),  # Before those that see what they return.
-        (add_full_backward, full_backward_hooks),
-        (add_value, with_activations),
+    hooks_given: list[tuple[str, Any, Callable[..., Any]]] = [
+        ("forward_hooks", forward_hooks, add_forward),
+        ("forward_pre_hooks", forward_pre_hooks, add_forward_pre),
+        ("full_backward_pre_hooks", full_backward_pre_hooks, add_backward_pre),  # Before those that see its result.
+        ("full_backward_hooks", full_backward_hooks, add_full_backward),
     ]
-    for add, given in kinds:
-        for paths, what in (given or {}).items():
-            for site in sites_of(module, paths):
-                add(hooks, site, what)
-    seen: dict[str, hl.Site] = {}
-    wanted = sites_of(module, return_activations) if return_activations else []
-    for site in wanted:
-        add_note(hooks, site, seen)
-    if wanted:
-        hooks.capture(*wanted, detach=False)
-        hooks.of("capture").when_missing("warn")
-    if not hooks:
+    if not (return_activations or with_activations or any(given for _, given, _ in hooks_given)):
+        return module(*args, **kwargs)
+    hooks, tree = hl.Hooks(module, active=False), Tree(module)
+    for keyword, given, add in hooks_given:
+        for paths, hook in _items(keyword, given):
+            add(hooks, tree.places(paths), hook)
+    values = _items("with_activations", with_activations)
+    add_values(hooks, [(place, value) for paths, value in values for place in tree.places(paths)])
+    wanted = tree.places(return_activations or False)
+    recording = Recording(hooks, wanted) if wanted else None
+    with hooks if hooks else nullcontext():
         result = module(*args, **kwargs)
-    else:
-        with hooks:
-            result = module(*args, **kwargs)
     if not return_activations:
         return result
-    return result, ActivationCache({path: hooks.cache.calls(site)[-1] for path, site in seen.items()})
+    return result, recording.activations() if recording is not None else ActivationCache()
+
+
+def _items(keyword: str, given: Mapping[Any, Any] | None) -> Iterable[tuple[Any, Any]]:
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"{keyword} is a mapping, as in {{'h.0': ...}}, not {type(given).__name__}")
+    return (given or {}).items()
 
 
 def _register(
-    add: Callable[..., hl.Hooks], model: nn.Module, paths: ModulePathsLike, hook: Hook
+    add: Callable[..., list[Handle]], model: nn.Module, paths: ModulePathsLike, hook: Hook
 ) -> RemovableHandleCollection:
     hooks = hl.Hooks(model)
     try:
-        return RemovableHandleCollection([add(hooks, site, hook, hooks) for site in sites_of(model, paths)], hooks)
+        return RemovableHandleCollection(add(hooks, Tree(model).places(paths), hook, hooks), hooks)
     except BaseException:
         hooks.remove()
         raise

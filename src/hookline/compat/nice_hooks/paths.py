@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline.compat.called import is_called
 from hookline.compat.warning import warn
 
 AnySlice = int | slice | list[Any] | tuple[Any, ...] | Tensor | None
@@ -56,7 +56,11 @@ def to_paths(paths: ModulePathsLike) -> list[str]:
     """Return the paths that are meant: True is every module, False is none."""
     if isinstance(paths, bool):
         return ["**"] if paths else []
-    return [str(path) for path in ([paths] if isinstance(paths, (str, ModulePath)) else paths)]
+    if isinstance(paths, (str, ModulePath)):
+        return [str(paths)]
+    if not isinstance(paths, Iterable):
+        raise TypeError(f"a path is text, a list of texts, or True for every module, not {type(paths).__name__}")
+    return [str(path) for path in paths]
 
 
 def expand_module_path(model: nn.Module, path: ModulePathsLike) -> list[tuple[ModulePath, nn.Module]]:
@@ -65,8 +69,9 @@ def expand_module_path(model: nn.Module, path: ModulePathsLike) -> list[tuple[Mo
     >>> [str(path) for path, _ in expand_module_path(nn.Sequential(nn.ReLU(), nn.ReLU()), "*[0]")]
     ['[0]', '0[0]', '1[0]']
     """
+    tree = Tree(model)
     wanted = [ModulePath.parse(text) for text in to_paths(path)]
-    return [(ModulePath(name_of(site), one.slice), module) for one in wanted for site, module in _matches(model, one)]
+    return [(ModulePath(name, one.slice), tree.named[name][1]) for one in wanted for name in tree.match(one.name)]
 
 
 def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
@@ -82,62 +87,88 @@ def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
     >>> [str(path) for path, _ in expand_module_path(nn.Sequential(Twice()), "**")]
     ['', '0', '0.double']
     """
+    if not isinstance(cls, type):
+        kind = type(cls).__name__  # type: ignore[unreachable]
+        raise TypeError(f"the method of a class is meant, not of one {kind}: patch_method_to_module({kind}, {fname!r})")
     if fname == "forward" or fname.startswith("__") or not callable(getattr(cls, fname)):
         raise ValueError(f"{cls.__name__}.{fname} is no method with calls of its own; a forward is the module itself")
     _methods.setdefault(cls, {})[fname] = None
 
 
-def sites_of(model: nn.Module, paths: ModulePathsLike) -> list[hl.Site]:
-    """Return the sites that paths mean, of what can be hooked; warn of a path that means none."""
-    found = []
-    for text in to_paths(paths):
-        path = ModulePath.parse(text)
-        called = [site for site, module in _matches(model, path) if site.method or _is_called(module)]
-        found += called or _other_names(model, path)
-    return found
+class Place(NamedTuple):
+    """What a path means in a model, by the user's name and by hookline's."""
+
+    name: str
+    site: hl.Site
+    module: nn.Module | None  # None: it is known to hookline alone, by another name than its first.
+    is_named: bool  # Written out, and not found by a wildcard.
 
 
-def index_of(site: hl.Site) -> tuple[Any, ...] | None:
-    """Return the index of a site as a path has it."""
+class Tree:
+    """What paths can name in a model: its modules, and the methods that stand for one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.named: dict[str, tuple[hl.Site, nn.Module]] = {}
+        methods: dict[type, list[str]] = {}
+        for path, module in model.named_modules():
+            self.named[path] = hl.Site(path), module
+            kind = type(module)
+            if kind not in methods:
+                methods[kind] = [method for base in kind.__mro__ for method in _methods.get(base, ())]
+            for method in methods[kind]:
+                site = hl.Site(path, member=f"{method}()")
+                self.named[name_of(site)] = site, module
+
+    def match(self, pattern: str) -> list[str]:
+        """Return the names that a pattern means."""
+        if "*" not in pattern:
+            return [pattern] if pattern in self.named else []
+        words = {"**": ".*", "*": "[^.]*"}
+        matches = re.compile("".join(words.get(text) or re.escape(text) for text in _STARS.split(pattern))).fullmatch
+        return [name for name in self.named if matches(name)]
+
+    def places(self, paths: ModulePathsLike) -> list[Place]:
+        """Return what paths mean, of what can be hooked; warn of a path that means nothing."""
+        found = []
+        for path in map(ModulePath.parse, to_paths(paths)):
+            index, is_named = _index_text(path.slice), "*" not in path.name
+            known = [(name, *self.named[name]) for name in self.match(path.name)]
+            places = [
+                Place(name, site._replace(index=index) if index else site, module, is_named)
+                for name, site, module in known
+                if site.method or is_called(module)
+            ]
+            other = [] if places else self._other_names(path)
+            found += places or [Place(name_of(one), one._replace(index=index), None, is_named) for one in other]
+        return found
+
+    def _other_names(self, path: ModulePath) -> list[hl.Site]:
+        """Return what hookline knows by a name: a tied module, one inside a wrapper, a method with its `()`."""
+        try:
+            found = list(hl.sites(self.model, path.name))
+        except hl.SiteError as error:
+            warn(str(error))
+            return []
+        if any(site.function or site != hl.Site(site.path, member=site.member) for site in found):
+            warn(f"'{path}' names no module and no method")  # But a port, a call or a function, in hookline's language.
+            return []
+        return found
+
+
+def path_of(name: str, site: hl.Site) -> ModulePath:
+    """Return the path of a value that passes at a module the user knows by this name."""
+    if not site.index:
+        return ModulePath(name, None)
     items = [item for one in site.subscripts for item in (one if isinstance(one, tuple) else (one,))]
-    return tuple(items) if site.index else None
+    if any(isinstance(item, str) for item in items):
+        raise hl.SiteError(f"'{site}': a dict passes here, and '*' counts the items of tensors, tuples and lists")
+    return ModulePath(name, tuple(items))
 
 
 def name_of(site: hl.Site) -> str:
     """Return the name of a module, or that of a method below it."""
     return f"{site.path}.{site.method}".strip(".")
-
-
-def _matches(model: nn.Module, path: ModulePath) -> list[tuple[hl.Site, nn.Module]]:
-    """Return the sites that a path means, of modules and of methods that stand for one."""
-    pieces = (".*" if text == "**" else "[^.]*" if text == "*" else re.escape(text) for text in _STARS.split(path.name))
-    matches = re.compile("".join(pieces)).fullmatch
-    found = []
-    for name, module in model.named_modules():
-        methods = dict.fromkeys(f"{method}()" for base in type(module).__mro__ for method in _methods.get(base, ()))
-        sites = [hl.Site(name, index=_index_text(path.slice), member=member) for member in ("", *methods)]
-        found += [(site, module) for site in sites if matches(name_of(site))]
-    return found
-
-
-def _other_names(model: nn.Module, path: ModulePath) -> list[hl.Site]:
-    """Return the sites of a name that hookline knows: of a tied module, inside a wrapper, of a method with its `()`."""
-    try:
-        found = hl.sites(model, path.name)
-    except hl.SiteError as error:
-        warn(str(error))
-        return []
-    if any(site.function or site != hl.Site(site.path, member=site.member) for site in found):
-        warn(f"'{path}' names no module and no method")  # But a port, a call or a function, in hookline's language.
-        return []
-    return [hl.Site(site.path, index=_index_text(path.slice), member=site.member) for site in found]
-
-
-def _is_called(module: nn.Module) -> bool:
-    """Whether a module runs where it can be seen: no ModuleList, and nothing inside a torch.jit graph."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _item(text: str, path: str) -> Any:
