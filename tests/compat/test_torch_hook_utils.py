@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import gc
+import io
 import operator
 import pickle
 import threading
+import time
 import weakref
 from collections import OrderedDict
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -58,14 +62,57 @@ class Scaled(nn.Module):
 
 
 class Levels(nn.Module):
-    """An encoder that uses one pool at two depths."""
+    """An encoder, or a decoder, that uses one layer at several depths."""
+
+    def __init__(self, depth: int = 2, kind: type[nn.Module] = nn.MaxPool2d, **options: int) -> None:
+        super().__init__()
+        self.depth = depth
+        self.pool = kind(**(options or {"kernel_size": 2}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.depth):
+            x = self.pool(x)
+        return x
+
+
+class Branches(nn.Module):
+    """An encoder that uses one of two pools."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = nn.MaxPool2d(2)
+        self.one, self.two = nn.MaxPool2d(2), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor, branch: str) -> Tensor:
+        if branch == "none":
+            raise ValueError("no such branch")
+        return getattr(self, branch)(x)
+
+
+class Chunks(nn.Module):
+    """A forward that calls itself on chunks of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.pool(self.pool(x))
+        if len(x) > 2:
+            return torch.cat([self(chunk) for chunk in x.split(2)])
+        return self.layer(x)
+
+
+class Options(nn.Module):
+    """Everything has a default."""
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None) -> Any:
+        return input_ids, inputs_embeds
+
+
+class Keywords(nn.Module):
+    """Everything is given by keyword."""
+
+    def forward(self, *, x: Any, y: Any = 2.0) -> Any:
+        return x, y
 
 
 def encoder() -> nn.Sequential:
@@ -215,6 +262,49 @@ def test_any_object_is_collected_whole():
     assert "none" in outputs
 
 
+@pytest.mark.parametrize(
+    "value",
+    [(one for one in "ab"), {torch.ones(1)}, threading.Lock(), [threading.Lock(), torch.ones(1)]],
+    ids=["generator", "set", "lock", "list"],
+)
+def test_what_can_not_be_copied_is_collected_and_handed_over_as_it_is(value):
+    layers = {"first": Lambda(lambda _: value), "last": nn.Identity()}
+    with get_layer_outputs(layers) as outputs, get_layer_inputs(layers) as inputs:
+        layers["last"](layers["first"](None))
+    assert type(outputs["first"]) is type(outputs["last"]) is type(inputs["last"]) is type(value)
+    if not isinstance(value, list):
+        assert outputs["first"] is outputs["last"] is inputs["last"] is value
+    with replace_layer_inputs([("last", layers["last"])], {"last": value}):
+        given = layers["last"](0)
+    assert given is value if not isinstance(value, list) else given[0] is value[0]
+
+
+def test_an_object_that_is_put_in_is_the_very_one_which_the_layer_may_fill():
+    class Memory:
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = [torch.zeros(1)]
+
+    memory, layer = Memory(), Lambda(lambda memory, x: memory.seen.append(x))
+    with replace_layer_inputs([("layer", layer)], {"layer": memory}):
+        layer(None, torch.ones(1))
+        layer(None, torch.ones(1))
+    assert len(memory.seen) == 3
+
+
+def test_an_error_of_hookline_names_the_layer():
+    model = nn.Sequential(OrderedDict({"block": nn.Sequential(nn.Linear(2, 2)), "pool": nn.MaxPool1d(2)}))
+    x = torch.ones(3, 2, 2)
+    with pytest.raises(hl.HooklineError, match=r"'block\.0': a value inside vmap"):
+        with get_layer_outputs([("block.0", model.block[0])]):
+            torch.func.vmap(model)(x)
+    with pytest.raises(hl.HooklineError, match="'pool/max_pool1d': a value inside vmap"), save_maxpool_indices(model):
+        torch.func.vmap(model)(x)
+    unpool = nn.MaxUnpool1d(2)
+    with pytest.raises(hl.EditError, match=r"'up:inputs': no indices for 'up' have the shape \(3, 2, 2\) of its input"):
+        with use_indices_in_maxunpool({"up": unpool}, {"up": []}):
+            unpool(x)
+
+
 def test_the_collected_values_are_live_and_stay_after_the_block():
     layer = nn.Linear(1, 1)
     with get_layer_outputs([("layer", layer)]) as outputs:
@@ -230,7 +320,7 @@ def test_the_collected_values_can_be_used_as_a_dict():
     layer = nn.Linear(1, 1)
     with get_layer_outputs([("layer", layer)]) as outputs:
         result = layer(torch.ones(1))
-    assert type(pickle.loads(pickle.dumps(outputs))) is dict
+    assert pickle.loads(pickle.dumps(outputs)) == {"layer": result}
     assert {**outputs} == dict(outputs) == copy.copy(outputs) == {"layer": result}
     assert repr(outputs) == f"{{'layer': {result!r}}}"
     outputs["more"] = 1
@@ -293,6 +383,37 @@ def test_the_first_input_is_collected_and_replaced_however_it_is_passed(call):
     with replace_layer_inputs([("layer", layer)], {"layer": x * 3}):
         replaced = call(layer, x)
     assert replaced.equal(call(layer, x * 3))
+
+
+def test_the_first_input_is_the_first_that_the_forward_declares():
+    layers = {"options": Options(), "keywords": Keywords(), "any": Lambda(lambda *args, **kwargs: (args, kwargs))}
+
+    def run() -> list[Any]:
+        options, keywords, anything = layers.values()
+        return [options(inputs_embeds="E"), keywords(y=3, x="X"), anything(b=1, a=2)]
+
+    with get_layer_inputs(layers) as inputs:
+        run()
+        assert inputs == {"options": "E", "keywords": "X", "any": 1}
+        layers["options"](inputs_embeds="E", input_ids="I")
+        assert inputs["options"] == "I"
+        layers["options"]("J", inputs_embeds="E")
+        assert inputs["options"] == "J"
+        layers["any"](3, b=1)
+        assert inputs["any"] == 3
+    with replace_layer_inputs(layers, dict.fromkeys(layers, "new")):
+        assert run() == [("new", "E"), ("new", 3), ((), {"b": "new", "a": 2})]
+        assert layers["options"]() == ("new", None)
+        assert layers["any"]() == (("new",), {})
+        assert layers["any"](1, 2) == (("new", 2), {})
+
+
+@pytest.mark.parametrize("forward", [lambda self: 1, lambda self, **options: 1], ids=["nothing", "keywords"])
+def test_an_input_that_a_layer_does_not_take_can_not_be_replaced(forward):
+    layer = type("Layer", (nn.Module,), {"forward": forward})()
+    with replace_layer_inputs([("layer", layer)], {"layer": 1}):
+        with pytest.raises(hl.EditError, match="^'layer' takes no input that could be replaced"):
+            layer()
 
 
 def test_an_input_may_be_replaced_by_any_object_even_none():
@@ -454,36 +575,87 @@ def test_a_block_acts_on_the_thread_that_opened_it():
 # Warnings, where the original said nothing.
 
 
-def test_layers_that_did_not_run_are_named_and_reading_them_says_why():
-    model = mlp()
-    with pytest.warns(hl.HooklineWarning, match="nothing passed '0', '1' in this block") as said:
-        with get_layer_inputs([("0", model[0]), ("1", model[1]), ("2", model[2])]) as inputs:
-            model[2](torch.ones(8))
-    assert said[0].filename == __file__
-    assert list(inputs) == ["2"]
+def test_layers_that_did_not_run_are_passed_over_and_reading_them_says_why():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.ModuleList([nn.Linear(8, 2)]))
+    with get_layer_inputs(model.named_modules()) as inputs:
+        model[2][0](torch.ones(8))
+        with pytest.raises(hl.NotCaptured, match="'0' has no value: not called in this block"):
+            inputs["0"]
+    assert list(inputs) == ["2.0"]
     assert "0" not in inputs
-    with pytest.raises(hl.NotCaptured, match="'0' has no value: nothing passed ':input'"):
+    assert inputs.get("0") is None
+    with pytest.raises(hl.NotCaptured, match="'0' has no value: not called in this block"):
         inputs["0"]
+    with pytest.raises(hl.NotCaptured, match="'2' has no value: a ModuleList is never called"):
+        inputs["2"]
+    with pytest.raises(KeyError, match="'other'"):
+        inputs["other"]
+
+
+def test_when_no_layer_ran_at_all_they_are_named():
+    layers = [(number, nn.ReLU()) for number in range(5)]
+    with pytest.warns(hl.HooklineWarning, match="nothing passed 0, 1, 2 and 2 more: not called in this block") as said:
+        with get_layer_outputs(layers):
+            pass
+    assert said[0].filename == __file__
+
+
+def test_nothing_is_said_of_the_layers_of_a_real_model_that_it_does_not_call():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=4, vocab_size=5, n_positions=4)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with get_layer_outputs(model.named_modules()) as outputs:
+        logits = model(torch.tensor([[1, 2]])).logits
+    assert outputs["lm_head"] is logits
+    assert outputs[""].logits is logits
+    assert "transformer.h" not in outputs
 
 
 def test_a_layer_that_is_called_without_an_input_is_said_to_be():
     layer = Lambda(lambda: 1)
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 'layer' in this block: .* or without an input"):
+    with pytest.warns(hl.HooklineWarning, match="nothing passed 'layer': .* or without an input"):
         with get_layer_inputs({"layer": layer}) as inputs:
             layer()
-    with pytest.raises(hl.NotCaptured, match="called without arguments"):
+    with pytest.raises(hl.NotCaptured, match="'layer' has no value: .* without an input"):
         inputs["layer"]
 
 
 def test_a_layer_that_ran_on_another_thread_is_said_to_have_done_so():
     layer = nn.Linear(1, 1)
-    with pytest.warns(hl.HooklineWarning, match="on another thread"):
+    with pytest.warns(hl.HooklineWarning, match="on another thread or task than the block's"):
         with get_layer_inputs({"layer": layer}) as inputs:
             thread = threading.Thread(target=layer, args=(torch.ones(1),))
             thread.start()
             thread.join()
-    with pytest.raises(hl.NotCaptured, match="on this thread, where the block was opened"):
+    with pytest.raises(hl.NotCaptured, match="on another thread or task"):
         inputs["layer"]
+
+
+def test_a_block_acts_in_the_task_that_opened_it():
+    layer = nn.Linear(1, 1)
+    with pytest.warns(hl.HooklineWarning, match="on another thread or task than the block's"):
+        with get_layer_inputs({"layer": layer}) as inputs:
+            contextvars.Context().run(layer, torch.ones(1))
+            assert inputs == {}
+    with get_layer_inputs({"layer": layer}) as inputs:
+        contextvars.copy_context().run(layer, torch.ones(1))
+    assert list(inputs) == ["layer"]
+
+
+def test_a_replacement_for_one_of_several_layers_that_did_not_run_is_named():
+    layers = {"ran": nn.ReLU(), "not": nn.ReLU()}
+    with pytest.warns(hl.HooklineWarning, match="nothing passed 'not': not called"):
+        with replace_layer_outputs(layers, {"ran": 1, "not": 2}):
+            assert layers["ran"](torch.ones(1)) == 1
+
+
+def test_a_replacement_for_what_is_never_called_is_said_to_be():
+    layers = {"list": nn.ModuleList(), "layer": nn.ReLU()}
+    with replace_layer_outputs(layers, {"layer": 2}):
+        assert layers["layer"](torch.ones(1)) == 2
+    with pytest.warns(hl.HooklineWarning, match="the value for 'list' is not used: a ModuleList is never called"):
+        with replace_layer_outputs(layers, {"list": 1, "layer": 2}):
+            assert layers["layer"](torch.ones(1)) == 2
 
 
 @pytest.mark.parametrize(
@@ -496,7 +668,7 @@ def test_a_layer_that_ran_on_another_thread_is_said_to_have_done_so():
     ids=["inputs", "outputs", "arguments"],
 )
 def test_a_replacement_that_was_never_used_is_said_to_be(block):
-    with pytest.warns(hl.HooklineWarning, match="nothing passed 'layer' in this block") as said:
+    with pytest.warns(hl.HooklineWarning, match="nothing passed 'layer': not called in this block") as said:
         with block([("layer", nn.ReLU())]):
             pass
     assert said[0].filename == __file__
@@ -519,6 +691,27 @@ def test_a_generator_that_is_used_up_is_said_to_be_empty():
     assert inputs == {}
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (lambda model: model, TypeError, "not a Sequential"),
+        (lambda model: model[0], TypeError, "not a Linear"),
+        (lambda model: [model[0]], TypeError, "not Linear alone"),
+        (lambda model: [model], TypeError, "not Sequential alone"),
+        (lambda model: ["0"], ValueError, "not '0'"),
+        (lambda model: ["ab"], ValueError, "not 'ab'"),
+        (lambda model: [("0", model[0], 1)], ValueError, "not \\('0', Linear"),
+    ],
+    ids=["model", "layer", "layers", "models", "name", "two letters", "three"],
+)
+def test_what_is_given_as_no_pair_of_name_and_layer_is_refused_with_what_to_give(given, error, message):
+    wanted = (
+        r"layers are \(name, layer\) pairs, as of model.named_modules\(\) or named_modules_of_type\(model, kind\), "
+    )
+    with pytest.raises(error, match=wanted + message), get_layer_inputs(given(mlp())):
+        pass
+
+
 def test_a_layer_that_is_no_module_is_refused():
     with pytest.raises(AssertionError, match="'layer' is a builtin_function_or_method, not an nn.Module"):
         with get_layer_inputs([("layer", torch.relu)]):
@@ -537,11 +730,20 @@ def test_modules_of_a_type_can_be_iterated_again_and_again():
     assert next(found) == ("1.1", model[1][1])
     with pytest.raises(StopIteration):
         next(found)
+    assert repr(found) == "[('1.0', ReLU()), ('1.1', Tanh())]"
     assert [name for name, _ in named_modules_of_type(model, nn.Sequential)] == ["", "1"]
+    found = named_modules_of_type(model, (nn.ReLU, nn.Tanh))
     for _ in range(2):
         with get_layer_inputs(found) as inputs:
             model(torch.ones(1))
         assert list(inputs) == ["1.0", "1.1"]
+
+
+def test_modules_of_a_type_go_on_where_next_left_off():
+    found = named_modules_of_type(nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU()), nn.ReLU)
+    assert next(found)[0] == "0"
+    assert [name for name, _ in found] == ["1", "2"]
+    assert list(found) == []
 
 
 def test_a_module_with_several_names_is_found_once():
@@ -595,25 +797,104 @@ def test_what_a_pool_returns_is_seen_without_indices_by_every_other_block():
     assert outer == inner == {"pool": torch.tensor([[[3]]])}
 
 
-def test_a_pool_that_runs_several_times_has_a_list_of_indices():
-    model = encoder()
+def test_a_pool_that_runs_several_times_in_a_forward_has_a_list_of_indices():
+    model, x = Levels(depth=3), torch.randn(1, 1, 8, 8)
+    pool = nn.MaxPool2d(2, return_indices=True)
+    wanted, value = [], x
+    for _ in range(3):
+        value, one = pool(value)
+        wanted.append(one)
     with save_maxpool_indices(model) as indices:
-        model(SQUARE)
-        assert indices["pool"].tolist() == [[[3]]]
-        model(-SQUARE)
-    assert [one.tolist() for one in indices["pool"]] == [[[[3]]], [[[0]]]]
-    assert [one.tolist() for one in indices.calls("pool")] == [[[[3]]], [[[0]]]]
+        for _ in range(2):
+            model(x)
+            assert [one.tolist() for one in indices["pool"]] == [one.tolist() for one in wanted]
 
 
-def test_unpools_of_one_shape_take_the_indices_in_the_order_they_came():
+def test_the_indices_are_those_of_the_latest_forward():
     model, back = encoder(), decoder()
-    batches = [SQUARE, -SQUARE]
+    batches = [SQUARE, -SQUARE, SQUARE]
+    wanted = [F.max_unpool2d(*F.max_pool2d(batch, 2, return_indices=True), 2) for batch in batches]
     with save_maxpool_indices(model) as indices:
-        pooled = [model(batch) for batch in batches]
+        for batch, one in zip(batches, wanted, strict=True):
+            code = model(batch)
+            with use_indices_in_maxunpool(back, indices):
+                assert back(code).equal(one)
+                assert back(code).equal(one)
+        for batch in batches[:2]:
+            code = model(batch)
     with use_indices_in_maxunpool(back, indices):
-        for _ in range(2):  # After the last the first again.
-            found = [back(value) for value in pooled]
-            assert [one.nonzero().tolist() for one in found] == [[[0, 1, 1]], [[0, 0, 0]]]
+        assert back(code).equal(wanted[1])
+
+
+def test_the_indices_of_a_pool_that_the_latest_forward_did_not_run_are_gone():
+    model = Branches()
+    with save_maxpool_indices(model) as indices:
+        model(SQUARE, "one")  # Nothing is said of the other, which does not run.
+    assert list(indices) == ["one"]
+    with pytest.raises(hl.NotCaptured, match="'two' has no value: not called in this block"):
+        indices["two"]
+    with save_maxpool_indices(model) as indices:
+        model(SQUARE, "one")
+        model(SQUARE, "two")
+        assert list(indices) == ["two"]
+        with pytest.raises(ValueError, match="no such branch"):
+            model(SQUARE, "none")
+        model(SQUARE, "one")
+    assert list(indices) == ["one"]
+
+
+def test_parts_of_a_model_that_are_called_by_themselves_have_forwards_of_their_own():
+    model = nn.ModuleDict({"shared": Levels(), "other": encoder()})
+    x = torch.randn(1, 1, 4, 4)
+    with save_maxpool_indices(model) as indices:
+        model["other"](x)
+        for _ in range(2):
+            model["shared"](x)
+            assert {name: type(one) for name, one in indices.items()} == {"other.pool": Tensor, "shared.pool": list}
+            assert len(indices["shared.pool"]) == 2
+
+
+@pytest.mark.parametrize("calls", [lambda pool: pool, lambda pool: pool.forward], ids=["call", "forward"])
+def test_of_pools_that_are_given_by_themselves_each_call_counts(calls):
+    pools = {"one": nn.MaxPool2d(2), "two": nn.MaxPool2d(2)}
+    with save_maxpool_indices({**pools, "same": pools["one"]}) as indices:
+        calls(pools["two"])(SQUARE)
+        calls(pools["one"])(SQUARE)
+        calls(pools["one"])(-SQUARE)
+    assert {name: one.item() for name, one in indices.items()} == {"two": 3, "one": 0, "same": 0}
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_what_was_pooled_last_is_unpooled_first(as_mapping):
+    back, x = Levels(depth=3, kind=nn.MaxUnpool1d, kernel_size=1), torch.tensor([[[1.0, 2.0, 3.0]]])
+    orders = [torch.tensor([[order]]) for order in ([1, 0, 2], [0, 2, 1], [1, 2, 0])]
+    wanted = x
+    for order in reversed(orders):
+        wanted = F.max_unpool1d(wanted, order, 1)
+    with use_indices_in_maxunpool({"pool": back.pool} if as_mapping else back, {"pool": orders}):
+        assert back(x).equal(wanted)
+        assert back(x).equal(wanted)
+        if not as_mapping:
+            back.depth = 2
+            back(x)  # It leaves one out, and the next forward begins with the last all the same.
+            back.depth = 3
+            assert back(x).equal(wanted)
+
+
+def test_pools_of_one_shape_are_undone_by_a_decoder_that_mirrors_them():
+    shape = {"kernel_size": 3, "stride": 1, "padding": 1}
+    model, back = Levels(depth=3, **shape), Levels(depth=3, kind=nn.MaxUnpool2d, **shape)
+    x = torch.randn(1, 1, 6, 6)
+    wanted, levels = x, []
+    for _ in range(3):
+        wanted, one = F.max_pool2d(wanted, 3, 1, 1, return_indices=True)
+        levels.append(one)
+    for one in reversed(levels):
+        wanted = F.max_unpool2d(wanted, one, 3, 1, 1)
+    with save_maxpool_indices(model) as indices:
+        code = model(x)
+    with use_indices_in_maxunpool(back, indices):
+        assert back(code).equal(wanted)
 
 
 def test_a_decoder_that_goes_back_through_the_levels_gets_the_indices_that_fit():
@@ -637,8 +918,9 @@ def test_a_decoder_that_goes_back_through_the_levels_gets_the_indices_that_fit()
         lambda unpool, x: unpool(x, [3, 3]),
         lambda unpool, x: unpool(x, None, [3, 3]),
         lambda unpool, x: unpool(input=x, output_size=[3, 3]),
+        lambda unpool, x: unpool(x, (1, 3, 3), output_size=[3, 3]),
     ],
-    ids=["keyword", "position", "third", "all keywords"],
+    ids=["keyword", "position", "third", "all keywords", "twice"],
 )
 def test_an_unpool_takes_a_size_however_it_is_passed(call):
     x, indices = torch.tensor([[[4.0]]]), torch.tensor([[[3]]])
@@ -730,14 +1012,69 @@ def test_pools_and_unpools_in_checkpoints_count_once():
     with save_maxpool_indices(model) as indices, get_layer_outputs(model.named_children(), keep="all") as outputs:
         pooled = [checkpoint(model, batch, use_reentrant=False) for batch in (x, -x)]
         sum(pooled).sum().backward()
-    assert len(indices["pool"]) == len(outputs.calls("pool")) == 2
-    inputs = [value.detach().requires_grad_() for value in pooled]
-    with use_indices_in_maxunpool(back, indices):
+    assert indices["pool"].tolist() == [[[0]]]
+    assert len(outputs.calls("pool")) == 2
+    inputs = [torch.ones(1, 1, 1, requires_grad=True) for _ in range(2)]
+    with use_indices_in_maxunpool({"pool": back.pool}, {"pool": [torch.tensor([[[place]]]) for place in (0, 3)]}):
         found = [checkpoint(back, value, use_reentrant=False) for value in inputs]
-    for one in found:
+    for one in reversed(found):
         (one * torch.arange(4.0).view(2, 2)).sum().backward()
     assert [one.nonzero().tolist() for one in found] == [[[0, 1, 1]], [[0, 0, 0]]]
     assert [value.grad.item() for value in inputs] == [3.0, 0.0]  # Computed again, with the same indices.
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("wrap", [lambda layer: torch.compile(layer, backend="eager"), nn.DataParallel], ids=["c", "d"])
+def test_a_layer_in_a_wrapper_is_a_layer(wrap):
+    if wrap is nn.DataParallel and torch.cuda.is_available():
+        pytest.skip("it moves the input to a CUDA device")
+    model, x = mlp(), torch.ones(2, 4)
+    inner, model[0] = model[0], wrap(model[0])
+    with get_layer_outputs(model.named_modules()) as outputs, get_layer_inputs(model.named_modules()) as inputs:
+        result = model(x)
+    inside = next(name for name in outputs if name.startswith("0."))
+    assert {*outputs} == {*inputs} == {"0", inside, "1", "2", ""}
+    assert outputs["0"] is outputs[inside]
+    assert outputs["0"].equal(inner(x))
+    assert outputs[""] is result
+    assert inputs["0"] is inputs[inside] is x
+    with replace_layer_outputs([("0", model[0])], {"0": torch.full((2, 8), 7.0)}):
+        assert model[0](x).eq(7).all()
+    with replace_layer_inputs([("0", model[0])], {"0": 2 * x}):
+        assert model[0](x).equal(inner(2 * x))
+    with get_layer_outputs([("model", wrap(model))]) as outputs:
+        result = model(x)
+    assert outputs["model"] is result
+    torch.compiler.reset()
+
+
+def test_a_forward_of_the_instance_is_a_forward():
+    model = nn.Sequential(nn.Module(), nn.Linear(1, 1))
+    model[0].forward = lambda x: x + 1
+    model[1].forward = torch.neg
+    with get_layer_outputs(model.named_children()) as outputs, get_layer_inputs(model.named_children()) as inputs:
+        model(torch.ones(1))
+    assert {name: value.item() for name, value in outputs.items()} == {"0": 2.0, "1": -2.0}
+    assert {name: value.item() for name, value in inputs.items()} == {"0": 1.0, "1": 2.0}
+    with replace_layer_inputs(model.named_children(), {"0": torch.ones(1) * 4, "1": torch.ones(1) * 8}):
+        assert model(torch.ones(1)).item() == -8
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:.*torch.jit")
+def test_a_part_that_is_compiled_by_torch_jit_is_passed_over():
+    model = nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.ReLU())
+    with get_layer_outputs(model.named_modules()) as outputs:
+        model(torch.ones(2, 4))
+    assert list(outputs) == ["1", ""]
+    with pytest.raises(hl.NotCaptured, match="'0' has no value: a RecursiveScriptModule is never called where it"):
+        outputs["0"]
+
+
+def test_a_forward_that_is_called_directly_is_seen():
+    layer = nn.Linear(1, 1)
+    with get_layer_outputs([("layer", layer)]) as outputs:
+        result = layer.forward(torch.ones(1))
+    assert outputs["layer"] is result
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it itself.
@@ -820,6 +1157,196 @@ def test_module_is_a_protocol_for_annotations_alone():
     assert Module[[Tensor], Tensor]
     with pytest.raises(TypeError, match="runtime"):
         isinstance(nn.ReLU(), Module)
+
+
+# The dict that a block gives.
+
+
+def test_a_layer_that_fails_leaves_the_values_of_before():
+    model, x = mlp(), torch.ones(2, 4)
+    with get_layer_outputs(model.named_modules()) as outputs:
+        result = model(x)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(2, 3))
+        assert outputs[""] is result
+    assert list(outputs) == ["0", "1", "2", ""]
+    assert outputs[""] is outputs["2"] is result
+    assert list(dict(outputs)) == ["0", "1", "2", ""]
+
+
+def ring() -> nn.Sequential:
+    """A chain of which a part calls the whole."""
+    chain = nn.Sequential(nn.Identity())
+    chain[0].forward = lambda x: torch.cat([chain(chunk) for chunk in x.split(2)]) if len(x) > 2 else x + 1
+    return chain
+
+
+def of_instance() -> nn.ReLU:
+    """A layer of torch with another forward."""
+    layer = nn.ReLU()
+    layer.forward = lambda x: torch.cat([layer(chunk) for chunk in x.split(2)]) if len(x) > 2 else x + 1
+    return layer
+
+
+@pytest.mark.parametrize("make", [Chunks, ring, of_instance, lambda: Lambda(Chunks())])
+def test_of_any_layer_that_may_call_itself_the_call_that_ended_last_is_shown(make):
+    layer, x = make(), torch.randn(6, 4)
+    with get_layer_outputs([("layer", layer)]) as outputs:
+        result = layer(x)
+    assert outputs["layer"] is result
+    with get_layer_outputs([("layer", layer)]) as outputs:
+        layer(x)
+        outputs["layer"] = 5
+        assert outputs["layer"] == 5
+
+
+def test_of_a_layer_that_calls_itself_the_call_that_ended_last_is_shown():
+    model, x = nn.Sequential(Chunks(), nn.ReLU(inplace=True)), torch.randn(6, 4)
+    whole = model[0](x)
+    with (
+        get_layer_outputs(model.named_modules()) as outputs,
+        get_layer_outputs(model.named_modules(), keep="all") as every,
+        get_layer_inputs(model.named_modules()) as inputs,
+    ):
+        for _ in range(2):
+            result = model(x)
+            assert outputs[""].equal(result)
+            assert outputs["0"].equal(every["0"])
+            assert outputs["0"].equal(whole)
+            assert outputs["0"].grad_fn is not None
+            assert inputs["0"].equal(x[4:])
+        model[0](x[:1])
+        assert outputs["0"].equal(whole[:1])
+        model[0](x[:4])
+    assert outputs["0"].equal(whole[:4])
+    assert [len(one) for one in every.calls("0")] == [6, 2, 2, 2, 6, 2, 2, 2, 1, 4, 2, 2]
+
+
+def test_of_two_layers_with_one_name_the_one_that_ended_last_is_shown():
+    model, x = mlp(), torch.ones(2, 4)
+    with get_layer_outputs([("same", model[2]), ("same", model[0]), ("other", model[0])]) as outputs:
+        model(x)
+        first = model[0](x)
+        assert outputs["same"] is outputs["other"] is first
+        last = model[2](first)
+    assert outputs["same"] is last
+    assert outputs["other"] is first
+
+
+@pytest.mark.parametrize("when", ["in the block", "after it"])
+def test_what_a_block_gives_behaves_as_a_dict(when):
+    layer, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with ExitStack() as stack:
+        values = stack.enter_context(get_layer_outputs([("a", layer), ("b", layer)]))
+        result = layer(x)
+        wanted = {"a": result, "b": result}
+        stack.pop_all().close() if when == "after it" else None
+        assert values == wanted == values
+        assert (values != wanted, values != {}) == (False, True)
+        assert len(values) == 2
+        assert bool(values)
+        assert list(reversed(values)) == ["b", "a"]
+        assert list(reversed(values.items())) == [("b", result), ("a", result)]
+        assert list(values.keys()) == ["a", "b"]
+        assert values | {"b": 1} == {"a": result, "b": 1}
+        assert {"b": 1} | values == {"b": result, "a": result}
+        assert type(values | {}) is type({} | values) is type(values.copy()) is dict
+        assert list(OrderedDict(values)) == ["a", "b"]
+        assert [*values.values()] == [result, result]
+        assert values.setdefault("a", 1) is result
+        values |= {"b": 5}
+        assert values["b"] == 5
+        assert values.popitem() == ("b", 5)
+        values["a"] = 6
+        values.update({"c": 7}, d=8)
+        assert values.setdefault("e", 9) == 9
+        assert values == {"a": 6, "c": 7, "d": 8, "e": 9}
+        del values["c"]
+        assert values.pop("d") == 8
+        assert values.pop("d", None) is None
+        with pytest.raises(KeyError, match="'d'"):
+            values.pop("d")
+        with pytest.raises(KeyError, match="'b'") as raised:
+            values["b"]
+        assert raised.type is KeyError  # And nothing is said of layers that did not run.
+        if when == "in the block":
+            result = layer(x)  # What passes then is shown again.
+            assert values == {"a": result, "e": 9, "b": result}
+            assert values.calls("a") == [result]
+        values.clear()
+        assert values == {}
+        stack.close()
+    assert values == {}
+
+
+def test_what_a_block_gives_is_up_to_date_whatever_is_done_first():
+    layer, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with (
+        get_layer_outputs([("layer", layer)]) as changed,
+        get_layer_outputs([("layer", layer)]) as one,
+        get_layer_outputs([("layer", layer)]) as other,
+    ):
+        result = layer(x)
+        changed["more"] = 1
+        assert one == other
+        assert changed == {"layer": result, "more": 1}
+
+
+def test_names_may_be_those_of_other_layers_inside():
+    outer, inner = nn.Sequential(OrderedDict(b=nn.ReLU())), nn.Tanh()
+    with get_layer_outputs({"a": outer, "a.b": inner, "": outer.b, 3: inner, "3": outer}) as outputs:
+        inner(outer(torch.ones(1)))
+    assert {name: round(value.item(), 2) for name, value in outputs.items()} == {
+        "": 1.0, "a": 1.0, "3": 1.0, "a.b": 0.76, 3: 0.76,
+    }  # fmt: skip
+
+
+def test_what_a_block_gives_can_be_read_by_what_reads_dicts_in_c():
+    layer, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with get_layer_outputs([("layer", layer)]) as values:
+        result = layer(x)
+    assert dict.__getitem__(values, "layer") is result
+    assert dict.__repr__(values) == repr({"layer": result})
+    assert "{layer}".format_map(values) == str(result)
+
+
+@pytest.mark.parametrize("block", [get_layer_outputs, save_maxpool_indices])
+def test_what_a_block_gives_can_be_saved_and_loaded_and_made_of_other_values(block):
+    model = encoder()
+    with block({"pool": model.pool}) as values:
+        model(SQUARE)
+        file = io.BytesIO()
+        torch.save(values, file)
+    file.seek(0)
+    assert torch.load(file)["pool"].equal(values["pool"])
+    assert torch.load(io.BytesIO(file.getvalue()), weights_only=True) == copy.deepcopy(values)
+    assert pickle.loads(pickle.dumps(values)) == values
+    moved = type(values)({name: value.double() for name, value in values.items()})
+    assert moved["pool"].dtype is torch.float64
+    assert repr(type(values)(pool=1)) == "{'pool': 1}"
+
+
+def test_a_value_that_is_overwritten_after_the_block_is_the_one_that_passed():
+    layer, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with get_layer_outputs([("layer", layer)]) as values:
+        result = layer(x)
+        wanted = result.detach().clone()
+    assert values["layer"] is result
+    result.data.zero_()
+    result.zero_()
+    for read in (values["layer"], values.get("layer"), dict(values)["layer"], values.copy()["layer"], *values.values()):
+        assert read.equal(wanted)
+
+
+def test_many_values_are_read_one_by_one_in_no_time():
+    model = nn.Sequential(*(nn.Identity() for _ in range(1000)))
+    with get_layer_inputs(model.named_children()) as inputs:
+        model(1)
+        start = time.perf_counter()
+        assert all(inputs[name] == 1 for name in inputs)
+        for name in list(inputs):
+            inputs[name] = inputs.pop(name) + 1
+    assert time.perf_counter() - start < 5
 
 
 def test_what_a_block_gives_is_a_dict_of_what_passed():

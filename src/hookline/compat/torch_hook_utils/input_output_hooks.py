@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import nn
 
 import hookline as hl
 from hookline.compat.torch_hook_utils.layer_values import LayerValues
+from hookline.compat.torch_hook_utils.named_layers import Layers, NamedLayers, Pair, layers_of
 from hookline.compat.warning import warn
 
-Layers = Iterable[tuple[str, nn.Module]] | Mapping[str, nn.Module]
 Kind = type[nn.Module] | tuple[type[nn.Module], ...]
-INPUT, INPUTS, OUTPUT = hl.Site("", "input"), hl.Site("", "inputs"), hl.Site("")  # Of a layer hooked by itself.
+NOT_RUN = "not called in this block, or without an input, or on another thread or task than the block's"
 
 
 def get_layer_inputs(named_layers: Layers, *, keep: str | int = "last") -> AbstractContextManager[LayerValues]:
-    """Collect the first input of each layer, however it is passed, as a mapping from name to value.
+    """Collect the first input of each layer, as a mapping from name to value.
+
+    That is the first parameter that its forward declares, or where a call leaves that out, the first that is passed.
 
     >>> layer = nn.Identity()
     >>> with get_layer_inputs([("first", layer)]) as inputs:
@@ -31,22 +34,22 @@ def get_layer_inputs(named_layers: Layers, *, keep: str | int = "last") -> Abstr
     Args:
         keep: What `inputs.calls(name)` has of a layer that runs several times: "last", "all", or how many.
     """
-    return _collected(named_layers, INPUT, keep)
+    return _collected(named_layers, ":input", keep)
 
 
 def get_layer_outputs(named_layers: Layers, *, keep: str | int = "last") -> AbstractContextManager[LayerValues]:
     """Collect what each layer returns, as a mapping from name to value; `keep` is that of `get_layer_inputs`."""
-    return _collected(named_layers, OUTPUT, keep)
+    return _collected(named_layers, "", keep)
 
 
 def replace_layer_inputs(network_layers: Layers, inputs_to_use: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Give each layer its value of `inputs_to_use` in the place of its first input; other inputs stay."""
-    return _replaced(network_layers, INPUT, inputs_to_use)
+    """Give each layer its value of `inputs_to_use` as its first input, passed or not; other inputs stay."""
+    return _replaced(network_layers, ":input", inputs_to_use)
 
 
 def replace_layer_outputs(network_layers: Layers, layer_outputs: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Let each layer run, and put its value of `layer_outputs` in the place of what it returns."""
-    return _replaced(network_layers, OUTPUT, layer_outputs)
+    return _replaced(network_layers, "", layer_outputs)
 
 
 @contextmanager
@@ -61,30 +64,34 @@ def replace_layer_input_arguments(
     torch.Size([1])
     """
     blocks = []
-    for name, layer in pairs(network_layers):
+    for name, layer in layers_of(network_layers)[0]:
         bound = inspect.signature(layer.forward).bind_partial(*input_args_to_use, **input_kwargs_to_use)
-        blocks.append((name, hl.edit(layer, INPUTS, partial(_bind, bound), check=False, clone=False)))
+        blocks.append(([name], hl.edit(layer, ":inputs", partial(_bind, bound), check=False, clone=False)))
     with entered(blocks):
         yield
 
 
 class ModulesOfType:
-    """The modules of some types and their names: looked for anew each time it is iterated."""
+    """The modules of some types and their names: looked for anew each time it is iterated, until next() is called."""
 
     def __init__(self, module: nn.Module, module_type: Kind) -> None:
         self.module = module
         self.module_type = module_type
-        self._rest = iter(self)
+        self._rest: Iterator[tuple[str, nn.Module]] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
-        kind = self.module_type
-        return ((name, module) for name, module in self.module.named_modules() if isinstance(module, kind))
+        return iter(self._found()) if self._rest is None else self._rest
 
     def __next__(self) -> tuple[str, nn.Module]:
+        self._rest = iter(self)
         return next(self._rest)
 
     def __repr__(self) -> str:
-        return repr(list(self))
+        return repr(self._found())
+
+    def _found(self) -> list[tuple[str, nn.Module]]:
+        named = self.module.named_modules()
+        return [(name, module) for name, module in named if isinstance(module, self.module_type)]
 
 
 def named_modules_of_type(module: nn.Module, module_type: Kind) -> ModulesOfType:
@@ -96,52 +103,113 @@ def named_modules_of_type(module: nn.Module, module_type: Kind) -> ModulesOfType
     return ModulesOfType(module, module_type)
 
 
-def pairs(named_layers: Layers) -> list[tuple[str, nn.Module]]:
-    """Return the layers that can be called: a ModuleList never is."""
-    by_name = isinstance(named_layers, (Mapping, nn.ModuleDict))
-    given = list(named_layers.items() if by_name else named_layers)  # type: ignore[union-attr]
-    for name, layer in given:
-        if not isinstance(layer, nn.Module):
-            raise AssertionError(f"{name!r} is a {type(layer).__name__}, not an nn.Module")
-    found = [(name, layer) for name, layer in given if type(layer).forward is not nn.Module.forward]
-    if not found:
-        warn("no layer was given that can be called; a generator that was iterated before is empty: make a list of it")
-    return found
-
-
 @contextmanager
-def entered(blocks: list[tuple[str, hl.Hooks]]) -> Iterator[None]:
-    """Open these blocks, and warn at the end of layers that did not run."""
+def entered(blocks: list[tuple[list[Any], hl.Hooks]], each: bool = True) -> Iterator[None]:
+    """Open the blocks of these layers; warn at the end of each in which nothing ran, or only if that is all of them."""
     with ExitStack() as stack:
         for _, hooks in blocks:
             stack.enter_context(hooks.when_missing("ignore"))
         yield
-    missing = [repr(name) for name, hooks in blocks if not any(hook.fired for hook in hooks)]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        warn(
-            f"nothing passed {', '.join(missing[:3])}{more} in this block: "
-            "not called, or without an input, or on another thread than the block's"
-        )
+    missing = [names for names, hooks in blocks if not any(hook.fired for hook in hooks)]
+    names = [repr(name) for one in missing for name in one]
+    if names and (each or len(missing) == len(blocks)):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        warn(f"nothing passed {', '.join(names[:3])}{more}: {NOT_RUN}")
 
 
 @contextmanager
-def _collected(named_layers: Layers, site: hl.Site, keep: str | int) -> Iterator[LayerValues]:
+def _collected(named_layers: Layers, port: str, keep: str | int) -> Iterator[LayerValues]:
     values = LayerValues()
-    blocks = []
-    for name, layer in pairs(named_layers):
-        hooks = hl.capture(layer, site, keep=keep, detach=False)
-        values.watch(name, hooks, site, hl.Cache.__getitem__)
-        blocks.append((name, hooks))
-    with entered(blocks):
-        yield values
+    called, others = layers_of(named_layers)
+    for name, layer in others:
+        values.expect(name, f"a {type(layer).__name__} is never called where it could be seen")
+    for name, _ in called:
+        values.expect(name, NOT_RUN)
+    blocks = [([name for name, _ in called], _captured(called, port, values, keep))] if called else []
+    try:
+        with entered(blocks):
+            yield values
+    finally:
+        values.refresh()
+
+
+def _captured(layers: list[Pair], port: str, values: LayerValues, keep: str | int) -> hl.Hooks:
+    """Show what passes at layers, with a transform only where a capture alone may have the value of another call."""
+    count = Counter(name for name, _ in layers)
+    note, needs_it = (partial(_note_first, values), _may_skip) if port else (values.note, _may_call_itself)
+    noted = {id(layer) for name, layer in layers if count[name] > 1 or needs_it(layer)}
+    plain = {id(layer) for _, layer in layers} - noted
+    named = NamedLayers(layers)
+    noting: dict[str, Any] = {"transform": note, "with_call": True}
+    hooks = hl.capture(named, named.at(port, plain or noted), keep=keep, detach=False, **({} if plain else noting))
+    if plain and noted:
+        hooks.capture(named.at(port, noted), keep=keep, detach=False, **noting)
+    values.follow(hooks, named.names)
+    return hooks
+
+
+def _may_call_itself(layer: nn.Module) -> bool:
+    """Whether a forward may run within another of the same layer: those of torch without children call no others."""
+    is_torchs = type(layer).__module__.startswith("torch.nn.modules.") and "forward" not in vars(layer)
+    return not is_torchs or next(layer.children(), None) is not None
+
+
+def _note_first(values: LayerValues, value: Any, call: Any) -> Any:
+    """Note the first input in the order of the forward's parameters, where they are passed by keyword."""
+    names = [] if call.args else [one.name for one in _parameters(call.module)]
+    return values.note(next((call.kwargs[name] for name in names if name in call.kwargs), value), call)
 
 
 @contextmanager
-def _replaced(network_layers: Layers, site: hl.Site, values: Mapping[str, Any]) -> Iterator[None]:
-    layers = pairs(network_layers)
-    with entered([(name, hl.patch(layer, {site: values[name]}, check=False)) for name, layer in layers]):
+def _replaced(network_layers: Layers, port: str, values: Mapping[str, Any]) -> Iterator[None]:
+    called, others = layers_of(network_layers)
+    for name, layer in others:
+        if name in values:
+            warn(f"the value for {name!r} is not used: a {type(layer).__name__} is never called where it could be seen")
+    with entered([([name], _patched(name, layer, port, values[name])) for name, layer in called]):
         yield
+
+
+def _patched(name: Any, layer: nn.Module, port: str, value: Any) -> hl.Hooks:
+    if port == "" or not _may_skip(layer):
+        return hl.patch(layer, {port: value}, check=False)
+    hooks = hl.edit(layer, ":inputs", partial(_with_first, name), with_call=True, check=False, clone=False)
+    hooks.patch({port: value}, check=False)
+    return hooks
+
+
+def _with_first(name: Any, inputs: dict[str, Any], call: Any) -> dict[str, Any] | None:
+    """Return a layer's inputs with the first that its forward declares in front, also where the call leaves it out."""
+    if call.args:
+        return None
+    first = next(iter(_parameters(call.module)), None)
+    if first is None or (first.kind is first.VAR_KEYWORD and not inputs):
+        raise hl.EditError(f"{name!r} takes no input that could be replaced")
+    if inputs and first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD):
+        return None
+    return {first.name: (None,) if first.kind is first.VAR_POSITIONAL else None, **inputs}
+
+
+def _may_skip(layer: nn.Module) -> bool:
+    """Whether a call may leave out the first parameter that the forward of a layer declares."""
+    first = next(iter(_parameters(layer)), None)
+    return first is None or first.kind > first.POSITIONAL_OR_KEYWORD or first.default is not first.empty
+
+
+def _parameters(layer: nn.Module) -> Sequence[inspect.Parameter]:
+    return _declared(layer.forward) if "forward" in vars(layer) else _declared_by(type(layer).forward)
+
+
+@lru_cache(maxsize=1024)
+def _declared_by(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    return _declared(function)[1:]  # Without self.
+
+
+def _declared(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # A builtin, put there as the forward of an instance.
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
 
 
 def _bind(bound: inspect.BoundArguments, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.torch_hook_utils.input_output_hooks import (
-    INPUTS,
-    entered,
-    named_modules_of_type,
-    pairs,
-)
-from hookline.compat.torch_hook_utils.layer_values import LayerValues
+from hookline.compat.torch_hook_utils.input_output_hooks import NOT_RUN, entered, named_modules_of_type
+from hookline.compat.torch_hook_utils.layer_values import Collected
+from hookline.compat.torch_hook_utils.named_layers import NamedLayers, layers_of
 from hookline.compat.warning import warn
 
 # The function that each of them calls, which gives the indices too if it is asked to.
@@ -30,27 +29,31 @@ FUNCTIONS: dict[type[nn.Module], str] = {
     nn.FractionalMaxPool2d: "fractional_max_pool2d",
     nn.FractionalMaxPool3d: "fractional_max_pool3d",
 }
+CALL = nn.Module.__call__.__code__
 UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
 
 
 @contextmanager
-def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module]) -> Iterator[LayerValues]:
+def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module]) -> Iterator[Collected]:
     """Collect the indices of max-pooling layers, as a mapping from name to tensor; the layers return what they did.
 
-    A layer that ran several times has a list of tensors there, oldest first.
+    They are those of the latest forward: of the module that was given, or of a part of it that is called by itself. A
+    layer that runs several times in it has a list of tensors, oldest first. Where layers are given by themselves, in
+    a mapping, each call counts as a forward.
     """
-    indices = LayerValues()
+    pools = _layers(module_or_modules, tuple(FUNCTIONS))
+    whole = module_or_modules if isinstance(module_or_modules, nn.Module) else nn.ModuleList(pool for _, pool in pools)
+    latest = LatestIndices(whole, pools)
     blocks = []
-    for name, pool in _layers(module_or_modules, tuple(FUNCTIONS)):
-        site = hl.Site("", member=f"/{_function(name, pool)}")
-        hooks = hl.capture(pool, site, keep="all", transform=_indices, with_call=True)
+    for name, pool in pools:
+        layers, function = NamedLayers([(name, pool)]), _function(name, pool)
+        hooks = hl.capture(layers, layers.at(function), transform=partial(latest.add, name), with_call=True)
         if not pool.return_indices:
-            hooks.patch({hl.Site("", "inputs", '["return_indices"]', member=site.member): True})
-            hooks.edit(site, _without_indices, with_call=True, check=False, clone=False)
-        indices.watch(name, hooks, site, _one_or_all)
-        blocks.append((name, hooks))
-    with entered(blocks):
-        yield indices
+            hooks.patch({layers.at(f'{function}:inputs["return_indices"]'): True})
+            hooks.edit(layers.at(function), _without_indices, with_call=True, check=False, clone=False)
+        blocks.append(([name], hooks))
+    with entered(blocks, each=False):
+        yield latest.indices
 
 
 @contextmanager
@@ -61,7 +64,8 @@ def use_indices_in_maxunpool(
 ) -> Iterator[None]:
     """Give each max-unpooling layer the indices of its name, so that it is called with its input alone.
 
-    Of a list, a call gets the next one that has the shape of its input; after the last the first again.
+    Of a list, a call gets one that has the shape of its input; of several, what was pooled last is unpooled first, and
+    after the first of them, or when the module that was given is called again, the last again.
 
     Args:
         consume_indices: Take those that are used out of the mapping, on entering the block.
@@ -75,15 +79,103 @@ def use_indices_in_maxunpool(
     blocks = []
     for name, unpool in unpools:
         if name in maxpool_indices:
-            give = partial(_give_indices, name, take(name), {})
-            blocks.append((name, hl.edit(unpool, INPUTS, give, with_call=True, check=False, clone=False)))
+            layers, give = NamedLayers([(name, unpool)]), GivenIndices(module_or_modules, name, take(name))
+            hooks = hl.edit(layers, layers.at(":inputs"), give, with_call=True, check=False, clone=False)
+            blocks.append(([name], hooks))
     with entered(blocks):
         yield
 
 
-def _layers(given: nn.Module | Mapping[str, nn.Module], kinds: tuple[type[nn.Module], ...]) -> list[tuple[str, Any]]:
+class LatestIndices:
+    """The indices of pools, of the latest forward that each of them ran in."""
+
+    def __init__(self, whole: nn.Module, pools: list[tuple[Any, nn.Module]]) -> None:
+        self.indices = Collected()
+        for name, _ in pools:
+            self.indices.expect(name, NOT_RUN)
+        self._modules = {id(module) for module in whole.modules()}
+        self._pools = pools
+        self._found: dict[Any, list[Tensor]] = {}
+        self._forward: object = None
+
+    def add(self, name: Any, value: Any, call: Any) -> None:
+        """Add those of a call; those of an earlier forward of the same pools go."""
+        indices = value[1] if isinstance(value, tuple) else call.notes["indices"]  # A block within this one has them.
+        running = outermost_call(self._modules)
+        if running is None or running.mark is not self._forward:
+            self._forward = running and running.mark
+            parts = set(running.module.modules()) if running else set()
+            for one in [name, *(one for one, pool in self._pools if pool in parts)]:
+                self._found.pop(one, None)
+                self.indices.pop(one, None)
+        found = self._found.setdefault(name, [])
+        found.append(indices)
+        self.indices[name] = indices if len(found) == 1 else found
+
+
+class GivenIndices:
+    """The indices for one unpool, or a list of them, and which of these were used in the forward that is running."""
+
+    def __init__(self, whole: object, name: Any, indices: Tensor | list[Tensor]) -> None:
+        self._whole = {id(whole)}
+        self._name = name
+        self._indices = indices
+        self._chosen: dict[int, Tensor] = {}
+        self._used: Counter[tuple[int, ...]] = Counter()
+        self._forward: object = None
+
+    def __call__(self, inputs: dict[str, Any], call: Any) -> dict[str, Any]:
+        """Return the inputs of the layer with the indices among them."""
+        given = inputs.get("indices")
+        if isinstance(given, Tensor) and given is not call.notes.get("indices"):  # Else of a block around this one.
+            raise AssertionError(f"{self._name!r} was called with indices, but gets those of the block")
+        if not isinstance(given, Tensor):  # What comes after the input is the size here.
+            inputs = {"output_size": given, **inputs}
+        call.notes["indices"] = indices = self._choose(inputs["input"], call.number)
+        return {**inputs, "indices": indices}
+
+    def _choose(self, value: Tensor, number: int) -> Tensor:
+        """Return the indices of the pooling that this call undoes."""
+        if isinstance(self._indices, Tensor):
+            return self._indices
+        if number in self._chosen:  # A checkpoint calls with the same number again.
+            return self._chosen[number]
+        running = outermost_call(self._whole)
+        if running and running.mark is not self._forward:
+            self._forward = running.mark
+            self._used.clear()
+        fitting = [one for one in self._indices if one.shape == value.shape]
+        if not fitting:
+            shapes = ", ".join(str(tuple(one.shape)) for one in self._indices)
+            raise hl.EditError(
+                f"no indices for {self._name!r} have the shape {tuple(value.shape)} of its input: {shapes}"
+            )
+        self._chosen[number] = fitting[-1 - self._used[value.shape] % len(fitting)]
+        self._used[value.shape] += 1
+        return self._chosen[number]
+
+
+class Running(NamedTuple):
+    """A call of a module that is running, and what no other call has."""
+
+    module: nn.Module
+    mark: object
+
+
+def outermost_call(modules: set[int]) -> Running | None:
+    """Return the outermost call of these modules, by their ids, that is running here."""
+    found = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CALL and id(frame.f_locals["self"]) in modules:
+            found = Running(frame.f_locals["self"], frame.f_locals["kwargs"])  # Python makes that dict for each call.
+        frame = frame.f_back
+    return found
+
+
+def _layers(given: nn.Module | Mapping[str, nn.Module], kinds: tuple[type[nn.Module], ...]) -> list[tuple[Any, Any]]:
     if not isinstance(given, nn.Module):
-        return pairs(given)
+        return layers_of(given)[0]
     found = list(named_modules_of_type(given, kinds))
     if not found:
         warn(f"{type(given).__name__} has none of {', '.join(kind.__name__ for kind in kinds)}")
@@ -91,16 +183,11 @@ def _layers(given: nn.Module | Mapping[str, nn.Module], kinds: tuple[type[nn.Mod
 
 
 def _function(name: str, pool: nn.Module) -> str:
-    """Return the name of the function that a layer calls: torch has another one for when the indices are wanted."""
+    """Return the place of the function that a layer calls: torch has another one for when the indices are wanted."""
     function = next((function for kind, function in FUNCTIONS.items() if isinstance(pool, kind)), "")
     if not function:
         raise hl.HooklineError(f"{name!r} is a {type(pool).__name__}, not a max-pooling layer")
-    return f"{function}_with_indices" if pool.return_indices else function
-
-
-def _indices(value: Any, call: Any) -> Any:
-    """Return the indices that a pooling function gave, which a block around this one may have taken away."""
-    return value[1] if isinstance(value, tuple) else call.notes["indices"]
+    return f"/{function}_with_indices" if pool.return_indices else f"/{function}"
 
 
 def _without_indices(value: Any, call: Any) -> Any:
@@ -109,32 +196,3 @@ def _without_indices(value: Any, call: Any) -> Any:
         return None
     output, call.notes["indices"] = value
     return output
-
-
-def _one_or_all(cache: hl.Cache, site: hl.Site) -> Tensor | list[Tensor]:
-    found = cache.calls(site)
-    return found[0] if len(found) == 1 else found
-
-
-def _give_indices(
-    name: str, indices: Tensor | list[Tensor], chosen: dict[int, Tensor], inputs: dict[str, Any], call: Any
-) -> dict[str, Any]:
-    """Return the inputs of an unpooling layer with the indices among them."""
-    given = inputs.get("indices")
-    if isinstance(given, Tensor) and given is not call.notes.get("indices"):  # Else they are of a block around this.
-        raise AssertionError(f"{name!r} was called with indices, but gets those of the block")
-    if given is not None and not isinstance(given, Tensor):  # What comes after the input is the size here.
-        inputs = {"output_size": given, **inputs}
-    if not isinstance(indices, Tensor) and call.number not in chosen:  # A checkpoint calls with the same number again.
-        chosen[call.number] = _next(name, indices, list(chosen.values()), inputs["input"])
-    call.notes["indices"] = chosen.get(call.number, indices)
-    return {**inputs, "indices": call.notes["indices"]}
-
-
-def _next(name: str, indices: list[Tensor], used: list[Tensor], value: Tensor) -> Tensor:
-    """Return the indices of the pooling that this unpooling undoes."""
-    fitting = [one for one in indices if one.shape == value.shape]
-    if not fitting:
-        shapes = ", ".join(str(tuple(one.shape)) for one in indices)
-        raise hl.EditError(f"no indices for {name!r} have the shape {tuple(value.shape)} of its input: {shapes}")
-    return fitting[sum(one.shape == value.shape for one in used) % len(fitting)]
