@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import inspect
+import io
+import pickle
 import re
+import subprocess
+import sys
 import threading
+import time
+import warnings
 import weakref
 
 import pytest
@@ -13,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline.compat.tacklebox import naming
 from hookline.compat.tacklebox.hook_management import (
     HookFunction,
     HookHandle,
@@ -23,6 +32,9 @@ from hookline.compat.tacklebox.hook_management import (
 from tests.compat.tacklebox_log import Log
 
 NO_CATEGORY = "zz is not a valid hook category. Choices are: forward_hook, backward_hook, forward_pre_hook, all"
+
+# Most managers here are dropped before anything runs; that this is said has a test of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
 def my_forward_hook(module, inputs, outputs):
@@ -237,25 +249,121 @@ def test_a_function_is_registered_once_on_a_module_and_nothing_of_a_refused_call
     assert list(manager.name_to_hookhandle) == ["f[a]"]
 
 
+def test_one_module_given_twice_is_refused_as_a_whole(x):
+    manager, log, layer = HookManager(), Log(), nn.Linear(2, 2)
+    for given in ({"a": layer, "b": layer}, {"": layer, "zz": 3}):
+        with pytest.raises((AssertionError, TypeError), match="already registered with module a|zz=3"):
+            manager.register_forward_hook(log.hook(), hook_fn_name="f", **given)
+    with pytest.raises(AssertionError, match=re.escape(f"was already registered with module {layer!r}")):
+        manager.register_forward_hook(log.hook(), layer, layer)
+    layer(x)
+    assert not log.seen
+    assert not any((manager.modules, manager.hook_fns, manager.name_to_hookfn, manager.function_to_hookfn))
+    assert not hasattr(layer, "name")
+    hook = log.hook()
+    manager.register_forward_hook(hook, layer)
+    with pytest.raises(AssertionError, match="already registered"):
+        manager.register_forward_hook(hook, layer, hook_fn_name="other")
+    assert list(manager.name_to_hookfn) == [repr(hook)]
+    layer.name = "mine"
+    hook_fn = HookFunction(log.hook(), "forward_hook", name="g")
+    with pytest.raises(AssertionError, match="Hook function g was already registered with module mine"):
+        hook_fn.register(layer, layer)
+    assert not hook_fn.handles
+
+
+def test_a_registration_that_fails_halfway_leaves_nothing(net, x, monkeypatch):
+    manager, log, made = HookManager(), Log(), HookHandle.of_manager
+
+    def fails(hook_fn, module, *rest):
+        if module is net[2]:
+            raise LookupError("no more")
+        return made(hook_fn, module, *rest)
+
+    monkeypatch.setattr(HookHandle, "of_manager", fails)
+    with pytest.raises(LookupError, match="no more"):
+        manager.register_forward_hook(log.hook(), *net)
+    net(x)
+    assert not log.seen
+    assert not manager.name_to_hookhandle
+
+
 def test_what_is_no_module_function_or_kind_is_refused(net):
     manager = HookManager()
     with pytest.raises(TypeError, match="a module is a torch.nn.Module, not int"):
         manager.register_forward_hook(print, 3)
+    with pytest.raises(
+        TypeError, match="activat=False: a module is a torch.nn.Module, not bool; did you mean activate?"
+    ):
+        manager.register_forward_hook(print, net[0], activat=False)
     with pytest.raises(TypeError, match="a hook is a function, not int"):
         manager.register_forward_hook(3, net[0])
+    with pytest.raises(TypeError, match="a hook is a function, not a Linear; the modules come after it"):
+        manager.register_forward_hook(net[0])
     with pytest.raises(AssertionError, match="invalid hook type: zz"):
         manager.register_hook("zz", print, net[0])
+    with pytest.raises(TypeError, match="wrap_calls is True or False, not a Sequential; modules are given to register"):
+        HookManager(net)
     assert not manager.modules
     assert not manager.name_to_hookhandle
 
 
-def test_a_container_that_is_never_called_is_registered_with_a_warning():
-    manager, layers = HookManager(), nn.ModuleList([nn.ReLU()])
-    with pytest.warns(hl.HooklineWarning, match=re.escape("f[layers] will never be called: '' is a ModuleList")):
-        manager.register_forward_hook(Log().hook(), layers=layers, hook_fn_name="f")
+def test_the_forward_cache_is_for_backward_hooks(net):
+    manager = HookManager()
+    only = "retain_forward_cache option is exclusively for backward hooks"
+    for refused in (
+        lambda: manager.register_forward_hook(print, a=net[0], retain_forward_cache=True),
+        lambda: manager.register_forward_pre_hook(print, a=net[0], retain_forward_cache=True),
+        lambda: manager.register_hook("forward_hook", print, a=net[0], retain_forward_cache=True),
+        lambda: HookFunction(print, "forward_hook", retain_forward_cache=True),
+    ):
+        with pytest.raises(AssertionError, match=only):
+            refused()
+    manager.register_forward_hook(print, a=net[0], retain_forward_cache=False)
+    assert list(manager.name_to_module) == ["a"]
+
+
+def test_containers_that_are_never_called_are_registered_with_one_warning():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.ReLU()])
+            self.more = nn.ModuleDict({"one": nn.ReLU()})
+
+    manager, net = HookManager(), Named()
+    with pytest.warns(hl.HooklineWarning) as said:
+        manager.register_forward_hook(Log().hook(), layers=net.layers, more=net.more, hook_fn_name="f")
+    text = "f will never be called for 'layers' (ModuleList), 'more' (ModuleDict): there is no forward to call; "
+    assert [str(one.message) for one in said] == [text + "register the modules inside"]
+    assert said[0].filename == __file__
     manager.activate_all_hooks()
-    assert list(manager.name_to_hookhandle) == ["f[layers]"]
-    manager.remove_module(layers)
+    assert list(manager.name_to_hookhandle) == ["f[layers]", "f[more]"]
+    manager.cleanup()
+    with pytest.warns(hl.HooklineWarning, match="my_forward_hook will never be called for 'more'"):
+        manager.register_forward_hook(my_forward_hook, more=net.more, first=net.layers[0])
+    manager.cleanup()
+    manager.register_backward_hook(my_backward_hook, **dict(net.named_modules()))  # With what is inside: no warning.
+    net.layers.name = "layers"
+    with pytest.warns(hl.HooklineWarning, match="f will never be called for 'layers'"):
+        HookFunction(Log().hook(), "forward_hook", name="f").register(net.layers)
+
+
+def test_what_torch_jit_made_is_registered_with_a_warning(x):
+    manager, traced = HookManager(), torch.jit.trace(nn.Linear(2, 2), x)
+    with pytest.warns(hl.HooklineWarning, match=r"for 'a' \(TopLevelTracedModule\): it is compiled by torch.jit"):
+        manager.register_forward_hook(Log().hook(), a=traced, hook_fn_name="f")
+
+
+def test_registering_many_modules_of_one_repr_counts_each_name_once(monkeypatch):
+    counted = []
+    monkeypatch.setattr(naming, "increment_name", lambda name: counted.append(name) or increment_name(name))
+    manager = HookManager()
+    manager.register_forward_hook(my_forward_hook, *(nn.ReLU() for _ in range(20)), activate=False)
+    assert len(counted) == 19
+    assert list(manager.name_to_module)[-1] == "ReLU()_19"
+    manager.remove_module_by_name("ReLU()_7")
+    manager.register_forward_hook(my_forward_hook, nn.ReLU(), activate=False)
+    assert list(manager.name_to_module)[-1] == "ReLU()_7"  # The first that is free.
 
 
 def test_all_modules_of_a_network_are_registered_by_their_names(net, x):
@@ -328,6 +436,71 @@ def test_a_name_that_the_user_gives_meanwhile_stays():
     assert module.name == "mine"
 
 
+def test_a_name_that_the_user_gives_meanwhile_is_what_hooks_read(x):
+    first, second, module, seen = HookManager(), HookManager(), nn.ReLU(), []
+
+    def hook(module, inputs, outputs):
+        seen.append(module.name)
+
+    first.register_forward_hook(hook, a=module)
+    second.register_forward_hook(hook, b=module)
+    module.name = "mine"
+    module(x)
+    first.cleanup()
+    module(x)
+    assert seen == ["mine"] * 3
+    assert copy.deepcopy(module).name == "mine"
+    second.cleanup()
+    assert module.name == "mine"
+
+
+def test_a_hook_may_name_its_module(x):
+    first, second, module = HookManager(), HookManager(), nn.ReLU()
+    first.register_forward_hook(Log().hook(), a=module)
+    second.register_forward_hook(lambda module, inputs, outputs: setattr(module, "name", "mine"), b=module)
+    module(x)
+    assert module.name == "mine"
+
+
+class Stateful(nn.Linear):
+    def __getstate__(self):
+        return {**vars(self), "kept": True}
+
+
+def by_pickle(module: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    loaded: nn.Module = torch.load(buffer, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("kind", [nn.Linear, Stateful])
+def test_a_copy_of_a_module_has_no_name_and_no_hooks(x, kind, copied):
+    first, second, module, seen = HookManager(), HookManager(), kind(2, 2), []
+    first.register_forward_hook(lambda module, *_: seen.append(module.name), old=module)
+    assert "name" not in vars(copy.copy(module))
+    other = copied(module)
+    assert "name" not in vars(other)
+    assert "__getstate__" not in vars(other)
+    assert getattr(other, "kept", False) is (kind is Stateful)
+    second.register_forward_hook(lambda module, *_: seen.append(module.name), new=other)
+    assert other(x).equal(module(x))
+    assert seen == ["new", "old"]
+    second.cleanup()
+    first.cleanup()
+    assert not hasattr(other, "name")
+    assert "__getstate__" not in vars(module)
+
+
+def test_what_a_hook_keeps_by_name_can_be_saved(x):
+    manager, module, kept = HookManager(), nn.ReLU(), {}
+    manager.register_forward_hook(lambda module, inputs, outputs: kept.update({module.name: 1}), a=module)
+    module(x)
+    assert pickle.loads(pickle.dumps(kept)) == copy.deepcopy(kept) == {"a": 1}
+
+
 def test_two_managers_on_one_module_do_not_disturb_each_other(net, x):
     first, second, seen = HookManager(), HookManager(), []
 
@@ -393,8 +566,19 @@ def test_an_unknown_module_or_name_is_a_key_error(net):
         lambda: manager.remove_module(other),
         lambda: manager.remove_module_by_name("zz"),
     ):
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError) as caught:
             call()
+        if sys.version_info >= (3, 11):
+            assert caught.value.__notes__[0].startswith("hookline: not registered with this manager")
+
+
+def test_an_unknown_name_says_which_are_near(net):
+    manager = registered(net)
+    with pytest.raises(KeyError) as caught:
+        manager.activate_module_hooks_by_name("my_modul_name")
+    assert caught.value.args == ("my_modul_name",)
+    if sys.version_info >= (3, 11):
+        assert "did you mean 'my_module_name' or 'other_module_name'?" in caught.value.__notes__[0]
 
 
 def test_an_unknown_function_is_told_of(net):
@@ -474,6 +658,59 @@ def test_contexts_of_threads_hold_hooks_apart(net):
     thread.start()
     thread.join()
     assert not handle.active
+
+
+def test_threads_switch_a_hook_one_after_the_other(net, monkeypatch):
+    manager, inside, most = HookManager(), [], []
+    manager.register_forward_hook(Log().hook(), a=net[0], hook_fn_name="f", activate=False)
+    handle = manager.name_to_hookhandle["f[a]"]
+
+    def activate():
+        inside.append(1)
+        time.sleep(0.02)
+        most.append(len(inside))
+        inside.pop()
+
+    def work():
+        with manager.hook_all_context():
+            pass
+
+    monkeypatch.setattr(handle.handle, "activate", activate)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert not handle.active
+
+
+def test_a_hook_that_is_activated_meanwhile_acts_until_every_context_is_over(net):
+    manager = HookManager()
+    manager.register_forward_hook(Log().hook(), a=net[0], hook_fn_name="f", activate=False)
+    handle = manager.name_to_hookhandle["f[a]"]
+    first, second = manager.hook_all_context(), manager.hook_all_context()
+    first.__enter__()
+    second.__enter__()
+    handle.activate()
+    first.__exit__(None, None, None)
+    assert handle.active
+    second.__exit__(None, None, None)
+    assert not handle.active
+
+
+def test_a_context_holds_its_manager(net, x):
+    log = Log()
+
+    def context():
+        manager = HookManager()
+        manager.register_forward_hook(log.hook("f"), a=net[0], activate=False)
+        return manager.hook_all_context(), manager.hook_module_context(net[0])
+
+    for one in context():
+        with one:
+            net(x)
+    assert log.names == ["f", "f"]
 
 
 def test_contexts_add_up_with_any_other(net, x):
@@ -586,6 +823,102 @@ def test_a_dropped_manager_takes_its_hooks_along(net, x, capsys):
     assert all("forward" not in vars(module) for module in net)
 
 
+def test_a_manager_that_is_dropped_before_its_hooks_were_called_is_told_of(net, x):
+    def forgets(manager):
+        manager.register_forward_hook(my_forward_hook, first=net[0], second=net[1], hook_fn_name="f")
+
+    said_of = re.escape("a HookManager is dropped before its hooks were called (f[first] and 1 more): keep it in a")
+    with pytest.warns(hl.HooklineWarning, match=said_of) as said:
+        forgets(HookManager())
+    assert said[0].filename == __file__
+    assert not hasattr(net[0], "name")
+
+
+def test_a_manager_that_is_dropped_after_its_work_is_not_told_of(net, x, capsys):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        HookManager().register_forward_hook(my_forward_hook, nn.ModuleList([]))
+        manager = registered(net)
+        net[0](x)  # The others did not run, and no gradient came.
+        del manager
+        manager = registered(net, activate=False)
+        del manager
+        manager = registered(net)
+        manager.cleanup()
+        del manager
+    assert ["will never be called" in str(one.message) for one in said] == [True]
+
+
+def test_a_manager_that_lives_to_the_end_of_the_program_goes_quietly():
+    code = """
+from torch import nn
+from hookline.compat.tacklebox.hook_management import HookManager
+model = nn.Sequential(nn.Linear(2, 2))
+manager = HookManager()
+manager.register_forward_hook(print, *model)
+nn.manager = manager  # So that it is among the last to go.
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+class Probe:
+    """Has a manager, and is what its hooks are methods of."""
+
+    def __init__(self, *modules):
+        self.seen = []
+        self.manager = HookManager()
+        self.manager.register_forward_pre_hook(self.before, *modules)
+        self.manager.register_forward_hook(self.after, *modules)
+        self.manager.register_backward_hook(self.back, *modules)
+
+    def before(self, module, inputs):
+        self.seen.append("before")
+
+    def after(self, module, inputs, outputs):
+        self.seen.append("after")
+
+    def back(self, module, grad_in, grad_out):
+        self.seen.append("back")
+
+
+def test_a_manager_whose_hooks_are_methods_of_its_owner_goes_with_the_owner(net, x):
+    probe = Probe(net[0])
+    net(x.requires_grad_()).sum().backward()
+    assert probe.seen == ["before", "after", "back"]
+    gone = weakref.ref(probe)
+    del probe
+    gc.collect()
+    assert gone() is None
+    assert not hasattr(net[0], "name")
+    assert "forward" not in vars(net[0])
+
+
+def test_a_manager_that_is_collected_with_its_module_does_no_harm(x):
+    gc.disable()
+    try:
+        module = nn.Linear(2, 2)
+        module.probe = Probe(module)
+        module(x.requires_grad_()).sum().backward()
+        gone = weakref.ref(module)
+        del module
+        assert gone() is not None
+        gc.collect()  # Warnings are errors here, also those of a failing __del__.
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_hook_function_without_a_manager_stays_on_its_module(x):
+    module, log = nn.ReLU(), Log()
+    module.name = "relu"
+    HookFunction(log.hook("f"), "forward_hook", modules=[module])
+    gc.collect()
+    module(x)
+    assert log.names == ["f"]
+    hl.clear(module)
+
+
 # HookFunction and HookHandle by themselves
 
 
@@ -651,3 +984,96 @@ def test_a_hook_function_is_called_with_what_it_names():
     with pytest.raises(TypeError, match=r"requested parameter 'zz' .* parameters are \[module, inputs, outputs\]"):
         HookFunction(lambda zz: zz, "forward_hook", name="n", pass_by_pos=False)(*given)
     assert HookFunction.HOOK_TYPES == ["forward_hook", "backward_hook", "forward_pre_hook"]
+
+
+def test_a_function_that_was_registered_by_itself_too_can_be_named(net, x):
+    manager, hook = HookManager(), Log().hook()
+    manager.register_forward_hook(hook, a=net[0])
+    net[1].name = "b"
+    manager.function_to_hookfn[hook].register(net[1])
+    manager.register_forward_hook(hook, hook_fn_name="x")
+    assert list(manager.name_to_hookfn) == ["x"]
+    assert list(manager.name_to_hookhandle) == ["x[a]"]
+    manager.cleanup()
+
+
+def test_a_handle_of_two_managers_is_in_the_tables_of_neither_once_it_is_removed(net):
+    first, second, hook = HookManager(), HookManager(), Log().hook()
+    first.register_forward_hook(hook, a=net[0], hook_fn_name="f")
+    second.register_forward_hook(hook, a=net[1], hook_fn_name="f")
+    (handle,) = first.name_to_hookhandle.values()
+    second.add_hook_handle(handle, handle)
+    assert list(second.name_to_hookhandle) == ["f[a]", "f[a]_1"]
+    second.cleanup()
+    assert not first.name_to_hookhandle
+    assert first.module_to_hookhandle == {net[0]: []}
+    first.cleanup()
+
+
+def test_an_id_that_is_taken_is_counted_up(x):
+    manager, module, log = HookManager(), nn.ReLU(), Log()
+    module.name = "relu"
+    manager.register_forward_hook(log.hook("own"), relu=module, hook_fn_name="f")
+    manager.add_hook_handle(*HookFunction(log.hook("other"), "forward_hook", name="f").register(module))
+    assert list(manager.name_to_hookhandle) == ["f[relu]", "f[relu]_1"]
+    manager.deactivate_hook_by_name("f[relu]")
+    module(x)
+    assert log.names == ["other"]
+    manager.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    {
+        "__init__": "wrap_calls=True, recursion_depth=0",
+        "register_hook": "hook_type, function, *modules, hook_fn_name=None, activate=True, retain_forward_cache=False, "
+        "**named_modules",
+        "register_forward_hook": "function, *modules, hook_fn_name=None, activate=True, **named_modules",
+        "register_forward_pre_hook": "function, *modules, hook_fn_name=None, activate=True, **named_modules",
+        "register_backward_hook": "function, *modules, hook_fn_name=None, activate=True, retain_forward_cache=False, "
+        "**named_modules",
+        "get_module_hooks": "module, hook_types=(), category='all', include_active=True, include_inactive=True, "
+        "include_base_hooks=False",
+        "get_module_hooks_by_name": "module_name, hook_types=(), **kwargs",
+        "activate_all_hooks": "hook_types=(), category='all'",
+        "deactivate_all_hooks": "hook_types=(), category='all'",
+        "activate_module_hooks": "*modules, hook_types=(), category='all'",
+        "deactivate_module_hooks": "*modules, hook_types=(), category='all'",
+        "activate_module_hooks_by_name": "*module_names, hook_types=(), category='all'",
+        "deactivate_module_hooks_by_name": "*module_names, hook_types=(), category='all'",
+        "activate_hook_by_name": "hook_name",
+        "deactivate_hook_by_name": "hook_name",
+        "hook_all_context": "hook_types=(), add_enter_fns=(), add_exit_fns=(), category='all'",
+        "hook_module_context": "*modules, hook_types=(), add_enter_fns=(), add_exit_fns=(), category='all'",
+        "hook_module_context_by_name": "*module_names, hook_types=(), add_enter_fns=(), add_exit_fns=(), "
+        "category='all'",
+        "is_module_hooked": "module",
+        "is_module_hooked_backward": "module",
+        "remove_hook": "handle",
+        "remove_hook_by_name": "handle_name",
+        "remove_hook_function": "function",
+        "remove_hook_function_by_name": "hook_fn_name",
+        "remove_module": "module",
+        "remove_module_by_name": "module_name",
+        "add_hook_fn": "*hook_fns",
+        "add_hook_handle": "*hook_handles",
+        "cleanup": "",
+    }.items(),
+)
+def test_a_method_of_the_manager_takes_what_the_original_took(name, parameters):
+    assert written(getattr(HookManager, name)) == parameters
+
+
+def test_functions_and_handles_are_made_as_in_the_original():
+    made = "hook_fn, hook_type, name=None, modules=None, pass_by_pos=True, retain_forward_cache=False"
+    assert written(HookFunction.__init__) == made
+    assert written(HookFunction.register) == "*modules, activate=True, register_to_module=True"
+    assert written(HookHandle.__init__) == "hook_fn, module, name, activate=True, register_to_module=True"
+    assert written(HookHandle.activate) == "raise_on_active=False"
+    assert written(HookHandle.deactivate) == "raise_on_inactive=False"
+
+
+def written(method) -> str:
+    """The parameters of a method as they are written, without self and types."""
+    _, *parameters = inspect.signature(method).parameters.values()
+    return ", ".join(str(one.replace(annotation=one.empty)) for one in parameters)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hookline.compat.tacklebox.hook_management import HookManager, detach_hook
 from tests.compat.tacklebox_log import Log
+
+pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
 @pytest.fixture
@@ -79,6 +84,56 @@ def test_a_pre_hook_of_a_module_that_takes_anything(x):
     assert module(1) == (2,)
     assert module((1,)) == ((1, 1),)
     assert module(1, 2) == (2, 4)
+
+
+class Optional(nn.Module):
+    def forward(self, x, y=0.0, z=0.0, /, *, scale=1.0):
+        return (x + 10 * y + 100 * z) * scale
+
+
+@pytest.mark.parametrize("wrap_calls", [True, False])
+@pytest.mark.parametrize(
+    ("args", "new"), [((1.0,), (1.0, 2.0)), ((1.0,), (1.0, 2.0, 3.0)), ((1.0, 2.0), (5.0,)), ((1.0, 2.0, 3.0), (4.0,))]
+)
+def test_a_pre_hook_may_add_an_input_or_leave_one_out(args, new, wrap_calls):
+    manager, module = HookManager(wrap_calls), Optional()
+    manager.register_forward_pre_hook(lambda module, inputs: new, module)
+    assert module(*args) == Optional()(*new)
+
+
+@pytest.mark.parametrize("new", [(), (7.0,), (7.0, 8.0), (7.0, 8.0, 9.0, 3.0)])
+def test_a_pre_hook_may_give_any_number_to_a_module_that_takes_any(new):
+    class Echo(nn.Module):
+        def forward(self, x=0.0, *rest):
+            return x, rest
+
+    for args in ((), (1.0,), (1.0, 2.0, 3.0)):
+        manager, module = HookManager(), Echo()
+        manager.register_forward_pre_hook(lambda module, inputs: new, module)
+        assert module(*args) == Echo()(*new)
+
+
+def test_a_pre_hook_that_gives_too_many_inputs_is_told_how_many_there_are():
+    manager, module = HookManager(), Optional()
+    manager.register_forward_pre_hook(lambda module, inputs: inputs * 4, module)
+    with pytest.raises(TypeError, match="4 inputs returned for a Optional, which takes 3 by position"):
+        module(1.0)
+
+
+def test_without_wrapping_inputs_by_position_are_any_number_beside_keywords():
+    manager, module = HookManager(wrap_calls=False), Optional()
+    manager.register_forward_pre_hook(lambda module, inputs: (*inputs, 2.0), module)
+    assert module(1.0, scale=2.0) == 42
+
+
+def test_a_pre_hook_of_a_module_that_takes_a_tuple_of_one():
+    class First(nn.Module):
+        def forward(self, pair):
+            return pair[0]
+
+    manager, module = HookManager(), First()
+    manager.register_forward_pre_hook(lambda module, inputs: ((inputs[0][0] * 2,),), module)
+    assert module((3,)) == 6
 
 
 def test_a_pre_hook_that_returns_only_the_positional_inputs_leaves_the_others(x):
@@ -183,8 +238,10 @@ def test_an_exception_in_a_hook_comes_through_and_leaves_the_manager_usable(net,
         raise LookupError("mine")
 
     manager.register_forward_hook(fails, a=net[0], activate=False)
-    with pytest.raises(LookupError, match="mine"), manager.hook_all_context():
+    with pytest.raises(LookupError, match="mine") as caught, manager.hook_all_context():
         net(x)
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[0] == f"hookline: raised by {fails!r}[a]"
     assert not manager.is_module_hooked(net[0])
     net(x)
 
@@ -293,6 +350,20 @@ def test_modules_that_write_in_place_are_fine(x):
     assert below[0].equal(grad_in[0])
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_container_and_its_last_child_have_their_gradients_before_a_module_that_writes_in_place(x, requires_grad):
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.ReLU(inplace=True))
+    manager, seen = HookManager(), {}
+    manager.register_backward_hook(
+        lambda module, grad_in, grad_out: seen.update({module.name: grad_out[0]}), **dict(net.named_modules())
+    )
+    output = net(x.requires_grad_(requires_grad))
+    output.sum().backward()
+    assert set(seen) == {"", "0", "0.0", "0.1", "1"}
+    assert seen["0"].equal(seen["0.1"])
+    assert seen["0"].equal((output > 0).float())
+
+
 def test_the_forward_cache_comes_with_the_gradients(net, x):
     manager, seen = HookManager(), []
 
@@ -310,6 +381,81 @@ def test_the_forward_cache_comes_with_the_gradients(net, x):
     assert outputs[0].equal(net[0](x))
 
 
+def test_the_forward_cache_is_from_before_anything_was_overwritten(x):
+    class Nested(nn.Module):
+        def forward(self, pair):
+            return {"sum": [pair[0] + pair["b"]], "text": ("a", pair["b"] * 1)}
+
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    manager, seen, nested = HookManager(), [], Nested()
+
+    def hook(module, grad_in, grad_out, inputs, outputs):
+        seen.append((inputs[0], outputs[0]))
+
+    manager.register_backward_hook(hook, net[0], nested, retain_forward_cache=True)
+    expected = nn.functional.linear(x, net[0].weight, net[0].bias)
+    assert expected.min() < 0
+    net(x).sum().backward()
+    assert seen[0][1].equal(expected)
+    given = {0: torch.ones(2), "b": torch.ones(2, requires_grad=True) * 3}
+    output = nested(given)
+    output["sum"][0].zero_()
+    output["text"][1].mul_(2).sum().backward()
+    inputs, outputs = seen[1]
+    assert inputs["b"].tolist() == [3, 3]
+    assert outputs["sum"][0].tolist() == [4, 4]
+    assert outputs["text"][0] == "a"
+    assert outputs["text"][1].tolist() == [3, 3]
+    assert not any(one.requires_grad for one in (inputs["b"], outputs["sum"][0], outputs["text"][1]))
+
+
+@pytest.mark.parametrize("wrap_calls", [True, False])
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_graph_of_several_inputs_holds_neither_itself_nor_the_module(wrap_calls, cache):
+    class Both(nn.Module):
+        def forward(self, a, b):
+            return a * b, a + b
+
+    gc.disable()
+    try:
+        manager, module = HookManager(wrap_calls), Both()
+        manager.register_backward_hook(lambda *_: None, a=module, retain_forward_cache=cache)
+        one = torch.ones(2, requires_grad=True) * 2
+        product, total = module(one, one)
+        gone = [weakref.ref(product), weakref.ref(module)]
+        (product + total).sum().backward(retain_graph=True)
+        manager.cleanup()
+        del module
+        assert gone[1]() is None
+        del product, total, one
+        assert gone[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_backward_hook_may_write_into_the_gradients_it_is_given(x):
+    """The original gives clones, too. That of a sum is one number, expanded: it could not be written into."""
+
+    class Nested(nn.Module):
+        def forward(self, pair):
+            return {"sum": pair[0] * 2 + pair[1], "all": (pair[0] * 3,)}
+
+    manager, seen, module = HookManager(), [], Nested()
+
+    def hook(module, grad_in, grad_out):
+        grad_out[0]["sum"].mul_(10)
+        grad_out[0]["all"][0].zero_()
+        grad_in[0][0].neg_()
+        seen.append((grad_in[0][0], grad_out[0]["sum"]))
+
+    manager.register_backward_hook(hook, module)
+    output = module([x.requires_grad_(), torch.ones(3, 2, requires_grad=True)])
+    (output["sum"].sum() + output["all"][0].sum()).backward()
+    assert seen[0][0].mean().item() == -5
+    assert seen[0][1].mean().item() == 10
+    assert x.grad.mean().item() == 5
+
+
 def test_gradients_are_those_of_what_other_hooks_made_of_inputs_and_outputs(x):
     manager, seen, module = HookManager(), [], nn.Identity()
     manager.register_backward_hook(
@@ -322,6 +468,19 @@ def test_gradients_are_those_of_what_other_hooks_made_of_inputs_and_outputs(x):
     assert seen[2].equal(x * 5)
     assert seen[3].equal(x * 5 * 2)
     assert x.grad.mean().item() == pytest.approx(70)
+
+
+def test_gradients_are_those_of_what_hooks_made_that_were_added_while_it_rested(x):
+    manager, seen, module = HookManager(), [], nn.Identity()
+    manager.register_backward_hook(
+        lambda module, grad_in, grad_out: seen.append(grad_out[0].mean().item()), a=module, activate=False
+    )
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] * 2,), a=module)
+    with manager.hook_all_context(category="backward_hook"):
+        (module(x.requires_grad_()) * 7).sum().backward()
+    manager.activate_all_hooks()
+    (module(x) * 7).sum().backward()
+    assert seen == [7, 7]
 
 
 def test_lists_and_dicts_have_gradients(x):
@@ -398,6 +557,37 @@ def test_a_checkpointed_module_gives_its_gradients_once(x):
     assert log.names == ["b"]
 
 
+def test_a_hook_on_one_module_may_call_another_that_is_hooked(x):
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    manager = HookManager()
+    manager.register_forward_hook(lambda module, inputs, outputs: (other(inputs[0]),), one=one)
+    manager.register_forward_hook(lambda module, inputs, outputs: (outputs[0] * 0,), other=other)
+    assert not one(x).any()
+
+
+def test_a_hook_may_call_its_own_module(x):
+    module, log, manager = nn.Linear(2, 2), Log(), HookManager()
+    manager.register_forward_hook(lambda module, inputs, outputs: (module(module(inputs[0])),), a=module)
+    manager.register_forward_hook(log.hook("f"), a=module)
+    assert module(x).allclose(type(module).forward(module, type(module).forward(module, x)))
+    assert log.names == ["f"]
+
+
+def test_a_forward_that_is_called_by_itself_calls_hooks_too(x):
+    module, log, manager = nn.ReLU(), Log(), HookManager()
+    manager.register_forward_hook(log.hook("f"), a=module)
+    module.forward(x)  # With the original, and with torch's own hooks, this is a way around them.
+    assert log.names == ["f"]
+
+
+def test_a_gradient_that_stops_at_the_output_of_a_module_is_seen(x):
+    module, log, manager = nn.Linear(2, 2), Log(), HookManager()
+    manager.register_backward_hook(log.hook(), a=module)
+    output = module(x.requires_grad_())
+    torch.autograd.grad(output.sum(), output)
+    assert [(grad_in, grad_out[0].mean().item()) for _, grad_in, grad_out in log.seen] == [((None,), 1)]
+
+
 # wrap_calls=False
 
 
@@ -432,6 +622,13 @@ def test_without_wrapping_what_is_returned_is_taken_as_torch_takes_it(x):
     manager.cleanup()
     manager.register_forward_hook(detach_hook, module)
     assert not module(x).requires_grad
+
+
+def test_without_wrapping_the_forward_cache_comes_too(x):
+    manager, seen, module = HookManager(wrap_calls=False), [], nn.Identity()
+    manager.register_backward_hook(lambda *given: seen.append(len(given)), module, retain_forward_cache=True)
+    module(x.requires_grad_()).sum().backward()
+    assert seen == [5]  # In the original 3.
 
 
 def test_without_wrapping_keyword_arguments_are_not_among_the_inputs(x):

@@ -37,6 +37,8 @@ from hookline.compat.tacklebox.hooks.model_tracking import (
 
 INVALID = "Invalid var, zz, passed to tracker. Use a valid var key: inp, out, inp_grad, out_grad"
 
+pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
+
 
 @pytest.fixture
 def net() -> nn.Sequential:
@@ -84,6 +86,19 @@ def test_a_module_is_replaced_by_its_path():
     assert said[0].filename == __file__
 
 
+def test_a_module_is_put_where_none_was():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.downsample = None
+
+        def forward(self, x):
+            return x if self.downsample is None else self.downsample(x)
+
+    block = set_torchvision_network_module(Block(), "downsample", nn.ReLU())  # Its forward asks for it: no warning.
+    assert block(torch.tensor([-1.0])).item() == 0
+
+
 def test_activations_are_flattened_by_channel():
     four = torch.arange(24.0).reshape(2, 3, 2, 2)
     assert flatten_activations(four).tolist()[0] == [0, 1, 2, 3, 12, 13, 14, 15]
@@ -92,7 +107,7 @@ def test_activations_are_flattened_by_channel():
         flatten_activations(torch.ones(2, 3, 4))
 
 
-def test_a_pass_over_a_loader_makes_no_graph_and_keeps_gradients(net, loader, capsys):
+def test_a_pass_over_a_loader_makes_no_graph_and_keeps_gradients(net, loader):
     net(loader[0][1]).sum().backward()
     gradient = net[0].weight.grad.clone()
     seen = []
@@ -102,7 +117,6 @@ def test_a_pass_over_a_loader_makes_no_graph_and_keeps_gradients(net, loader, ca
     handle.remove()
     assert seen == [False] * 5
     assert net[0].weight.grad.equal(gradient)
-    assert "3/3" in capsys.readouterr().err
 
 
 def test_a_pass_over_a_loader_goes_backward_from_a_loss(net, loader):
@@ -122,12 +136,37 @@ def test_a_pass_over_a_loader_goes_backward_from_a_loss(net, loader):
     )
     assert log == ["before", "loss", True] * 2
     assert net[0].weight.grad is None
+    log.clear()
+    hooks = {"pre_backward_hooks": [lambda: log.append("before")], "pre_zero_grad_hooks": [lambda: log.append("zero")]}
+    data_pass(loader, net, **hooks)
+    assert log == ["before"] * 3  # Without a loss no gradient is set to zero.
 
 
-def test_a_pass_over_a_loader_says_what_to_install(net, monkeypatch):
+STOPS = pytest.mark.parametrize(("early_stop", "expected"), [(1, 1), (2, 2), (9, 3), (0, 3), (None, 3)])
+
+
+@STOPS
+def test_a_pass_over_a_loader_takes_no_more_batches_than_it_needs(net, loader, early_stop, expected):
+    taken = []
+    data_pass((taken.append(1) or batch for batch in loader), net, early_stop=early_stop)
+    assert len(taken) == expected
+
+
+@STOPS
+def test_a_bar_shows_how_many_batches_are_done(net, loader, early_stop, expected, capsys):
+    pytest.importorskip("tqdm")
+    data_pass(loader, net, early_stop=early_stop)
+    assert f"{expected}/3" in capsys.readouterr().err.split("\r")[-1]
+
+
+def test_a_pass_over_a_loader_shows_nothing_without_tqdm(net, loader, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(hl.HooklineError, match=r"pip install hookline\[compat\]"):
-        data_pass([], net)
+    seen = []
+    handle = net.register_forward_hook(lambda *_: seen.append(1))
+    data_pass(loader, net)
+    handle.remove()
+    assert len(seen) == 3
+    assert capsys.readouterr().err == ""
 
 
 # CustomContext
@@ -181,6 +220,18 @@ def test_exit_functions_may_get_the_exception_and_all_of_them_run():
     assert log == [LookupError]
 
 
+def test_an_exit_function_can_be_wrapped_by_hand():
+    log = []
+    leave = CustomContext.wrap_exit_fn(lambda: log.append("out") or 3)
+    assert (leave(), leave(None, None, None)) == (3, 3)
+    with contextlib.suppress(LookupError), CustomContext([], [lambda: True]):  # What it returns hides no exception.
+        log.append("in")
+        raise LookupError
+    assert log == ["out", "out", "in"]
+    with pytest.raises(LookupError), CustomContext([], [lambda *error: True], handle_exc_vars=True):
+        raise LookupError
+
+
 # Settings
 
 
@@ -218,6 +269,7 @@ def test_a_tracking_protocol_says_what_is_kept(tmp_path):
     assert [some[f"record_every_{var}"] for var in ALL_VARS] == [3] * 4
     assert [some[f"buffer_len_{var}"] for var in ALL_VARS] == [4, 9, 4, 4]
     assert (some.track_forward, some.track_backward) == (True, False)
+    assert dict(TrackingProtocol(record_every=0, buffer_len=0).items()) == everything  # 0 is as if it was not given.
     with pytest.raises(AssertionError, match=INVALID):
         TrackingProtocol("zz")
     with pytest.raises(AssertionError, match="cannot overwrite protocol 'zz'"):
@@ -270,6 +322,7 @@ def test_a_tracker_keeps_the_variables_of_its_modules(net, capsys):
         assert tracker.gather_module("a")["out"].equal(kept["a"]["out"])
         assert tracker.gather_var("out")["b"].equal(kept["b"]["out"])
         assert tracker.gather_module_var("b", "out").equal(kept["b"]["out"])
+        assert tracker.gather_module_var(module_name="b", var="out").equal(kept["b"]["out"])
     assert sizes(tracker) == {"a": [0] * 4, "b": [0] * 4}
     assert not capsys.readouterr().out
 
@@ -290,8 +343,9 @@ def test_reading_what_a_tracker_has_not_kept(net):
     ):
         with pytest.raises((KeyError, AssertionError)):
             call()
-    with pytest.raises(AssertionError, match=INVALID):
-        tracker.gather_module_var("a", "zz")
+    for call in (lambda: tracker.gather_module_var("a", "zz"), lambda: tracker.gather_module_var("a", var="zz")):
+        with pytest.raises(AssertionError, match=INVALID):
+            call()
     with pytest.raises(AssertionError, match=INVALID):
         tracker.clear_data_buffer_all(["zz"])
 
@@ -352,8 +406,13 @@ def test_buffers_are_cleared_by_module_and_variable(net):
     assert sizes(tracker) == {"a": [0, 1, 1, 1], "b": [1, 1, 1, 1]}
     tracker.clear_data_buffer_all(["out"])
     assert sizes(tracker) == {"a": [0, 0, 1, 1], "b": [1, 0, 1, 1]}
+    tracker.clear_data_buffer_all("inp")
+    assert sizes(tracker) == {"a": [0, 0, 1, 1], "b": [0, 0, 1, 1]}
     tracker.clear_data_buffer_module("b")
     assert sizes(tracker) == {"a": [0, 0, 1, 1], "b": [0] * 4}
+    tracker = ModuleTracker(a=net[0], protocol=TrackingProtocol("out"))
+    tracker.clear_data_buffer_all(vars_=["inp"])  # It is not kept: there is nothing to do.
+    tracker.clear_data_buffer_module("a", vars_="inp_grad")
 
 
 def test_the_variables_of_a_loader_are_collected_and_gathered(net, loader):
@@ -399,6 +458,35 @@ def test_trackers_may_share_a_manager_and_a_module(net):
     assert sizes(second) == {repr(net[2]): [1] * 4, "b": [1] * 4}
     with pytest.raises(AssertionError, match=r"ModuleTracker.forward_hook was already registered with module a"):
         third.register_all()
+
+
+def test_modules_with_a_name_come_first(net):
+    tracker = ModuleTracker(net[0], net[1], b=net[2], a=nn.ReLU())
+    expected = ["b", "a", repr(net[0]), repr(net[1])]
+    assert list(tracker.modules) == list(tracker.gather()) == tracker.module_names == expected
+    assert list(tracker.hook_manager.name_to_module) == expected
+    with pytest.raises(AssertionError, match="ModuleTracker.forward_hook was already registered with module a"):
+        ModuleTracker(a=net[0], b=net[0])
+
+
+def test_a_tracker_that_is_dropped_leaves_a_shared_manager_with_hooks_that_do_nothing(net):
+    manager = HookManager()
+    tracker = ModuleTracker(a=net[0], hook_manager=manager)
+    gone = weakref.ref(tracker)
+    del tracker
+    assert gone() is None
+    manager.activate_all_hooks()
+    net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert len(manager.name_to_hookhandle) == 2
+
+
+def test_the_names_of_the_original_can_be_imported_from_where_they_were():
+    from hookline.compat.tacklebox import helpers
+    from hookline.compat.tacklebox.hooks import model_tracking
+
+    names = ("CustomContext", "Protocol", "data_pass", "find_network_modules_by_name", "get_named_modules_from_network")
+    assert all(getattr(model_tracking, name) is getattr(helpers, name) for name in names)
+    assert model_tracking.HookManager is HookManager
 
 
 def test_what_is_no_tensor_is_told_of():

@@ -8,8 +8,13 @@ import importlib
 import inspect
 import io
 import pickle
+import re
+import subprocess
+import sys
 import threading
+import warnings
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -30,6 +35,9 @@ from tests.models import GPT, mlp, tokens
 
 RULE = "-" * 80
 THICK = "=" * 80
+
+# Many managers here are dropped before anything runs; that this is said has a test of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
 class BasicBlock(nn.Module):
@@ -175,7 +183,8 @@ def test_the_names_are_those_of_the_original():
         assert all(getattr(found, name) is getattr(torchhook, name) for name in names)
     names: dict[str, object] = {}
     exec("from hookline.compat.torchhook import *", names)
-    assert set(torchhook.__all__) <= set(names)
+    own = {"count_parameters", "format_parameter_count", "get_layerwise_parameter_count", "model_summary"}
+    assert set(names) - {"__builtins__"} == {"HookManager", *own}  # The original's brought torch, warnings, typing.
 
 
 @pytest.mark.parametrize(
@@ -237,6 +246,15 @@ def test_add_refuses_as_the_original_did(arguments, error, message):
         manager.add(**arguments)
     assert str(caught.value) == message
     assert manager.get_keys() == ["1"]
+
+
+def test_a_layer_in_the_place_of_its_name_is_told_where_it_goes():
+    model = mlp()
+    with pytest.raises(TypeError) as caught:
+        HookManager(model).add(model[0])
+    assert str(caught.value) == "'layer_name' must be a string or None."
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["hookline: give a module as layer="]
 
 
 def test_an_unknown_layer_says_which_are_near():
@@ -361,8 +379,10 @@ def test_an_error_in_a_hook_comes_through_and_leaves_what_was_kept():
     manager = HookManager(model)
     manager.add("", custom_hook=lambda module, inputs, output: output if output > 0 else output.nope)
     model(torch.tensor(1.0))
-    with pytest.raises(AttributeError, match="nope"):
+    with pytest.raises(AttributeError, match="nope") as caught:
         model(torch.tensor(-1.0))
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[0] == "hookline: raised by custom_hook for key ''"
     assert manager.get("") == [torch.tensor(1.0)]
 
 
@@ -384,6 +404,81 @@ def test_the_gradient_of_a_kept_output_can_be_read(resnet):
     assert manager.get("transformed")[0] is activations
     cam = F.relu((gradient.mean((2, 3), keepdim=True) * activations).sum(1))
     assert cam.shape == (1, 1, 1)
+
+
+def grad_cam(model: nn.Module, key: str, read_first: bool, asks_later: bool = False) -> tuple[Tensor, Tensor]:
+    """What is kept of a layer, and its gradient, read before or after the backward."""
+
+    def keep(module, inputs, output):
+        if not asks_later:
+            output.retain_grad()
+        return output
+
+    manager = HookManager(model)
+    manager.add(key, custom_hook=keep)
+    loss = model(image().to(model.fc.weight.device))[0, 3]
+    kept = manager.get(key)[0] if read_first else None
+    if asks_later:
+        kept.retain_grad()
+    loss.backward(retain_graph=True)
+    kept = manager.get(key)[0]
+    assert manager.get(key)[0] is kept
+    once = kept.grad.clone()
+    loss.backward()
+    assert kept.grad.equal(2 * once)  # As torch adds them up.
+    return kept, once
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("read_first", "asks_later"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("key", ["bn1", "layer1.0.bn1", "layer4.1.bn2", "conv1"])
+def test_the_gradient_of_a_kept_output_is_that_of_its_own_value_when_it_is_overwritten(
+    resnet, key, read_first, asks_later, device
+):
+    plain = copy.deepcopy(resnet.to(device))
+    for module in plain.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    torch.manual_seed(1)
+    expected, expected_gradient = grad_cam(plain, key, read_first, asks_later)
+    torch.manual_seed(1)
+    kept, gradient = grad_cam(resnet, key, read_first, asks_later)
+    torch.testing.assert_close(kept, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_what_gives_a_kept_output_its_gradient_keeps_no_graph_alive():
+    gc.disable()
+    try:
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+        manager = HookManager(model)
+        manager.add("0", custom_hook=lambda module, inputs, output: (output.retain_grad(), output)[1])
+        output = model(torch.ones(1, 2))
+        kept, gone = manager.get("0")[0], weakref.ref(output)
+        output.sum().backward()
+        assert kept.grad is not None
+        gone = [weakref.ref(output), weakref.ref(kept)]
+        manager.clear_hooks()
+        del output, kept
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_the_gradient_of_a_kept_output_may_be_written_into():
+    model = nn.Sequential(nn.Linear(2, 2), Returns(lambda x: x.add_(1)))
+    manager = HookManager(model)
+    manager.add("0", custom_hook=lambda module, inputs, output: (output.retain_grad(), output)[1])
+    model(torch.ones(1, 2)).sum().backward()  # The gradient of a sum is one number, expanded.
+    assert manager.get("0")[0].grad.mul_(2).tolist() == [[2, 2]]
+
+
+def test_a_custom_hook_may_let_a_frozen_model_have_gradients():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).requires_grad_(False)
+    manager = HookManager(model)
+    manager.add("0", custom_hook=lambda module, inputs, output: output.requires_grad_())
+    model(torch.ones(1, 2)).sum().backward()
+    assert manager.get("0")[0].grad.equal(model[1].weight)
 
 
 def test_clear_features_keeps_the_keys_and_goes_on():
@@ -562,12 +657,45 @@ def test_a_tensor_that_was_overwritten_keeps_its_history():
     assert model[0].bias.grad.equal(torch.full((3,), 2.0))
 
 
-def test_looking_may_not_write():
-    model = Returns(lambda x: x + 1)
+class Pair(NamedTuple):
+    one: object
+    two: object
+
+
+@pytest.mark.parametrize(
+    ("transform", "read"),
+    [
+        (lambda output: output.detach().cpu().numpy(), lambda kept: kept),
+        (lambda output: output.detach().numpy().reshape(-1), lambda kept: kept),
+        (lambda output: {"a": [1, (output.detach().numpy(),)]}, lambda kept: kept["a"][1][0]),
+        (lambda output: Pair(output.detach().numpy(), "text"), lambda kept: kept.one),
+    ],
+)
+def test_an_array_stays_right_when_a_later_layer_overwrites_what_it_was_made_of(transform, read):
+    model = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
     manager = HookManager(model)
-    manager.add("", custom_hook=lambda module, inputs, output: output.zero_())
-    with pytest.raises(hl.EditError, match="wrote into the model's own value"):
+    manager.add("0", output_transform=transform)
+    model(torch.tensor([[-1.0, 0.0, 1.0]]))
+    (kept,) = manager.get("0")
+    assert read(kept).reshape(-1).tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("what", "function"),
+    [
+        ("custom_hook", lambda module, inputs, output: output.zero_()),
+        ("output_transform", lambda output: output.detach().mul_(2)),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_looking_may_not_write(what, function, mode):
+    model = nn.Sequential(Returns(lambda x: x + 1))
+    manager = HookManager(model)
+    manager.add("two", model[0], **{what: function})
+    with mode(), pytest.raises(hl.EditError) as caught:
         model(torch.ones(1))
+    expected = f"'two': {what} wrote into the output, which is the model's own; write into a copy of it, such as "
+    assert str(caught.value) == expected + "output.clone()"
 
 
 def test_a_checkpoint_that_is_recomputed_adds_no_feature():
@@ -638,10 +766,18 @@ def test_an_output_transform_gets_the_whole_of_what_is_no_tensor():
     manager = HookManager(lstm)
     manager.add("cell", lstm, output_transform=lambda output: output[1][1].detach())
     manager.add("all", lstm, output_transform=lambda output: output)
-    _, (_, cell) = lstm(torch.ones(5, 3))
-    assert manager.get("cell")[0].equal(cell)
-    assert manager.get("all")[0][1][1].equal(cell)
-    assert "all                           1                   tuple " in str(manager)  # No shape, and no error.
+    with pytest.warns(hl.HooklineWarning) as said:
+        lstm(torch.ones(5, 3))
+    assert [str(one.message) for one in said] == [
+        f"output_transform for key '{key}' is given the whole output, a tuple; TorchHook gave it the first element, "
+        "which is output[0]"
+        for key in ("cell", "all")
+    ]
+    assert said[0].filename == __file__
+    _, (_, cell) = lstm(torch.ones(5, 3))  # Said once.
+    assert manager.get("cell")[1].equal(cell)
+    assert manager.get("all")[1][1][1].equal(cell)
+    assert "all                           2                   tuple " in str(manager)  # No shape, and no error.
     nested = Returns(lambda x: {"logits": x})
     others = HookManager(nested)
     others.add("", output_transform=lambda output: output["logits"])
@@ -653,10 +789,14 @@ def test_a_transform_that_expects_a_tensor_is_told_what_it_got():
     model = Returns(lambda x: (x, x))
     manager = HookManager(model)
     manager.add("pair", model, output_transform=lambda output: output.detach())
-    with pytest.raises(AttributeError, match="'tuple' object has no attribute 'detach'") as caught:
-        model(torch.ones(1))
-    if hasattr(caught.value, "__notes__"):  # Python 3.11.
-        assert "output_transform for key 'pair' is given the whole output, a tuple" in caught.value.__notes__
+    with pytest.warns(hl.HooklineWarning, match="the first element, which is output"):
+        with pytest.raises(AttributeError, match="'tuple' object has no attribute 'detach'") as caught:
+            model(torch.ones(1))
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[:2] == [
+            "output_transform for key 'pair' is given the whole output, a tuple",
+            "hookline: raised by output_transform for key 'pair'",
+        ]
 
 
 def test_without_a_transform_the_first_of_a_sequence_is_kept_with_a_warning():
@@ -771,7 +911,8 @@ def test_reading_before_the_layer_ran_says_so():
 def test_a_container_that_is_never_called_is_warned_of_and_stays_in_the_summary():
     model = GPT(depth=1)
     manager = HookManager(model)
-    with pytest.warns(hl.HooklineWarning, match="key 'h': a ModuleList is never called, only the layers in it") as said:
+    expected = "no features will come for key 'h', a ModuleList: it has no forward; add the layers in it"
+    with pytest.warns(hl.HooklineWarning, match=expected) as said:
         handle = manager.add("h")
     assert said[0].filename == __file__
     manager.add("head")
@@ -781,6 +922,118 @@ def test_a_container_that_is_never_called_is_warned_of_and_stays_in_the_summary(
     assert "Not Triggered Yet:\n- h\n" in str(manager)
     handle.remove()
     assert manager.get_keys() == ["head"]
+
+
+def test_a_layer_that_torch_jit_made_is_warned_of():
+    model = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
+    manager = HookManager(model)
+    with pytest.warns(hl.HooklineWarning, match="key '0', a TopLevelTracedModule: it is compiled by torch.jit, and "):
+        manager.add("0")
+    model(torch.ones(1, 2))
+    assert manager.features == {"0": []}
+
+
+def test_a_manager_that_is_dropped_before_its_layers_ran_is_told_of():
+    model = mlp()
+
+    def attach(model):
+        manager = HookManager(model)
+        manager.add("0")
+        manager.add("last", model[2])
+        return manager.features
+
+    said_of = re.escape("a HookManager is dropped before its layers ran ('0', 'last'): keep it in a variable")
+    with pytest.warns(hl.HooklineWarning, match=said_of) as said:
+        attach(model)
+    assert said[0].filename == __file__
+
+
+def test_a_manager_that_is_dropped_after_its_work_is_not_told_of():
+    model = mlp()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        manager = HookManager(model)
+        manager.add("0")
+        manager.add("unused", nn.Tanh())
+        model(torch.ones(1, 4))
+        del manager
+        with HookManager(model) as manager:
+            manager.add("0")
+        del manager
+        manager = HookManager(model)
+        manager.add("0").remove()
+        manager.add("list", nn.ModuleList([]))
+        del manager
+        HookManager(model)
+    assert ["it has no forward" in str(one.message) for one in said] == [True]
+
+
+def test_a_manager_that_lives_to_the_end_of_the_program_goes_quietly():
+    code = """
+from torch import nn
+from hookline.compat.torchhook import HookManager
+model = nn.Sequential(nn.Linear(2, 2))
+manager = HookManager(model)
+manager.add('0')
+nn.manager = manager  # So that it is among the last to go.
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_manager_whose_custom_hook_is_a_method_of_its_owner_goes_with_the_owner():
+    class Probe:
+        def __init__(self, model):
+            self.manager = HookManager(model)
+            self.manager.add("0", custom_hook=self.keep)
+            self.manager.add("transformed", model[1], output_transform=self.transform)
+
+        def keep(self, module, inputs, output):
+            return output
+
+        def transform(self, output):
+            return output
+
+    model = mlp()
+    probe = Probe(model)
+    model(torch.ones(1, 4))
+    assert [len(kept) for kept in probe.manager.features.values()] == [1, 1]
+    gone = weakref.ref(probe)
+    del probe
+    gc.collect()
+    assert gone() is None
+    assert len(hl.attached(model)) == 0
+
+
+def test_a_size_that_is_set_later_counts_for_layers_that_are_added_later():
+    model = mlp()
+    manager = HookManager(model)
+    manager.max_size = 1
+    manager.add("0")
+    with pytest.warns(hl.HooklineWarning, match="max_size counts for the layers that are added from now on") as said:
+        manager.max_size = 2
+    assert said[0].filename == __file__
+    manager.add("1")
+    for _ in range(3):
+        model(torch.ones(1, 4))
+    assert (manager.max_size, [len(kept) for kept in manager.features.values()]) == (2, [1, 2])
+
+
+def test_a_custom_hook_may_call_another_model_that_is_hooked():
+    first, second = mlp(), mlp()
+    managers = HookManager(first), HookManager(second)
+    managers[0].add("", custom_hook=lambda module, inputs, output: second(inputs[0]))
+    managers[1].add("0")
+    first(torch.ones(1, 4))
+    assert len(managers[1].get("0")) == 1
+
+
+def test_a_forward_that_is_called_by_itself_is_seen_too():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("")
+    output = model.forward(torch.ones(1, 4))  # With the original this is a way around the hook.
+    assert manager.get("")[0].equal(output)
 
 
 def test_lists_are_new_at_every_reading():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import hookline as hl
 from hookline.compat.backward import Pass, add_backward
-from hookline.compat.tacklebox.naming import named
+from hookline.compat.tacklebox.naming import named, shows
+
+if TYPE_CHECKING:
+    from hookline.compat.tacklebox.functions import HookFunction
 
 
 class Caller:
@@ -19,24 +24,28 @@ class Caller:
     inputs are those given by position, the output is as it is, and so is what is returned.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], module: nn.Module, name: str | None, as_torch: bool, keeps_values: bool
-    ) -> None:
-        self.function = function
+    def __init__(self, hook_fn: HookFunction, module: nn.Module, name: str | None, id_: str, as_torch: bool) -> None:
+        self.hook_fn = hook_fn
         self.module = module
-        self.name = name
+        self.name = name  # Of the module, by its manager if it has one.
+        self.id = id_
         self.as_torch = as_torch
-        self.keeps_values = keeps_values
         self.is_active = False  # A gradient may come when the hook is switched off or gone.
+        self.was_called = False
 
-    def add_to(self, hooks: hl.Hooks, kind: str) -> None:
-        """Add the hooks that let the function take part in the calls of the module."""
+    def add_to(self, hooks: hl.Hooks) -> None:
+        """Add the hooks that let the function take part in the calls of the module.
+
+        They hang on the module, which is not to hold a manager: a function may be a method of the object that has it.
+        """
+        bound = (lambda method: method) if self.name is None else weakly
+        kind = self.hook_fn.hook_type
         if kind == "backward_hook":
-            add_backward(hooks, "", self.backward, kind, self.keeps_values, changes=self.as_torch)
+            keeps = self.hook_fn.retain_forward_cache
+            add_backward(hooks, "", bound(self.backward), kind, keeps, changes=self.as_torch)
             return
-        site, function = (hl.Site(""), self.forward) if kind == "forward_hook" else (hl.Site("", "inputs"), self.before)
-        added = hooks.edit(site, function, kind, with_call=True, check=False, clone=False)
-        added.when_missing("ignore")
+        site, method = (hl.Site(""), self.forward) if kind == "forward_hook" else (hl.Site("", "inputs"), self.before)
+        hooks.edit(site, bound(method), kind, with_call=True, check=False, clone=False).when_missing("ignore")
 
     def before(self, bound: dict[str, Any], call: Any) -> dict[str, Any] | None:
         """Call it with what the module is given; put in its place what comes back."""
@@ -48,11 +57,13 @@ class Caller:
             if not self.as_torch:
                 raise AssertionError("when altering module inputs, must return result as a tuple")
             new = (new,)
-        if len(new) == len(call.args):  # Those given by position alone.
-            new = (*new, *call.kwargs.values())
-        if len(new) != len(call.args) + len(call.kwargs):
-            raise ValueError(f"{len(new)} inputs returned for {len(inputs)}")
-        return _bind(new, bound, call)
+        keywords = list(call.kwargs.values())
+        if keywords and not self.as_torch and len(new) != len(call.args):  # Else those given by position alone.
+            if len(new) != len(inputs):
+                raise ValueError(f"{len(new)} inputs returned for {len(inputs)}")
+            keywords = list(new[len(call.args) :])
+            new = new[: len(call.args)]
+        return {**_bind(new, bound, call), **dict(zip(call.kwargs, keywords, strict=True))}
 
     def forward(self, output: Any, call: Any) -> Any:
         """Call it with what the module was given and gives; put in its place what comes back."""
@@ -72,12 +83,12 @@ class Caller:
         return new[0]
 
     def backward(self, come: Pass) -> Sequence[Any] | None:
-        """Call it with the gradients of a call; only torch's own hooks change them."""
+        """Call it with the gradients of a call; only torch's own hooks change them, others may write into copies."""
         if not self.is_active:
             return None
-        kept = (come.inputs, come.outputs) if self.keeps_values else ()
+        kept = (come.inputs, come.outputs) if self.hook_fn.retain_forward_cache else ()
         if not self.as_torch:
-            self._call(come.grad_inputs, come.grad_outputs, *kept)
+            self._call(_cloned(come.grad_inputs), _cloned(come.grad_outputs), *kept)
             return None
         new = self._call(come.grad_inputs[: come.positional], come.grad_outputs, *kept)
         if new is None:
@@ -88,22 +99,62 @@ class Caller:
         return tuple(call.args) if self.as_torch else (*call.args, *call.kwargs.values())
 
     def _call(self, *values: Any) -> Any:
-        if self.name is None:
-            return self.function(self.module, *values)
-        with named(self.module, self.name):
-            return self.function(self.module, *values)
+        self.was_called = True
+        try:
+            if self.name is None or shows(self.module, self.name):
+                return self.hook_fn(self.module, *values)
+            with named(self.module, self.name):
+                return self.hook_fn(self.module, *values)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11.
+                error.add_note(f"hookline: raised by {self.id}")
+            raise
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a method as long as its object is there, and does not hold it."""
+    found = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        here = found()
+        return None if here is None else here(*args)
+
+    return call
+
+
+def _cloned(gradients: Any) -> Any:
+    """Return gradients that a hook may write into."""
+    if isinstance(gradients, Tensor):
+        return gradients.clone()
+    if isinstance(gradients, Mapping):
+        return {key: _cloned(part) for key, part in gradients.items()}
+    return tuple(map(_cloned, gradients)) if isinstance(gradients, tuple) else gradients
 
 
 def _bind(values: tuple[Any, ...], bound: dict[str, Any], call: Any) -> dict[str, Any]:
-    """Return values, positional ones first, under the names of the arguments; those of `*args` are a tuple."""
+    """Return what is to be given by position under the names of the arguments; those of `*args` are a tuple."""
     count = len(call.args)
     names = [name for name in bound if name not in call.kwargs]
-    new = dict(zip(names, values, strict=False))
+    rest = ""
     if names and (len(names) < count or _is_rest(bound[names[-1]], call.args[-1])):
-        new[names[-1]] = values[len(names) - 1 : count]
-    return {**new, **dict(zip(call.kwargs, values[count:], strict=True))}
+        rest = names.pop()
+    elif len(values) > count:
+        more, rest = _positional(call.module)
+        names += more[len(names) :]
+    if len(values) > len(names) and not rest:
+        kind = type(call.module).__name__
+        raise TypeError(f"{len(values)} inputs returned for a {kind}, which takes {len(names)} by position")
+    new = dict(zip(names, values, strict=False))
+    return {**new, rest: values[len(names) :]} if len(values) > len(names) else new
 
 
 def _is_rest(value: Any, last: Any) -> bool:
     """Whether a value is the last argument in a tuple, as the only one of `*args`, and not that argument itself."""
     return type(value) is tuple and len(value) == 1 and value is not last
+
+
+def _positional(module: nn.Module) -> tuple[list[str], str]:
+    """Return the names of what a module's forward takes by position, and of its `*args`."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return names, next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "")

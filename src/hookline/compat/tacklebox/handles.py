@@ -1,12 +1,12 @@
-"""HookFunction and HookHandle: a hook function, and its registration on one module."""
+"""HookHandle: the registration of a hook function on one module."""
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -15,88 +15,12 @@ from hookline.compat.tacklebox.calling import Caller
 from hookline.compat.tacklebox.naming import claim, release
 from hookline.compat.warning import warn
 
-ARGUMENTS = {
-    "forward_hook": ("module", "inputs", "outputs"),
-    "backward_hook": ("module", "grad_in", "grad_out"),
-    "forward_pre_hook": ("module", "inputs"),
-}
+if TYPE_CHECKING:
+    from hookline.compat.tacklebox.functions import HookFunction
+
+NO_FORWARD = "there is no forward to call; register the modules inside"
+
 _switching = threading.RLock()
-
-
-class HookFunction:
-    """A function, the kind of hook that it is, and its handle for each module."""
-
-    HOOK_TYPES: ClassVar[list[str]] = list(ARGUMENTS)
-
-    def __init__(
-        self,
-        hook_fn: Callable[..., Any],
-        hook_type: str,
-        name: str | None = None,
-        modules: Iterable[nn.Module] | None = None,
-        pass_by_pos: bool = True,
-        retain_forward_cache: bool = False,
-    ) -> None:
-        if hook_type not in ARGUMENTS:
-            raise AssertionError(f"invalid hook type: {hook_type}")
-        if not callable(hook_fn):
-            raise TypeError(f"a hook is a function, not {type(hook_fn).__name__}")
-        self.function = hook_fn
-        self.hook_type = hook_type
-        self.name = repr(hook_fn) if name is None else name
-        self.pass_by_pos = pass_by_pos
-        self.retain_forward_cache = retain_forward_cache
-        self.handles: list[HookHandle] = []
-        self.module_to_handle: dict[nn.Module, HookHandle] = {}
-        self.register(*modules or ())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        names = ARGUMENTS[self.hook_type] + (("inputs", "outputs") if self.retain_forward_cache else ())
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if len(args) + len(kwargs) != len(names) or set(given) != set(names):
-            raise TypeError(
-                f"invalid number of positional args passed to {self.hook_type} {self.name!r}. "
-                f"Call signature should be ({', '.join(names)}) but got {len(args)} positional args."
-            )
-        if self.pass_by_pos:
-            return self.function(*(given[name] for name in names))
-        return self.function(**self._wanted(given))
-
-    def register(self, *modules: nn.Module, activate: bool = True, register_to_module: bool = True) -> list[HookHandle]:
-        """Hook modules that have a `name`, without a manager.
-
-        Args:
-            register_to_module: Call the function as torch would, and not with tuples of all inputs and outputs.
-        """
-        for module in modules:
-            if not hasattr(module, "name"):
-                raise AssertionError("Module must be given name before hook registration")
-        return [
-            HookHandle(self, module, f"{self.name}[{module.name}]", activate, register_to_module) for module in modules
-        ]
-
-    def deactivate_all_handles(self) -> None:
-        """Let it rest on every module."""
-        for handle in self.handles:
-            handle.deactivate()
-
-    def refuse_again(self, module: nn.Module, name: object) -> None:
-        """Raise if this function is on that module already."""
-        if module in self.module_to_handle:
-            raise AssertionError(f"Hook function {self.name} was already registered with module {name}")
-
-    def _wanted(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those arguments that the function names."""
-        parameters = inspect.signature(self.function).parameters.values()
-        if any(one.kind is one.VAR_KEYWORD for one in parameters):
-            return dict(given)
-        for one in parameters:
-            if one.name not in given and one.default is one.empty and one.kind is not one.VAR_POSITIONAL:
-                raise TypeError(
-                    f"hook method {self.name!r} requested parameter {one.name!r} that is unavailable. "
-                    f"Available parameters are [{', '.join(given)}]."
-                )
-        return {one.name: given[one.name] for one in parameters if one.name in given}
 
 
 class HookHandle:
@@ -109,31 +33,48 @@ class HookHandle:
         name: str,
         activate: bool = True,
         register_to_module: bool = True,
-        module_name: str | None = None,
+    ) -> None:
+        self._put_on(hook_fn, module, name, None, register_to_module)
+        if activate:
+            self.activate()
+
+    @classmethod
+    def of_manager(cls, hook_fn: HookFunction, module: nn.Module, module_name: str, as_torch: bool) -> HookHandle:
+        """Return a handle that rests yet. Its module has the name that a manager gave it, and does not hold it."""
+        handle = object.__new__(cls)
+        handle._put_on(hook_fn, module, f"{hook_fn.name}[{module_name}]", module_name, as_torch)
+        return handle
+
+    def _put_on(
+        self, hook_fn: HookFunction, module: nn.Module, name: str, module_name: str | None, as_torch: bool
     ) -> None:
         self.hook_fn = hook_fn
         self.module = module
         self.name = name
         self.handle = hl.Hooks(module, active=False)
-        self.when_removed: Callable[[HookHandle], None] | None = None
+        self.when_removed: list[Callable[[HookHandle], None]] = []
         self.module_name = str(getattr(module, "name", "")) if module_name is None else module_name
-        hook_fn.refuse_again(module, self.module_name)
-        self._caller = Caller(hook_fn, module, module_name, register_to_module, hook_fn.retain_forward_cache)
+        self.why_never_called = ""
+        hook_fn.refuse_again([(module, self.module_name)])
+        self._caller = Caller(hook_fn, module, module_name, name, as_torch)
         self._on = False
         self._open: set[object] = set()  # The contexts that are open, and those of them that hold it on.
         self._held: set[object] = set()
         self._is_removed = False
+        self._is_to_be_renewed = False
         self._hook()
         self._is_named = module_name is not None and claim(module, module_name)
-        hook_fn.handles.append(self)
         hook_fn.module_to_handle[module] = self
-        if activate:
-            self.activate()
 
     @property
     def active(self) -> bool:
         """Whether the hook acts."""
         return self._on or bool(self._held)
+
+    @property
+    def was_called(self) -> bool:
+        """Whether the function was ever called."""
+        return self._caller.was_called
 
     def is_active(self) -> bool:
         """Whether the hook acts."""
@@ -175,24 +116,21 @@ class HookHandle:
         self.deactivate()
         self._is_removed = True
         self.handle.remove()
-        self.hook_fn.handles.remove(self)
         del self.hook_fn.module_to_handle[self.module]
         if self._is_named:
             release(self.module, self.module_name)
-        if self.when_removed is not None:
-            self.when_removed(self)
+        for forget in self.when_removed:
+            forget(self)
 
     def renew(self) -> None:
         """Let the hook act after those that were registered since."""
-        if not self.handle:
-            return
-        self.handle.remove()
-        self._hook()
-        self._switch(self._on, self._held)
+        if self.handle:
+            self._is_to_be_renewed = True
+            self._switch(self._on, self._held)
 
     def set_name(self, name: str) -> None:
         """Give it another id."""
-        self.name = name
+        self.name = self._caller.id = name
 
     def __repr__(self) -> str:
         state = "active" if self.active else "inactive"
@@ -200,9 +138,10 @@ class HookHandle:
 
     def _hook(self) -> None:
         try:
-            self._caller.add_to(self.handle, self.hook_fn.hook_type)
-        except hl.SiteError as error:  # Of a ModuleList, say.
-            warn(f"{self.name} will never be called: {error}")
+            self._caller.add_to(self.handle)
+        except hl.SiteError as error:  # Of a ModuleList, say, or what torch.jit made.
+            has_forward = inspect.getattr_static(type(self.module), "forward") is not nn.Module.forward
+            self.why_never_called = str(error).replace("''", "it", 1) if has_forward else NO_FORWARD
 
     def _switch(self, on: bool, held: set[object]) -> None:
         with _switching:
@@ -210,10 +149,14 @@ class HookHandle:
             self._caller.is_active = self.active
             if not self.handle:
                 return
-            if self.active:
-                self.handle.activate()
-            else:
+            if not self.active:
                 self.handle.deactivate()
+                return
+            if self._is_to_be_renewed:
+                self.handle.remove()
+                self._hook()
+                self._is_to_be_renewed = False
+            self.handle.activate()
 
 
 class Holding:
@@ -231,3 +174,19 @@ class Holding:
 
     def __exit__(self, *_: object) -> None:
         self._entered.pop().close()
+
+
+def warn_of_never_called(handles: Sequence[HookHandle]) -> None:
+    """Warn of hooks that can't be called, but not of containers if modules inside them were hooked with them."""
+    hooked = {handle.module for handle in handles if not handle.why_never_called}
+    reasons: dict[str, list[HookHandle]] = {}
+    for handle in handles:
+        why = handle.why_never_called
+        if why and not (why == NO_FORWARD and hooked.intersection(handle.module.modules())):
+            reasons.setdefault(why, []).append(handle)
+    for why, those in reasons.items():
+        hook_fn = those[0].hook_fn
+        is_named = hook_fn.name != repr(hook_fn.function)
+        label = hook_fn.name if is_named else getattr(hook_fn.function, "__name__", hook_fn.name)
+        modules = ", ".join(f"{handle.module_name!r} ({type(handle.module).__name__})" for handle in those)
+        warn(f"{label} will never be called for {modules}: {why}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from itertools import chain
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any
 
@@ -41,7 +41,7 @@ def set_torchvision_network_module(network: nn.Module, module_name: str, new_mod
     """Put another module in the place of the one with this name, and return the network."""
     path, _, name = module_name.rpartition(".")
     parent = network.get_submodule(path)
-    if name not in dict(parent.named_children()):
+    if not hasattr(parent, name):  # One that is None is a slot, which its forward asks for.
         if name.isdecimal():
             raise IndexError(f"index {name} is out of range")
         try:
@@ -61,32 +61,28 @@ def data_pass(
     pre_backward_hooks: Functions = (),
     pre_zero_grad_hooks: Functions = (),
 ) -> None:
-    """Run the network on each batch `(i, x, y)` or `(x, y)` of a loader, behind a progress bar.
+    """Run the network on each batch `(i, x, y)` or `(x, y)` of a loader, with a progress bar if tqdm is there.
 
     Args:
         device: Where batches are moved; None is where the network is.
         backward_fn: `backward_fn(network(x), y)` is the loss to go backward from; without it no graph is made.
-        early_stop: After how many batches to stop.
+        early_stop: After how many batches to stop; 0 is never.
+        pre_zero_grad_hooks: Called after each backward, so never without a `backward_fn`.
     """
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        raise hl.HooklineError("data_pass shows its progress with tqdm: pip install hookline[compat]") from None
     if device is None:
         device = next((tensor.device for tensor in chain(network.parameters(), network.buffers())), None)
-    with torch.no_grad() if backward_fn is None else nullcontext():
-        for count, (*_, x, y) in enumerate(tqdm(loader), 1):
+    with torch.no_grad() if backward_fn is None else nullcontext(), _progress(loader) as bar:
+        for *_, x, y in islice(loader, early_stop or None):
             output = network(_move(x, device))
             for hook in pre_backward_hooks:
                 hook()
             if backward_fn is not None:
                 backward_fn(output, _move(y, device)).backward()
-            for hook in pre_zero_grad_hooks:
-                hook()
-            if backward_fn is not None:
+                for hook in pre_zero_grad_hooks:
+                    hook()
                 network.zero_grad()
-            if count == early_stop:
-                break
+            if bar is not None:
+                bar.update()
 
 
 def flatten_activations(activations: Tensor) -> Tensor:
@@ -138,11 +134,18 @@ class CustomContext:
         self.contexts.append(context)
         return self
 
-    def _exit_with(self, function: Callable[..., Any]) -> Callable[..., None]:
-        def leave(*error: Any) -> None:
-            function(*error if self.handle_exc_vars else ())
+    @staticmethod
+    def wrap_exit_fn(fn: Callable[[], Any]) -> Callable[..., Any]:
+        """Return a function that is called with the exception of a block, and calls this one without."""
+        return lambda *exc_vars: fn()
 
-        return leave
+    def _exit_with(self, function: Callable[..., Any]) -> Callable[..., None]:
+        leave = function if self.handle_exc_vars else self.wrap_exit_fn(function)
+
+        def leave_only(*error: Any) -> None:  # What it returns would swallow the exception.
+            leave(*error)
+
+        return leave_only
 
 
 class Protocol:
@@ -210,3 +213,11 @@ class Protocol:
 
 def _move(value: Any, device: torch.device | str | int | None) -> Any:
     return value if device is None or not hasattr(value, "to") else value.to(device)
+
+
+def _progress(loader: Iterable[Any]) -> AbstractContextManager[Any]:
+    try:
+        from tqdm import tqdm
+    except ImportError:  # It is only the bar.
+        return nullcontext()
+    return tqdm(loader)  # type: ignore[no-any-return]

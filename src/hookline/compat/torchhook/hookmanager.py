@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.torchhook.features import CustomHook, Feature, Handle, Transform
+from hookline.compat.torchhook.features import CustomHook, Feature, Handle, Transform, weakly
+from hookline.compat.torchhook.gradient import WithGradient
 from hookline.compat.torchhook.utils import WIDTH, count_parameters, format_parameter_count
 from hookline.compat.warning import warn
 
@@ -28,13 +32,32 @@ class HookManager:
     """
 
     def __init__(self, model: nn.Module, max_size: int = -1) -> None:
+        self._layers: dict[str, _Layer] = {}
         _refuse_unless(isinstance(model, nn.Module), "'model' must be an instance of torch.nn.Module.")
         _refuse_unless(isinstance(max_size, int), "'max_size' must be an integer.")
         if max_size < -1:
             raise ValueError("'max_size' cannot be less than -1.")
         self.model = model
-        self.max_size = max_size
-        self._layers: dict[str, _Layer] = {}
+        self._max_size = max_size
+
+    def __del__(self, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:  # Then `sys` may be gone.
+        layers = self._layers.values()
+        waiting = [f"'{layer.feature.key}'" for layer in layers if len(layer.hooks) > 0]
+        if waiting and not _is_over() and not any(layer.feature.has_run for layer in layers):
+            warn(f"a HookManager is dropped before its layers ran ({', '.join(waiting[:3])}): keep it in a variable")
+
+    @property
+    def max_size(self) -> int:
+        """How many of the latest features each key keeps."""
+        return self._max_size
+
+    @max_size.setter
+    def max_size(self, size: int) -> None:
+        if self._layers:
+            warn(
+                "max_size counts for the layers that are added from now on; those that are there keep as many as before"
+            )
+        self._max_size = size
 
     def register_forward_hook(
         self,
@@ -49,7 +72,7 @@ class HookManager:
             custom_hook: Called as `custom_hook(module, inputs, output)`; the tensor it returns is kept, None is not.
             output_transform: Called with the output; what it returns is kept, None is not.
         """
-        _refuse_unless(isinstance(layer_name, str | None), "'layer_name' must be a string or None.")
+        _refuse_unless(isinstance(layer_name, str | None), "'layer_name' must be a string or None.", layer_name)
         _refuse_unless(isinstance(layer, nn.Module | None), "'layer' must be an instance of torch.nn.Module or None.")
         _refuse_unless(custom_hook is None or callable(custom_hook), "'custom_hook' must be a callable or None.")
         is_transform = output_transform is None or callable(output_transform)
@@ -154,10 +177,11 @@ class HookManager:
         hooks = hl.Hooks(layer)
         keep = int(self.max_size) if self.max_size > 0 else "all"
         try:
-            hooks.capture("", transform=feature, with_call=True, detach=feature.is_plain, keep=keep)
-        except hl.SiteError:
-            kind = type(layer).__name__
-            warn(f"no features will come for key '{feature.key}': a {kind} is never called, only the layers in it")
+            hooks.capture("", transform=weakly(feature), with_call=True, detach=feature.is_plain, keep=keep)
+        except hl.SiteError as error:
+            has_forward = inspect.getattr_static(type(layer), "forward") is not nn.Module.forward
+            reason = str(error).replace("''", "it", 1) if has_forward else "it has no forward; add the layers in it"
+            warn(f"no features will come for key '{feature.key}', a {type(layer).__name__}: {reason}")
         return _Layer(hooks, feature, Handle(hooks))
 
     def _find(self, name: str | None) -> nn.Module:
@@ -191,7 +215,8 @@ class _Layer(NamedTuple):
 
     @property
     def features(self) -> list[Any]:
-        return self.hooks.cache.calls("") if self.feature.has_run else []
+        kept = self.hooks.cache.calls("") if self.feature.has_run else []
+        return [one.read(one.tensor) if isinstance(one, WithGradient) else one for one in kept]
 
 
 def _row(key: str, count: object, shape: str) -> str:
@@ -202,6 +227,14 @@ def _shape(feature: Any) -> str:
     return str(tuple(feature.shape)) if isinstance(feature, Tensor) else type(feature).__name__
 
 
-def _refuse_unless(is_right: bool, message: str) -> None:
+def _refuse_unless(is_right: bool, message: str, given: object = None) -> None:
     if not is_right:
-        raise TypeError(message)
+        raise _type_error(message, "give a module as layer=" if isinstance(given, nn.Module) else "")
+
+
+def _type_error(message: str, hint: str) -> TypeError:
+    """Return an error with the message of the original, and what to do as a note."""
+    error = TypeError(message)
+    if hint and hasattr(error, "add_note"):  # Python 3.11.
+        error.add_note(f"hookline: {hint}")
+    return error

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.tacklebox.helpers import CustomContext, data_pass
+from hookline.compat.tacklebox.calling import weakly
+from hookline.compat.tacklebox.helpers import (
+    CustomContext,
+    Protocol,
+    data_pass,
+    find_network_modules_by_name,
+    get_named_modules_from_network,
+)
 from hookline.compat.tacklebox.hook_management import HookManager
 from hookline.compat.tacklebox.hooks.protocol import (
     ALL_VARS,
@@ -18,6 +24,7 @@ from hookline.compat.tacklebox.hooks.protocol import (
     FORWARD_VARS,
     GRAPH_VARS,
     TrackingProtocol,
+    check_vars,
     validate_vars,
 )
 from hookline.compat.tacklebox.naming import unique
@@ -29,8 +36,14 @@ __all__ = [
     "DEFAULT_TRACKING_PROTOCOL",
     "FORWARD_VARS",
     "GRAPH_VARS",
+    "CustomContext",
+    "HookManager",
     "ModuleTracker",
+    "Protocol",
     "TrackingProtocol",
+    "data_pass",
+    "find_network_modules_by_name",
+    "get_named_modules_from_network",
     "validate_vars",
 ]
 
@@ -49,10 +62,10 @@ class ModuleTracker:
         self.network = network
         self.hook_manager = HookManager() if hook_manager is None else hook_manager
         self.protocol = TrackingProtocol() if protocol is None else protocol
-        self.modules: dict[str, nn.Module] = {}
+        self.modules: dict[str, nn.Module] = dict(named_modules)
+        latest: dict[str, str] = {}
         for module in modules:
-            self.modules[unique(repr(module), {*self.modules, *named_modules})] = module
-        self.modules.update(named_modules)
+            self.modules[unique(repr(module), self.modules, latest)] = module
         self.module_names = list(self.modules)
         tracked = [var for var in ALL_VARS if self.protocol[f"track_{var}"]]
         self.data_buffer: dict[str, dict[str, list[Tensor]]] = {
@@ -61,7 +74,8 @@ class ModuleTracker:
         self._name_of = {module: name for name, module in self.modules.items()}
         self._last = "backward_hook" if self.protocol.track_backward else "forward_hook"
         self._passes: dict[tuple[str, str], int] = {}
-        # Functions that don't hold the tracker: one that is dropped takes its hooks along.
+        # Functions that don't hold the tracker: its hooks go with it and its manager; in one that is shared they stay,
+        # and do nothing.
         self._functions: dict[str, Callable[..., None]] = {}
         self.register_all()
 
@@ -102,20 +116,22 @@ class ModuleTracker:
     @validate_vars(keyword="vars_")
     def clear_data_buffer_module(self, *module_names: str, vars_: Sequence[str] | None = None) -> None:
         """Forget what was kept of these modules."""
+        chosen = ALL_VARS if vars_ is None else [vars_] if isinstance(vars_, str) else vars_
         for name in module_names:
-            for var in self.data_buffer[name] if vars_ is None else vars_:
-                self.data_buffer[name][var].clear()
+            for var, kept in self.data_buffer[name].items():
+                if var in chosen:
+                    kept.clear()
 
     def clear_data_buffer_all(self, vars_: Sequence[str] | None = None) -> None:
         """Forget what was kept of all modules."""
         self.clear_data_buffer_module(*self.modules, vars_=vars_)
 
-    @validate_vars(var_idx=2)
-    def gather_module_var(self, module_name: str, var_name: str) -> Tensor:
+    def gather_module_var(self, module_name: str, var: str) -> Tensor:
         """Return what was kept of one variable of one module, joined along the first dimension."""
-        kept = self.data_buffer[module_name][var_name]
+        check_vars([var])
+        kept = self.data_buffer[module_name][var]
         if not kept:
-            raise ValueError(f"nothing was kept of '{var_name}' of module '{module_name}': run it inside track()")
+            raise ValueError(f"nothing was kept of '{var}' of module '{module_name}': run it inside track()")
         return torch.cat(kept)
 
     def gather_module(self, module_name: str) -> dict[str, Tensor]:
@@ -170,7 +186,7 @@ class ModuleTracker:
         return gathered
 
     def _register(self, kind: str) -> None:
-        function = self._functions.setdefault(kind, _weak(getattr(self, kind)))
+        function = self._functions.setdefault(kind, weakly(getattr(self, kind)))
         known = [module for module in self.modules.values() if module in self.hook_manager.modules]
         new: dict[str, Any] = {name: module for name, module in self.modules.items() if module not in known}
         name = f"ModuleTracker.{kind}"
@@ -198,15 +214,3 @@ class ModuleTracker:
                 f"Cached {var} data for module {name} exceeded buffer length of {length}. "
                 "Discarding earliest cached data."
             )
-
-
-def _weak(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls a method as long as its object is there, and does not hold it."""
-    found = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        here = found()
-        if here is not None:
-            here(*args)
-
-    return call

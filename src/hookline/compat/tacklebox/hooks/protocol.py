@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -24,6 +24,13 @@ DEFAULT_TRACKING_PROTOCOL: dict[str, Any] = {
 T = TypeVar("T")
 
 
+def check_vars(given: Iterable[str], valid_vars: Sequence[str] = ALL_VARS) -> None:
+    """Raise for a variable that there is not."""
+    for var in given:
+        if var not in valid_vars:
+            raise AssertionError(f"Invalid var, {var}, passed to tracker. Use a valid var key: {', '.join(valid_vars)}")
+
+
 def validate_vars(
     var_idx: int = 0, multiple: bool = False, keyword: str | None = None, valid_vars: Sequence[str] = ALL_VARS
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -36,11 +43,7 @@ def validate_vars(
             if keyword is not None:
                 named = kwargs.get(keyword) or ()
                 given = (named,) if isinstance(named, str) else tuple(named)
-            for var in given:
-                if var not in valid_vars:
-                    raise AssertionError(
-                        f"Invalid var, {var}, passed to tracker. Use a valid var key: {', '.join(valid_vars)}"
-                    )
+            check_vars(given, valid_vars)
             return fn(*args, **kwargs)
 
         return validated
@@ -70,9 +73,9 @@ class TrackingProtocol(Protocol):
             self.add_from_namespace(namespace)
         for var in ALL_VARS:
             self[f"track_{var}"] = self[f"track_{var}"] and (not vars_ or var in vars_)
-            if record_every is not None:
+            if record_every:  # 0 is none, as in the original.
                 self[f"record_every_{var}"] = record_every
-            if buffer_len is not None:
+            if buffer_len:
                 self[f"buffer_len_{var}"] = buffer_len
         self.overwrite_protocol(**overwrite_protocol)
         self["track_forward"] = True
