@@ -7,8 +7,8 @@ returns what passes on: the very same object, if it leaves the value alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -127,8 +127,9 @@ class Save:
         if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):  # No writes are counted there.
             value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
+        forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # The first takes 5 µs.
         before = _written(value) if self.keeps_own else None
-        with torch.random.fork_rng(devices):
+        with forked:
             kept = _ask(self.transform, self.with_call, value, call)
         if self.keeps_own and _written(value) != before:
             raise EditError("the transform wrote into the model's own value, which it gets with detach=False; copy it")
@@ -270,6 +271,15 @@ class Stop:
 
 
 Action = Save | Set | Apply | Skip | Stop
+
+
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:

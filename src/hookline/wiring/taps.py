@@ -225,7 +225,8 @@ def blame(site: Site, error: Exception) -> NoReturn:
     """Raise an error that came up at a site: hookline's own with the site in it, a user's as it is with a note."""
     if isinstance(error, HooklineError) and not str(error).startswith("'"):
         raise type(error)(f"'{site}': {error}") from None
-    if hasattr(error, "add_note") and not isinstance(error, HooklineError):  # Python 3.11.
+    told = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))  # By a hook inside this one.
+    if hasattr(error, "add_note") and not isinstance(error, HooklineError) and not told:  # Python 3.11.
         error.add_note(f"hookline: raised at '{site}'")
     try:
         raise error
