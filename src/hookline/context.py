@@ -36,6 +36,7 @@ class Rest:
 
     def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
         self.blocks = blocks
+        self.is_of_user = model is not None  # Else hookline itself runs the model.
         self._model = model
         self._modules: set[int] | None = None
 

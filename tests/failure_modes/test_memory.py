@@ -203,7 +203,7 @@ def test_placing_and_removing_hooks_on_thousands_of_modules_costs_about_what_tor
     """G03"""
     model = nn.Sequential(*(nn.Identity() for _ in range(2000)))
     with without_garbage_collection():
-        assert ratio(own_hooks, raw_hooks, (model, model), enough=1.5) < 1.5
+        assert ratio(own_hooks, raw_hooks, (model, model), enough=1.5) < 2
 
 
 @pytest.mark.parametrize(

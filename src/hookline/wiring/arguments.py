@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from hookline.actions import NOTHING
@@ -86,7 +85,11 @@ def unbind(bound: dict[str, Any], arguments: Arguments, parameters: Parameters) 
     has_rest = len(args) > len(parameters.positional) or (parameters.takes_rest and parameters.rest not in before)
     rest = bound.get(parameters.rest, ()) if has_rest else ()
     count = len(parameters.positional) if rest else max(len(args), parameters.only)
-    names = list(takewhile(bound.__contains__, parameters.positional[:count]))
+    names: list[str] = []
+    for name in parameters.positional[:count]:
+        if name not in bound:
+            break
+        names.append(name)
     after = parameters.positional[len(names) :]  # Those behind one that is left out go by keyword.
     stuck = [name for name in after[: parameters.only - len(names)] if name in bound] if len(names) < count else []
     if stuck or (rest and after):

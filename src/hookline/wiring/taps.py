@@ -8,7 +8,7 @@ from torch import nn
 
 from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
-from hookline.context import RESTING, Blocks, acting
+from hookline.context import RESTING, Blocks, Rest, acting
 from hookline.errors import HooklineError
 from hookline.members import Holders
 from hookline.operands import plain
@@ -92,7 +92,8 @@ class Tap:
         """Whether this tap acts where these blocks are open."""
         if RESTING in here:
             acts = acting(self.blocks, self.active, self.module, here)
-            if not acts and (self.active or not self.blocks.isdisjoint(here)):
+            would = self.active or not self.blocks.isdisjoint(here)
+            if would and not acts and all(rest.is_of_user for rest in here if isinstance(rest, Rest)):
                 self.session.rested = True
             return acts
         return self.active or not self.blocks.isdisjoint(here)
