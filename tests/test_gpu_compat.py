@@ -26,19 +26,23 @@ def model_and_input() -> tuple[nn.Sequential, Tensor]:
     return model, torch.randn(3, 4, device=DEVICE)
 
 
+class Overwrites(nn.Module):
+    """Writes into what its layer returned."""
+
+    def __init__(self, write: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        self.write(y)
+        return y
+
+
 @pytest.mark.parametrize("write", [lambda y: y.add_(1), lambda y: y[0].mul_(2), torch.Tensor.relu_])
 def test_a_value_of_the_graph_is_what_it_was_after_a_write(write: Callable[[Tensor], Any]) -> None:
-    class Overwrites(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x)
-            write(y)
-            return y
-
-    model, x = Overwrites().to(DEVICE), torch.randn(5, 4, device=DEVICE)
+    model, x = Overwrites(write).to(DEVICE), torch.randn(5, 4, device=DEVICE)
     before = model.first(x)
     with hl.capture(model, "first", detach=False) as acts:
         model(x)
@@ -48,18 +52,11 @@ def test_a_value_of_the_graph_is_what_it_was_after_a_write(write: Callable[[Tens
 
 
 def test_a_foreach_write_into_a_value_of_the_graph_is_told() -> None:
-    class Overwrites(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
+    def write(y: Tensor) -> None:
+        with torch.no_grad():
+            torch._foreach_add_([y], 1.0)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x)
-            with torch.no_grad():
-                torch._foreach_add_([y], 1.0)
-            return y
-
-    model, x = Overwrites().to(DEVICE), torch.randn(5, 4, device=DEVICE)
+    model, x = Overwrites(write).to(DEVICE), torch.randn(5, 4, device=DEVICE)
     with hl.capture(model, "first", detach=False) as acts:
         model(x)
     with pytest.raises(hl.StaleValue, match="'first' was overwritten in place"):

@@ -283,7 +283,7 @@ class Hooks:
         if not self._taps:
             raise HooklineError("when_missing is about hooks that are there; add them first")
         for tap in self._taps:
-            tap.missing, tap.is_lenient = what, what != RAISE
+            tap.missing = what
         return self
 
     @contextmanager

@@ -276,7 +276,7 @@ class Ledger:
                 hint = f"; what was hooked is now {names[0]!r}" if names else ""
                 messages.append(
                     (
-                        tap.missing == RAISE or not tap.is_lenient,
+                        tap.missing == RAISE,
                         f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}",
                     )
                 )

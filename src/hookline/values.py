@@ -159,26 +159,24 @@ def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
     """Return every tensor in `value`, in order."""
     if isinstance(value, Tensor):
         return [value]
-    if id(value) in _inside or isinstance(value, ITERATORS):
-        return []
-    parts = children(value)
-    if parts is None:
-        parts = members(value)
     inside = (*_inside, id(value))
-    return [tensor for part in parts.values() for tensor in leaves(part, inside)] if parts else []
+    return [tensor for part in _parts(value, _inside).values() for tensor in leaves(part, inside)]
 
 
 def places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the subscripts at which each tensor of `leaves(value)` is."""
     if isinstance(value, Tensor):
         return [()]
-    if id(value) in _inside or isinstance(value, ITERATORS):
-        return []
-    parts = children(value)
-    if parts is None:
-        parts = members(value)
     inside = (*_inside, id(value))
-    return [(key, *rest) for key, part in (parts or {}).items() for rest in places(part, inside)]
+    return [(key, *rest) for key, part in _parts(value, _inside).items() for rest in places(part, inside)]
+
+
+def _parts(value: Any, inside: tuple[int, ...]) -> dict[Any, Any]:
+    """Return what may hold tensors in a value; nothing of one that holds itself, or that reading would use up."""
+    if id(value) in inside or isinstance(value, ITERATORS):
+        return {}
+    parts = children(value)
+    return (members(value) if parts is None else parts) or {}
 
 
 def subscript_text(subscript: Any) -> str:

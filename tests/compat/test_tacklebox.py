@@ -18,7 +18,7 @@ import weakref
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hookline as hl
 from hookline.compat.tacklebox import naming
@@ -49,16 +49,6 @@ def my_forward_pre_hook(module, inputs):
 
 def my_backward_hook(module, grad_in, grad_out):
     print("Finished backward pass for module %s" % module.name)  # noqa: T201, UP031
-
-
-@pytest.fixture
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(3, 2)
 
 
 def registered(net: nn.Sequential, activate: bool = True) -> HookManager:

@@ -21,16 +21,6 @@ from tests.compat.tacklebox_log import Log
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
-@pytest.fixture
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(3, 2)
-
-
 # What forward hooks and pre-hooks get and give
 
 

@@ -51,7 +51,6 @@ class Tap:
     count = 0  # Calls of the module since the hooks were attached or entered.
     fired = False
     has_warned = False  # Of a gradient that can't come.
-    is_lenient = False  # Whether somebody said that it may be missing.
     pauses: list[Tap] | None = None  # Those below it that take its mode away: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
     counted = -1  # The forward that those counts are of.
