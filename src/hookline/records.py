@@ -69,7 +69,21 @@ def _no_model() -> None:
     return None
 
 
-class Guarded:
+class Held:
+    """What stands in a record for a value that has to be seen to before it is read."""
+
+    __slots__ = ()
+
+    def read(self, site: Site) -> Any:
+        """Return the value as it was when it passed the site, or say why that can't be."""
+        raise NotImplementedError
+
+    def peek(self) -> Any:
+        """Return a value of the same shape, to describe: overwritten or not."""
+        raise NotImplementedError
+
+
+class Guarded(Held):
     """A value and the tensors it shares memory with, each with the version at which it was captured.
 
     Tensors of the graph itself have spares: copies on write, of which one stands in for a tensor that is overwritten.
@@ -95,6 +109,10 @@ class Guarded:
                 )
         # Those that have parted from their copies can't harm it any more, and need not be held.
         self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
+        return self.value
+
+    def peek(self) -> Any:
+        """Return the value as it is."""
         return self.value
 
     def _replace_overwritten(self, spares: dict[int, Guarded], site: Site) -> None:
@@ -219,9 +237,9 @@ def _stamp(call: tuple[Any, Any]) -> Any:
 
 
 def _read(value: Any, site: Site) -> Any:
-    if isinstance(value, Guarded):
+    if isinstance(value, Held):
         return value.read(site)
-    return _look(value, lambda part: part.read(site) if isinstance(part, Guarded) else part)
+    return _look(value, lambda part: part.read(site) if isinstance(part, Held) else part)
 
 
 def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
@@ -232,7 +250,7 @@ def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
             return value
         with torch.inference_mode(False):  # Kept in inference mode: autograd could not use it.
             return share_tensor(value)
-    if isinstance(value, Guarded):
-        return value.value
+    if isinstance(value, Held):
+        return value.peek()
     build = getattr(type(value), "build_gradient", None)  # The gradient of a nested value: see wiring/gradients.py.
     return value if build is None else build(value, read)

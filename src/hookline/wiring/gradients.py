@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hookline.actions import NOTHING, Call, Save
 from hookline.errors import HooklineError, NeverFired, warn
-from hookline.records import EMPTY, Guarded
+from hookline.records import EMPTY, Held
 from hookline.refusals import refuse_tracers
 from hookline.sites import Site, write_subscripts
 from hookline.values import expand, get, leaves, map_tensors, places, put, split
@@ -317,7 +317,7 @@ class Gradient:
 
 
 def _plain(kept: Any) -> Any:
-    return kept.value if isinstance(kept, Guarded) else kept
+    return kept.peek() if isinstance(kept, Held) else kept
 
 
 def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: checkpoints.Event) -> None:
