@@ -31,10 +31,13 @@ DEEPEST = 40  # Levels of nesting that are looked into.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
 ITERATORS = (Iterator, AsyncIterator, Coroutine)
+USUAL = (tuple, list, dict)  # Of which nothing has to be asked: that takes longer than all the rest.
 
 
 def children(value: Any) -> dict[Any, Any] | None:
     """Return the parts of a container by key, or None for anything that is not one."""
+    if type(value) in (tuple, list):
+        return dict(enumerate(value))
     if isinstance(value, (Tensor, *ATOMS)):
         return None
     if isinstance(value, (tuple, list, deque)):
@@ -136,12 +139,10 @@ def map_tensors(
     """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, ATOMS):
-        return value
-    if isinstance(value, ITERATORS):
-        raise HooklineError(f"a {type(value).__name__} passes here, and reading it would use it up; hook what makes it")
-    if isinstance(value, (set, frozenset)) and any(isinstance(part, Tensor) for part in value):
-        raise HooklineError(f"a {type(value).__name__} of tensors passes here, which has no order to name its parts by")
+    if type(value) not in USUAL:
+        if isinstance(value, ATOMS):
+            return value
+        _refuse_unreadable(value)
     if id(value) in _inside:
         return value
     parts = children(value)
@@ -153,6 +154,13 @@ def map_tensors(
         return value
     inside = (*_inside, id(value))
     return rebuild(value, {key: map_tensors(function, part, inside, _in_object) for key, part in parts.items()})
+
+
+def _refuse_unreadable(value: Any) -> None:
+    if isinstance(value, ITERATORS):
+        raise HooklineError(f"a {type(value).__name__} passes here, and reading it would use it up; hook what makes it")
+    if isinstance(value, (set, frozenset)) and any(isinstance(part, Tensor) for part in value):
+        raise HooklineError(f"a {type(value).__name__} of tensors passes here, which has no order to name its parts by")
 
 
 def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
@@ -173,7 +181,7 @@ def places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
 
 def _parts(value: Any, inside: tuple[int, ...]) -> dict[Any, Any]:
     """Return what may hold tensors in a value; nothing of one that holds itself, or that reading would use up."""
-    if id(value) in inside or isinstance(value, ITERATORS):
+    if id(value) in inside or (type(value) not in USUAL and isinstance(value, ITERATORS)):
         return {}
     parts = children(value)
     return (members(value) if parts is None else parts) or {}

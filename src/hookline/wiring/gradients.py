@@ -24,6 +24,7 @@ from hookline.wiring import checkpoints
 from hookline.wiring.taps import IGNORE, RAISE, Tap, blame
 
 Hook = Callable[[Tensor], Tensor | None]
+_SOME_TENSOR = torch.empty(0)  # Stands for any in the structure of a value.
 
 
 class View(NamedTuple):
@@ -42,17 +43,22 @@ _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     """Follow the gradient of what a module returns, as it is seen from outside the module."""
-    entered = {id(tensor) for tensor in leaves((call.args, dict(call.kwargs)))} - {id(one) for one in event.written}
 
     def alias(tensor: Tensor) -> Tensor:
         # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
-        if tensor.is_leaf or id(tensor) in entered:
+        if tensor.is_leaf or _has_entered(tensor, call, event):
             return tensor.view_as(tensor)
         if not tensor._backward_hooks:
             return tensor
         return tensor.view_as(tensor) if tensor._is_view() else _Alias.apply(tensor)  # type: ignore[no-untyped-call]
 
     return _watch(tap, value, call, event, alias)
+
+
+def _has_entered(tensor: Tensor, call: Call, event: checkpoints.Event) -> bool:
+    """Whether a tensor that a call returns is one it was given, and did not write into."""
+    given = leaves((call.args, dict(call.kwargs)))
+    return any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
 
 
 def watch_input(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
@@ -126,9 +132,9 @@ def _watch_part(
     event: checkpoints.Event,
     alias: Callable[[Tensor], Tensor],
 ) -> Any:
-    part, rest = split(value, subscripts)
+    part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
-    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+    if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
         _say_why_not(tap, tensors, call.site, subscripts)
         return value
     arrival = Arrival(tap, part, subscripts, rest, call, event)
@@ -142,15 +148,15 @@ def _watch_part(
             return tensor
         if id(tensor) not in aliases:
             hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
-            base = _private_base(tensor, call)
-            if tensor._is_view() and any(tensor is one for one in event.written):
+            base = _private_base(tensor, call) if tensor._is_view() else None
+            if event.written and tensor._is_view() and any([tensor is one for one in event.written]):
                 _follow_written(tensor, hook, tap)
                 passed = tensor
             elif base is not None:
                 base.register_hook(_reshaped(hook, tensor.shape))
                 passed = tensor
             else:
-                passed = tensor if any(tensor is other for other in own) else alias(tensor)
+                passed = tensor if any([tensor is other for other in own]) else alias(tensor)
                 passed.register_hook(hook)
                 _note_view(passed, hook, tap, event)
             own.append(passed)
@@ -158,7 +164,7 @@ def _watch_part(
         return aliases[id(tensor)]
 
     followed = map_tensors(follow, part)
-    if all(one is other for one, other in zip(leaves(followed), tensors, strict=True)):
+    if followed is part or all(one is other for one, other in zip(leaves(followed), tensors, strict=True)):
         return value
     return put(value, subscripts[: len(subscripts) - len(rest)], followed)
 
@@ -171,8 +177,7 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     """
     layer = call.module
     if (
-        not tensor._is_view()
-        or tensor._backward_hooks  # What is followed inside the layer comes after it in backward.
+        tensor._backward_hooks  # What is followed inside the layer comes after it in backward.
         or call.site.port != "grad_output"
         or call.site.member
         or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
@@ -239,8 +244,8 @@ class Arrival:
         self.rest = rest
         self.stamp = event.stamp
         self.task = event.task
-        self.passes: weakref.WeakValueDictionary[int, Gradient] = weakref.WeakValueDictionary()
-        self.template = map_tensors(lambda _: torch.empty(0), part)
+        self.passes: dict[int, weakref.ref[Gradient]] = {}
+        self.template = map_tensors(lambda _: _SOME_TENSOR, part)
         self.subscripts = subscripts
         self.came: set[tuple[int, int]] = set()
 
@@ -285,15 +290,20 @@ class Arrival:
             return
         # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
         copies = bool(self.rest) or (part.is_cuda and action.clone is not False and not action.keeps_own)
-        kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
+        if copies or action.transform is not None:
+            kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
+        else:
+            kept = action.keep(part)
         if kept is NOTHING:
             if record.value is EMPTY:
                 record.explain(f"the transform has kept nothing of '{record.site}'")
             return
         task = self.task if self.task is not None else torch._C._current_graph_task_id()
-        gradient = self.passes.get(task)
+        found = self.passes.get(task)
+        gradient = found() if found is not None else None
         if gradient is None:
-            gradient = self.passes[task] = Gradient(self.template)
+            gradient = Gradient(self.template)
+            self.passes[task] = weakref.ref(gradient)
             record.put(gradient, (task, self.stamp), task + 1)  # Tasks count from 0, forwards from 1.
         for number in numbers:
             gradient.add(number, kept)
