@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hookline import ledger
+from hookline import living
 from hookline.context import open_blocks
 
 
 def _hooked() -> list[str]:
-    return [str(tap.site) for one in list(ledger._living) for tap in one.taps if tap.watch is not None]
+    return [str(tap.site) for one in living.ledgers() for tap in one.taps if tap.watch is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def models_are_left_as_found() -> Iterator[None]:
     gc.collect() if _hooked() else None  # A Hooks that an exception's traceback still holds.
     left = _hooked()
     still_open = open_blocks.get()
-    for one in list(ledger._living):
+    for one in living.ledgers():
         one.detach_all()
     open_blocks.set(frozenset())  # So that one failure stays one.
     assert not left, f"hooks were left on {left}"

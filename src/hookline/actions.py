@@ -65,6 +65,8 @@ class Save:
         # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
         self.keeps_own = not detach and clone is not True
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
+        self.copies_on_write = self.quick and clone is None
+        self.refers = self.quick and clone is False
 
     def keep(self, value: Any, call: Call | None = None) -> Any:
         """Return what to keep of a whole value. On the CPU the hot path in wiring/modules.py does the usual case."""

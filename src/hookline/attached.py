@@ -11,8 +11,9 @@ from hookline.errors import SiteError
 from hookline.tables import html_table, table
 from hookline.tree import Names, is_scripted
 from hookline.wiring.forwards import Forward
-from hookline.wiring.modules import attached_to, detach, is_shadow
+from hookline.wiring.modules import attached_to, detach
 from hookline.wiring.taps import NO_BLOCKS
+from hookline.wiring.watches import is_shadow
 
 _TORCH_TABLES = {
     "_forward_pre_hooks": "forward pre-hook",

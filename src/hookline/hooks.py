@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,16 +15,23 @@ from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.ledger import Block, Ledger
+from hookline.living import Owner
 from hookline.narrowing import is_at, names_output
 from hookline.options import limit_of, refuse_clone, refuse_options, refuse_skip
 from hookline.records import Record
 from hookline.sites import Site
 from hookline.tables import count, html_table, table
 from hookline.tree import Names, unwrap
-from hookline.where import Found, Where, find
-from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap
+from hookline.where import Found, Where, find, find_modules
+from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap, plain_taps
 
-PLAIN = ("output", "", None, "")  # What follows the path of a site that is a module's whole output, at every call.
+PLAIN = (
+    "output",
+    "",
+    None,
+    "",
+    None,
+)  # What follows the path of a site that is a module's whole output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -121,8 +127,8 @@ class Hooks:
         self._chosen: list[Tap] | None = None  # None: all of the ledger's.
         self._parent: Hooks | None = None
         self._open: list[Block] = []
+        self._owner = Owner(self._ledger)
         self._brief = False  # A short form: attached on entering, detached on leaving.
-        weakref.finalize(self, _drop, weakref.ref(self._ledger)).atexit = False
 
     @property
     def model(self) -> nn.Module:
@@ -161,30 +167,18 @@ class Hooks:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
         refuse_options(clone, device, dtype, transform, with_call)
         action = Save(detach, clone, device, dtype, transform, with_call)
+        limit = limit_of(keep)
+        is_usual = limit == 1 and transform is None and not stop
+        modules = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
+        if modules is not None:
+            return self._add_captures(plain_taps(modules, action, self._ledger.session, name))
         places = find(self._model, where)
+        if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
+            modules = [(place.site.path, place.module, place.siblings) for place in places]
+            return self._add_captures(plain_taps(modules, action, self._ledger.session, name, RAISE))
         if stop and any(place.site.is_gradient for place in places):
             raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
-        limit = limit_of(keep)
-        taken = {tap.site for tap in self._taps if tap.record is not None}
-        takes_hot_path, copies_on_write = limit == 1 and detach and transform is None, action.quick and clone is None
-        taps: list[Tap] = []
-        session = self._ledger.session
-        for site, module, exact, siblings, holders in places:
-            if taken and site in taken:
-                raise SiteError(f"'{site}' is captured by these hooks already; use a second Hooks, or remove that one")
-            tap = Tap(site, module, action, session, exact, name)
-            tap.siblings = siblings
-            if holders:
-                tap.hold(holders)
-            tap.record = Record(site, limit)
-            taps.append(tap)
-            if takes_hot_path and site[1:5] == PLAIN:
-                tap.is_plain = True
-                tap.copies_on_write = copies_on_write
-            elif tap.star or tap.is_family:
-                tap.record.family = {}
-        self._ledger.add(taps, self._active, self._brief)
-        self._cache._asked += [tap.record for tap in taps if tap.record is not None]
+        self._add_captures([self._capture(place, action, limit, name) for place in places])
         if stop:
             self._add(self._stops(places, name))
         return self._cache
@@ -374,13 +368,26 @@ class Hooks:
             tap.hold(place.holders)
         return tap
 
+    def _capture(self, place: Found, action: Save, limit: int | None, name: str) -> Tap:
+        tap = self._tap(place, action, name)
+        tap.record = Record(place.site, limit)
+        if limit == 1 and action.transform is None and place.site[1:] == PLAIN:
+            tap.is_plain = True
+        elif tap.star or tap.is_family:
+            tap.record.family = {}
+        return tap
+
+    def _add_captures(self, taps: list[Tap]) -> Cache:
+        taken = {tap.site for tap in self._taps if tap.record is not None}
+        for tap in taps if taken else ():
+            if tap.site in taken:
+                raise SiteError(
+                    f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
+                )
+        self._ledger.add(taps, self._active, self._brief)
+        self._cache._asked += [tap.record for tap in taps]  # type: ignore[misc]
+        return self._cache
+
     def _add(self, taps: list[Tap]) -> Hooks:
         self._ledger.add(taps, self._active, self._brief)
         return self._narrow(taps)
-
-
-def _drop(ledger: weakref.ref[Ledger]) -> None:
-    """Take the hooks of a Hooks off that nobody holds any more. While they are attached the model holds the ledger."""
-    found = ledger()
-    if found is not None:
-        found.drop()

@@ -7,16 +7,15 @@ that rests costs nothing, and the end of a block leaves the model as it was foun
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import weakref
 from collections.abc import Iterable
-from functools import cache
 
 from torch import nn
 
+from hookline import living
 from hookline.actions import Save, Skip, Stop
-from hookline.context import close_block, open_block, open_blocks
+from hookline.context import RESTING, close_block, open_blocks
 from hookline.errors import HooklineError, NeverFired, warn
 from hookline.reasons import why_never_fired
 from hookline.records import EMPTY, Session
@@ -24,14 +23,13 @@ from hookline.sites import Site
 from hookline.tree import Names, replaced_by, unwrap
 from hookline.twins import warn_of_twins
 from hookline.wiring.forwards import Forward
-from hookline.wiring.modules import attach, attached_to, detach, forget_locks
+from hookline.wiring.modules import attach, attached_to, detach, following
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
 
 NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 
 _order = itertools.count(1)
-_living: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 
 class Block:
@@ -67,10 +65,9 @@ class Ledger:
         session.model = weakref.ref(self.model)
         self.taps: list[Tap] = []
         self.blocks: list[Block] = []
+        self.has_been_entered = False
         self.forward = Forward()
         self.around = Tap(Site(""), self.model, self.forward, session, False, "")  # type: ignore[arg-type]
-        _living.add(self)
-        _follow_forks()
 
     def add(self, taps: list[Tap], active: bool, brief: bool) -> None:
         """Take new taps in, and let them act, or not yet; those of a short form get their order when it is entered."""
@@ -136,15 +133,14 @@ class Ledger:
             close_block(block)
             block.taps, block.before = [], []  # Another context may still hold the block.
         self.blocks = []
-        self.session.over = self.session.over or "the Hooks that filled this cache is gone; keep it in a variable"
+        self.session.say_dropped()
         self.detach_all()
 
     def detach_all(self) -> None:
         """Take everything off the model, whatever state it is in."""
         if self.around.watch is not None:  # It is there while any other is.
             detach(self.taps)
-            detach((self.around,))
-        self.forward.owner = None
+            self._unfollow()
 
     def enter(self, taps: list[Tap], renew: bool) -> Block:
         """Open a block: these taps act here, from call 0 on, until it is left."""
@@ -152,27 +148,37 @@ class Ledger:
             raise HooklineError(NO_HOOKS)
         self._refuse_second_thread(taps)
         block = Block(taps, self.session, renew)
-        token = frozenset((block,))
+        here = open_blocks.get() | {block}
         try:
             self.blocks.append(block)
-            for tap in taps:
-                tap.blocks = token if not tap.blocks else tap.blocks | token
-                if tap.count or tap.fired:
-                    tap.count = 0
-                    tap.fired = False
-                if renew:
-                    tap.order = next(_order)
-                if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
-                    tap.record.explain(NOT_YET)
-                    block.hides_values = True
+            self._open(block, renew)
             self.session.restart()
-            attach(taps)
+            attach(taps, None if RESTING in here else here)
             self._follow()
-            open_block(block)
+            open_blocks.set(here)
         except BaseException:
             self._close(block)
             raise
         return block
+
+    def _open(self, block: Block, renew: bool) -> None:
+        """Let the taps of a block count from 0, and forget for its time what they saw before."""
+        token = frozenset((block,))
+        if renew and not self.has_been_entered:  # Nothing has passed: there may be thousands.
+            for tap, order in zip(block.taps, _order):  # noqa: B905  # The second has no end.
+                tap.blocks = token
+                tap.order = order
+            self.has_been_entered = True
+            return
+        for tap in block.taps:
+            tap.blocks = token if not tap.blocks else tap.blocks | token
+            tap.count = 0
+            tap.fired = False
+            if renew:
+                tap.order = next(_order)
+            if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
+                tap.record.explain(NOT_YET)
+                block.hides_values = True
 
     def leave(self, block: Block, failed: type[BaseException] | None = None, over: bool = False) -> None:
         """Close a block, restore what was before it, and say what did not fire."""
@@ -203,20 +209,27 @@ class Ledger:
         if block in self.blocks:
             self.blocks.remove(block)
         for tap in block.taps:
-            tap.blocks = NO_BLOCKS if len(tap.blocks) <= 1 else tap.blocks - {block}
-        block.restore()
-        self._wire(block.taps)
+            tap.blocks = tap.blocks - {block} if self.blocks else NO_BLOCKS
+        if self.blocks or block.before or self.around.active:
+            block.restore()
+            self._wire(block.taps)
+        else:  # A short form that ends: nothing acts any more.
+            block.restore()
+            detach(block.taps)
+            self._follow()
 
     def _explain(
         self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None
     ) -> list[tuple[bool, str]]:
         """Note why these sites did not fire; return what to say, unless the model never ran or something failed."""
         session = self.session
-        was_called = len(missing) < len(taps) or any([tap.count for tap in missing])
+        was_called = len(missing) < len(taps) or any([not tap.is_plain and tap.count for tap in missing])
         ran = session.any_forward or (not session.failed and was_called)
         messages = []
         if session.rested and not ran and failed is None and not session.failed:
             return self._tell_passed_over(missing)
+        if not ran and failed is None and not session.failed:
+            return []  # No forward, no complaint.
         if self.forward.stops and ran and not session.since:
             name = type(self.model).__name__
             messages.append(
@@ -288,21 +301,27 @@ class Ledger:
         detach(idle)
         if len(idle) < len(taps):
             attach([tap for tap in taps if tap.active or tap.blocks])
+        self.around.active = any([tap.active for tap in self.taps])
         self._follow()
 
     def _follow(self) -> None:
         """Follow the model's forwards while any tap acts."""
         around = self.around
-        around.active = any([tap.active for tap in self.taps])
         around.blocks = frozenset(self.blocks)
         if around.active or around.blocks:
-            self.forward.owner = self
+            if self.forward.owner is None:
+                self.forward.owner = self
+                living.note(self)
             attach((around,))
         else:
-            detach((around,))
-            self.forward.owner = None
+            self._unfollow()
         if around.active or self.forward.links:
             self.forward.follow_links()
+
+    def _unfollow(self) -> None:
+        detach((self.around,))
+        self.forward.owner = None
+        living.forget(self)
 
     def _refuse_second_thread(self, taps: list[Tap]) -> None:
         here = open_blocks.get()
@@ -311,7 +330,9 @@ class Ledger:
             raise HooklineError(
                 "these hooks are open on another thread or task, and captures would mix; make a Hooks for each"
             )
-        others = any(not tap.blocks <= here for tap in attached_to(self.model))  # Every Hooks has a tap there.
+        if "torch._dynamo.eval_frame" not in sys.modules:
+            return
+        others = any([not tap.blocks <= here for tap in following(self.model)])
         if others and is_compiled(self.wrapped):
             raise HooklineError("a compiled graph acts for all threads, and another one has a block open on this model")
 
@@ -353,18 +374,3 @@ def _speak(messages: list[tuple[bool, str]]) -> None:
     if messages:
         more = f" (and {len(messages) - 1} more that the pattern matches)" if len(messages) > 1 else ""
         warn(messages[0][1] + more)
-
-
-def leave_all() -> None:
-    """Take every hook off, in a process that was forked from one with hooks: they belong to the other one."""
-    forget_locks()
-    for ledger in list(_living):
-        if any([tap.watch is not None for tap in ledger.taps]):
-            ledger.session.forked = True
-        ledger.detach_all()
-
-
-@cache
-def _follow_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=leave_all)

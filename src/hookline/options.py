@@ -30,8 +30,10 @@ def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_cal
         raise HooklineError(f"transform={transform!r} is not a function of the value")
     if with_call and transform is None:
         raise HooklineError("with_call=True gives the call to a transform; give one")
+    if device is None:
+        return
     try:
-        torch.device(device if device is not None else "cpu")
+        torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise HooklineError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from None
 

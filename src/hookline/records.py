@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,17 +27,18 @@ ticks = itertools.count(1)  # One clock for every call that is seen, so that cal
 class Session:
     """What is known of the runs that fill a cache. It holds no model."""
 
+    began = 0  # How many of them were before the hooks were last entered.
+    failed = 0  # How many since then ended with an exception.
+    broke = 0  # The number of the latest that did.
+    stopped = False  # Whether one of them was ended early.
+    ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
+    elsewhere = False  # Whether it ran on another thread or task than the block's.
+    rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
+    over = ""  # Why no further value will come.
+    forked = False  # Whether this process is a copy of the one that placed the hooks.
+
     def __init__(self) -> None:
         self.forwards = 0  # Forwards of the model.
-        self.began = 0  # How many of them were before the hooks were last entered.
-        self.failed = 0  # How many since then ended with an exception.
-        self.broke = 0  # The number of the latest that did.
-        self.stopped = False  # Whether one of them was ended early.
-        self.ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
-        self.elsewhere = False  # Whether it ran on another thread or task than the block's.
-        self.rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
-        self.over = ""  # Why no further value will come.
-        self.forked = False  # Whether this process is a copy of the one that placed the hooks.
         self.model: Callable[[], nn.Module | None] = _no_model  # Of those hooks, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -48,6 +50,10 @@ class Session:
         self.failed = 0
         self.ran = self.elsewhere = self.stopped = self.rested = False
         self.over = ""
+
+    def say_dropped(self) -> None:
+        """Note that nobody holds the hooks any more."""
+        self.over = self.over or "the Hooks that filled this cache is gone; keep it in a variable"
 
     def fail(self) -> None:
         """Note that the forward that is running ends with an exception."""
@@ -143,12 +149,16 @@ class Record:
     What is the same for every new record stands on the class: one is made for each hooked module.
     """
 
+    __slots__ = ("__dict__", "__weakref__", "count", "order", "path", "seen", "stamp", "value", "version")
+
+    path: str  # Of a plain tap's: see taps.py.
+    value: Any  # The latest, by the time its call began.
+    version: int  # Of a value that is a reference: torch's count of the writes into it, when it was captured.
+    stamp: Any
+    count: int
+    seen: int  # The forward of the model in which it last fired; NEVER if `put` has to look closer.
+    order: int  # When it first fired.
     keep: int | None = 1
-    value: Any = EMPTY  # The latest, by the time its call began.
-    stamp: Any = -1
-    count = 0
-    order = 0  # When it first fired.
-    seen = NEVER  # The forward of the model in which it last fired.
     repeated = False  # Whether it fired several times in one forward.
     is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
     reason = ""  # Why there is nothing to read.
@@ -156,9 +166,18 @@ class Record:
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
         self.site = site
+        self.path = site.path
+        self.value = EMPTY
+        self.stamp = self.seen = self.version = -1
+        self.count = self.order = 0
         if keep != 1:
             self.keep = keep
             self.calls: list[tuple[Any, Any]] = []  # (stamp, value)
+
+    @cached_property
+    def site(self) -> Site:
+        """What it is of. That of a plain tap is made when first asked for."""
+        return Site(self.path)
 
     def put(self, value: Any, stamp: Any, forward: int) -> None:
         """Keep the value of the call that began at `stamp`."""
@@ -176,6 +195,7 @@ class Record:
         if stamp >= self.stamp:  # A recursive module's first call ends last: the pair of input and output must hold.
             self.stamp = stamp
             self.value = value
+            self.version = -1
 
     def _put_call(self, value: Any, stamp: Any) -> None:
         bisect.insort(self.calls, (stamp, value), key=_stamp)
@@ -194,8 +214,19 @@ class Record:
         self.is_traced = False
         self.value = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, self.value)
 
+    def guard(self) -> None:
+        """Let a reference that the hot path stored be checked for writes when it is read."""
+        if self.version >= 0:
+            self.value = Guarded(self.value, [(self.value, self.version, None)])
+            self.version = -1
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.guard()
+        return super().__reduce_ex__(protocol)
+
     def latest(self) -> Any:
         """Return the latest value."""
+        self.guard()
         if self.is_traced:
             self.settle()
         if self.repeated and self.keep == 1:
@@ -208,6 +239,7 @@ class Record:
 
     def all(self) -> list[Any]:
         """Return the values kept, oldest call first."""
+        self.guard()
         if self.keep == 1:
             return [] if self.value is EMPTY else [_read(self.value, self.site)]
         return [_read(value, self.site) for _, value in self.calls]
@@ -223,7 +255,7 @@ class Record:
     def clear(self) -> None:
         """Forget every value."""
         self.value = EMPTY
-        self.stamp = -1
+        self.version = self.stamp = -1
         if self.keep != 1:
             self.calls = []
         self.count = self.order = 0

@@ -56,17 +56,24 @@ class Names:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
+        self._places: dict[str, Named] = {}
 
-    def walk(self) -> list[Named]:
-        """Return every name, its module and that module's siblings; the model itself first.
+    def remember(self) -> None:
+        """Look every name up at once: for many of them, and as long as the model stays as it is."""
+        self._places = {place[0]: place for place in self.walk()}
+
+    def walk(self, kind: type = nn.Module) -> list[Named]:
+        """Return the name, the module and its siblings, for each module of a kind; the model itself first.
 
         Tied modules come under each of their names.
         """
         model = self._model()
         found: list[Named] = []
         if model is not None:
-            found.append(("", unwrap(model), None))
-            _collect("", unwrap(model), set(), found)
+            model = unwrap(model)
+            if isinstance(model, kind):
+                found.append(("", model, None))
+            _collect("", model, set(), kind, found)
         return found
 
     def once(self) -> list[tuple[str, nn.Module]]:
@@ -105,6 +112,8 @@ class Names:
 
     def locate(self, path: str) -> tuple[str, nn.Module, Children | None] | None:
         """Return a module by its name: the name without what wrappers add to it, the module, and its siblings."""
+        if path in self._places:
+            return self._places[path]
         model = self._model()
         if model is None:
             return None
@@ -140,8 +149,8 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))  # type: ignore[misc, redundant-expr]
 
 
-def _collect(name: str, module: nn.Module, above: set[int], found: list[Named]) -> None:
-    """Add all modules below one. Leaves, the most of them, cost no call."""
+def _collect(name: str, module: nn.Module, above: set[int], kind: type, found: list[Named]) -> None:
+    """Add all modules of a kind below one. Leaves, the most of them, cost no call."""
     above.add(id(module))
     prefix = name + "." if name else ""
     siblings = children_of(module)
@@ -149,12 +158,14 @@ def _collect(name: str, module: nn.Module, above: set[int], found: list[Named]) 
         if child is None:
             continue
         if not child._modules:
-            found.append((prefix + key, child, siblings))
+            if isinstance(child, kind):
+                found.append((prefix + key, child, siblings))
             continue
         child = unwrap(child)
         if id(child) not in above:  # Else the modules hold each other in a ring.
-            found.append((prefix + key, child, siblings))
-            _collect(prefix + key, child, above, found)
+            if isinstance(child, kind):
+                found.append((prefix + key, child, siblings))
+            _collect(prefix + key, child, above, kind, found)
     above.discard(id(module))
 
 

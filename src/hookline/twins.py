@@ -12,7 +12,7 @@ from hookline.wiring.taps import Tap
 def warn_of_twins(taps: list[Tap]) -> None:
     """Warn when a hook does the same at the same place already, as after a notebook cell that was run twice."""
     for tap in taps:
-        is_watched = tap.holders or (tap.site.method or "forward") in tap.module.__dict__
+        is_watched = tap.holders or tap.method in tap.module.__dict__
         for other in attached_to(tap.module) if is_watched else ():
             same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
             added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)

@@ -16,7 +16,7 @@ from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.hooks import Hooks
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
-from hookline.wiring.modules import is_shadow
+from hookline.wiring.watches import is_shadow
 
 OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform", "with_call")
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop")

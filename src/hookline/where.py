@@ -21,6 +21,7 @@ from hookline.tree import Children, Named, Names, children_of, is_container, is_
 Predicate = Callable[[str, nn.Module], bool]
 Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable[Any]]
 
+FEW = 8  # More places than that are looked up in one walk through the model.
 MARKS = (":", "[", "#", "/", ".")  # What the second part of a pair begins with.
 _PLAIN = Pattern("", "", ())
 
@@ -66,6 +67,9 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
     if callable(where):
         return _find_all(model, names, where)
     if isinstance(where, Iterable) and not isinstance(where, torch.Tensor):
+        where = list(where)
+        if len(where) > FEW:
+            names.remember()
         found = _each_once(place for one in where for place in _find_one(model, names, one))
         if not found:
             raise SiteError("an empty list matches nothing; hl.sites(model) lists every name")
@@ -216,20 +220,44 @@ def _find_object(names: Names, module: nn.Module) -> Found:
     return Found(Site(path), module, True, place[2] if place is not None else None)
 
 
+def find_modules(model: nn.Module, where: Any) -> list[Named] | None:
+    """Return the modules that a type, a regular expression or a pattern means, if their outputs are all that is meant.
+
+    It is `find` for the usual case without a `Found` for each module; None where that one has to look.
+    """
+    if isinstance(where, str):
+        where = parse(where)
+        if where.path is not None or where[3:] != _PLAIN[3:]:
+            return None
+    elif not isinstance(where, (type, re.Pattern)):
+        return None
+    _refuse_replicas(model)
+    names = Names(model)
+    return _seen(names.walk(where) if isinstance(where, type) else _choose(names.walk(), where)) or None
+
+
+def _seen(chosen: list[Named]) -> list[Named]:
+    """Leave out what is never called or can't be seen, and all but the first name of a tied module."""
+    modules = [module for _, module, _ in chosen]
+    if len(set(map(id, modules))) < len(chosen):
+        chosen = _once(chosen)
+    if any(map(_may_be_blind, set(map(type, modules)))):
+        return [place for place in chosen if not (is_scripted(place[1]) or is_container(place[1]))]
+    return chosen
+
+
+def _once(chosen: list[Named]) -> list[Named]:
+    first = {id(place[1]): place for place in reversed(chosen)}
+    return [place for place in chosen if first[id(place[1])] is place]
+
+
 def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PLAIN) -> list[Found]:
     """Return all that a type, a regular expression, a predicate or a pattern means, tied modules under one name."""
     everything = names.walk()
     chosen = _choose(everything, where)
-    modules = [place[1] for place in chosen]
-    if len(set(map(id, modules))) < len(chosen):
-        first = {id(place[1]): place for place in reversed(chosen)}
-        chosen = [place for place in chosen if first[id(place[1])] is place]
     if pattern.member.endswith("()"):
-        return _find_methods(model, chosen, pattern)
-    if any(map(_may_be_blind, set(map(type, modules)))):
-        seen = [place for place in chosen if not (is_scripted(place[1]) or is_container(place[1]))]
-    else:
-        seen = chosen
+        return _find_methods(model, _once(chosen), pattern)
+    seen = _seen(chosen)
     if not seen and pattern.member and not chosen:
         return _find_parameters(model, names, pattern)
     if not seen:

@@ -19,17 +19,16 @@ from hookline.operands import plain
 from hookline.refusals import refuse_tracing
 from hookline.values import leaves
 from hookline.wiring import arguments, checkpoints, forwards, functions, gradients
-from hookline.wiring.checkpoints import Attached
 from hookline.wiring.taps import Tap, blame
 
 if TYPE_CHECKING:
     from hookline.wiring.functions import Function
-    from hookline.wiring.modules import Watch
+    from hookline.wiring.watches import Watch
 
 _current_graph_task = torch._C._current_graph_task_id
 
 
-def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
+def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module's forward with any taps around it."""
     if module is not watch.module:  # This is a copy of the module, or the last tap is gone.
         again = watch.current(module) if checkpoints.is_replaying() else None  # A segment holds the shadow of then.
@@ -38,28 +37,27 @@ def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         watch = again
     if watch.pauses:
         with functions.paused():
-            return _run(watch, module, args, kwargs, attached)
-    return _run(watch, module, args, kwargs, attached)
+            return _run(watch, module, args, kwargs)
+    return _run(watch, module, args, kwargs)
 
 
-def _run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
+def _run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     here = open_blocks.get()
     refuse_tracing()
-    if watch.around and _current_graph_task() == -1 and any(tap.acts(here) or tap.blocks for tap in watch.around):
-        if any(tap.acts(here) for tap in watch.around):
-            output = forwards.follow(watch.around, here, lambda: run_taps(watch, module, args, kwargs, here, attached))
+    if watch.around and _current_graph_task() == -1:
+        following = forwards.following(watch.around, here)
+        if following:
+            output = forwards.follow(following, here, lambda: run_taps(watch, module, args, kwargs, here))
             return plain(output) if operands.in_use else output
-        for tap in watch.around:
-            tap.session.elsewhere = True
-    return run_taps(watch, module, args, kwargs, here, attached)
+    return run_taps(watch, module, args, kwargs, here)
 
 
-def run_taps(
-    watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks, attached: Attached
-) -> Any:
+def run_taps(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks) -> Any:
     """Run a module's forward with those taps that act here."""
+    if not watch.taps:
+        return watch.forward(module, args, kwargs)
     called = module if watch.name == "forward" else (module, watch.name)
-    event = checkpoints.event_of(called, watch.taps, here, attached)
+    event = checkpoints.event_of(called, watch.taps, here)
     if not event.taps:
         return watch.forward(module, args, kwargs)
     return run_event(watch, module, (args, kwargs), event)
@@ -165,13 +163,13 @@ def _skipped(tap: Tap, module: nn.Module, passed: arguments.Arguments, watch: Wa
 _run_uncompiled = torch._disable_dynamo(run)  # type: ignore[attr-defined]
 
 
-def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], attached: Attached) -> Any:
+def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same inside a graph that dynamo is tracing, where nothing is counted and every thread is meant."""
     if module is not watch.module:
         return getattr(type(module), watch.name)(module, *args, **kwargs)
     refuse_tracing()
     if not watch.is_traceable:
-        return _run_uncompiled(watch, module, args, kwargs, attached)
+        return _run_uncompiled(watch, module, args, kwargs)
     for tap in watch.around:
         tap.session.ran = True
     skip = None

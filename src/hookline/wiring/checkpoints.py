@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any
@@ -25,7 +25,8 @@ from hookline.records import ticks
 from hookline.values import leaves
 from hookline.wiring.taps import NO_BLOCKS, Tap
 
-Attached = Callable[[list[Tap]], AbstractContextManager[None]]
+# Lets taps act for a while: modules.py, which knows how, puts that here.
+attached: Callable[[list[Tap]], AbstractContextManager[Any]] = nullcontext
 Count = tuple[int, bool]  # The number of a call, and whether it is wanted.
 
 _current_graph_task = torch._C._current_graph_task_id
@@ -94,9 +95,8 @@ class Event:
 class Replay:
     """A segment's recomputation, with what happened in it the first time."""
 
-    def __init__(self, recompute: Callable[..., Any], attached: Attached) -> None:
+    def __init__(self, recompute: Callable[..., Any]) -> None:
         self.recompute = recompute
-        self.attached = attached
         self.parent = _replaying.get()
         self.events: dict[Any, list[Event]] = {}  # By what was called.
         self.left: dict[Any, deque[Event]] = {}
@@ -110,19 +110,17 @@ class Replay:
         try:
             _replaying.set(self)
             open_blocks.set(NO_BLOCKS)
-            with self.attached(list(taps)):  # They may have been taken off since.
+            with attached(list(taps)):  # They may have been taken off since.
                 return self.recompute(*args, **kwargs)
         finally:
             open_blocks.set(blocks)
             _replaying.set(before)
 
 
-def event_of(
-    called: Any, taps: Iterable[Tap], here: Blocks, attached: Attached, count: Callable[[Tap], Count] = Tap.next_call
-) -> Event:
+def event_of(called: Any, taps: Iterable[Tap], here: Blocks, count: Callable[[Tap], Count] = Tap.next_call) -> Event:
     """Return this call of a module, a method or an operation on a parameter: which of its taps act on it."""
     if _current_graph_task() != -1:
-        return _event_again(called, taps, attached)
+        return _event_again(called, taps)
     acting = []
     changes = False
     for tap in taps:
@@ -133,7 +131,7 @@ def event_of(
                 acting.append((tap, number))
     event = Event(acting)
     if changes:
-        event.depth = _log(called, event, attached)
+        event.depth = _log(called, event)
     return event
 
 
@@ -152,7 +150,7 @@ def is_first_pass_of_reentrant() -> bool:
     return any(frame.f_code is _reentrant_code for frame in _frames())
 
 
-def _event_again(called: Any, taps: Iterable[Tap], attached: Attached) -> Event:
+def _event_again(called: Any, taps: Iterable[Tap]) -> Event:
     replay = _replaying.get()
     if replay is None:
         if any(frame.f_code.co_filename == _checkpoint_file for frame in _frames()):
@@ -171,15 +169,15 @@ def _event_again(called: Any, taps: Iterable[Tap], attached: Attached) -> Event:
     event = left.popleft()
     has_gradients = torch.is_grad_enabled()
     again = event.again([(tap, n) for tap, n in event.taps if has_gradients or not tap.site.is_gradient], replay.task)
-    for inner in _segments(attached):  # A checkpoint within the checkpoint, run for the first time since.
+    for inner in _segments():  # A checkpoint within the checkpoint, run for the first time since.
         inner.events.setdefault(called, []).append(event)
     return again
 
 
-def _log(called: Any, event: Event, attached: Attached) -> int:
+def _log(called: Any, event: Event) -> int:
     """Note a call in every checkpointed segment that is running for the first time; return how many there are."""
     kept = [(tap, number) for tap, number in event.taps if tap.changes]
-    segments = _segments(attached)
+    segments = _segments()
     for replay in segments:
         event.marks = {} if event.marks is None else event.marks
         logged = event.again(kept, -1)
@@ -187,11 +185,11 @@ def _log(called: Any, event: Event, attached: Attached) -> int:
     return len(segments)
 
 
-def _segments(attached: Attached) -> list[Replay]:
+def _segments() -> list[Replay]:
     """Return the recomputation of each checkpointed segment that is running for the first time, wrapped."""
     found = []
     for holder, name in _recomputations():
-        replay = _wrapped(getattr(holder, name), attached)
+        replay = _wrapped(getattr(holder, name))
         setattr(holder, name, replay)
         found.append(replay)
     return found
@@ -218,8 +216,8 @@ def _recomputations() -> list[tuple[Any, str]]:
     return found
 
 
-def _wrapped(recompute: Callable[..., Any], attached: Attached) -> Replay:
-    return recompute if isinstance(recompute, Replay) else Replay(recompute, attached)
+def _wrapped(recompute: Callable[..., Any]) -> Replay:
+    return recompute if isinstance(recompute, Replay) else Replay(recompute)
 
 
 def _frames() -> Iterable[FrameType]:

@@ -19,6 +19,7 @@ from hookline.wiring import gradients
 from hookline.wiring.taps import Tap
 
 STOPPED: Any = object()
+_UNFOLLOWED = nullcontext()  # For a forward of which no gradient is asked.
 _waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  # Innermost last.
 
 
@@ -45,21 +46,33 @@ class Forward:
         return {stop for stop in self.stops if stop.acts(here) and not (stop.fired and stop.site.call is not None)}
 
 
-def follow(around: Iterable[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
-    """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
-    following: list[Tap] = []
-    waiting: set[Tap] = set()
+def following(around: Iterable[Tap], here: Blocks) -> list[Tap]:
+    """Return those who follow a forward that runs here, and let the others know that one ran elsewhere."""
+    found = []
     for tap in around:
-        if not tap.acts(here):
+        if tap.acts(here):
+            found.append(tap)
+        elif tap.blocks:
             tap.session.elsewhere = True
-            continue
-        following.append(tap)
-        _refuse_transforms(tap.action)  # type: ignore[arg-type]
+    return found
+
+
+def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
+    """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
+    waiting: set[Tap] = set()
+    has_gradients = False
+    for tap in following:
+        forward: Forward = tap.action  # type: ignore[assignment]
+        if peek_interpreter_stack() is not None:
+            _refuse_transforms(forward)
         tap.session.forwards += 1
-        waiting |= tap.action.left(here)  # type: ignore[union-attr]
-        _warn_of_replaced(tap.action)  # type: ignore[arg-type]
+        if forward.stops:
+            waiting |= forward.left(here)
+        if forward.links:
+            _warn_of_replaced(forward)
+        has_gradients = has_gradients or forward.has_gradients
     try:
-        with gradients.settled() if any(tap.action.has_gradients for tap in following) else nullcontext():  # type: ignore[union-attr]
+        with gradients.settled() if has_gradients else _UNFOLLOWED:
             output = run_until(waiting, run, following[0].module) if waiting else run()
     except StopForward:
         for tap in following:
@@ -113,10 +126,9 @@ def reached(tap: Tap) -> None:
 
 def _refuse_transforms(forward: Forward) -> None:
     """Refuse to capture what belongs to a torch.func transform and is gone after it."""
-    if peek_interpreter_stack() is not None:
-        for tap in forward.taps:
-            if isinstance(tap.action, Save):
-                raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
+    for tap in forward.taps:
+        if isinstance(tap.action, Save):
+            raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
 
 
 def _warn_of_replaced(forward: Forward) -> None:

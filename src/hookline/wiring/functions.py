@@ -38,7 +38,7 @@ from hookline.wiring.checkpoints import Event
 from hookline.wiring.taps import Tap
 
 if TYPE_CHECKING:
-    from hookline.wiring.modules import Watch
+    from hookline.wiring.watches import Watch
 
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]

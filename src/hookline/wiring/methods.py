@@ -12,10 +12,9 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline.wiring import calls
-from hookline.wiring.checkpoints import Attached
 
 if TYPE_CHECKING:
-    from hookline.wiring.modules import Watch
+    from hookline.wiring.watches import Watch
 
 
 class Stand:
@@ -36,13 +35,13 @@ class Stand:
         return cast, (None, self.__wrapped__)  # Gives the second back, and is there without hookline.
 
 
-def shadow(watch: Watch, name: str, own: Any, attached: Attached) -> Callable[..., Any]:
+def shadow(watch: Watch, name: str, own: Any) -> Callable[..., Any]:
     """Make the function that stands in for a method."""
 
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return calls.trace(watch, self, args, kwargs, attached)
-        return calls.run(watch, self, args, kwargs, attached)
+            return calls.trace(watch, self, args, kwargs)
+        return calls.run(watch, self, args, kwargs)
 
     functools.update_wrapper(method, own)  # For inspect.signature, and what is noted on the function.
     method.__name__ = name  # Pickle looks a bound method up by it.
@@ -66,4 +65,4 @@ def is_shadow(held: object, codes: frozenset[Any]) -> bool:
     return False
 
 
-CODE = shadow(None, "", None, None).__code__  # type: ignore[arg-type]
+CODE = shadow(None, "", None).__code__  # type: ignore[arg-type]

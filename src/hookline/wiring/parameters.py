@@ -26,7 +26,6 @@ from hookline.operands import Operand, operand, watched
 from hookline.operations import gives_tensors, is_followed, may_give_tensors, name_of, read_name
 from hookline.refusals import refuse_fx, refuse_tracing
 from hookline.wiring import calls, checkpoints
-from hookline.wiring.checkpoints import Attached
 from hookline.wiring.functions import FAST, Function, may_be_fused, operate, refuse_in_autograd_function
 from hookline.wiring.taps import Tap
 
@@ -48,10 +47,9 @@ class _Silent(nn.Module):
 class Reads:
     """The taps on the parameters of one module, by name, and the class that the module had before."""
 
-    def __init__(self, module: nn.Module, attached: Attached) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module: nn.Module | None = module
         self.kind = type(module)
-        self.attached = attached
         self.taps: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is read.
         self.operations: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is made of it.
         self.untraceable: set[str] = set()  # The names whose taps dynamo can't trace.
@@ -62,7 +60,7 @@ class Reads:
         assert module is not None
         refuse_tracing()
         refuse_fx(self.of(name)[0].site)
-        event = checkpoints.event_of((module, name), self.taps.get(name, ()), here, self.attached)
+        event = checkpoints.event_of((module, name), self.taps.get(name, ()), here)
         for tap, number in event.taps:
             value = calls.act(
                 tap, value, Call(tap.site, module, (), {}, number, event.notes, tap.session.model()), event
@@ -114,13 +112,13 @@ class Reads:
 _read_uncompiled = torch._disable_dynamo(Reads.read)  # type: ignore[attr-defined]
 
 
-def attach(tap: Tap, attached: Attached) -> None:
+def attach(tap: Tap) -> None:
     """Let a tap act wherever its parameter is held."""
     operands.in_use += tap.function != ""
     for module, name in tap.holders:
         reads = module.__dict__.get(KEY)
         if reads is None or reads.module is not module:
-            reads = module.__dict__[KEY] = Reads(module, attached)
+            reads = module.__dict__[KEY] = Reads(module)
         tap.watch = reads  # Before anything can fail, so that detaching leaves the module as it was.
         reads.put((*reads.of(name), tap), name)
         _dress(module, reads)
@@ -134,7 +132,6 @@ def detach(tap: Tap) -> None:
             continue
         reads.put(tuple(one for one in reads.of(name) if one is not tap), name)
         _dress(module, reads)
-    tap.watch = None
     operands.in_use -= tap.function != ""
     _release()
 
@@ -300,9 +297,7 @@ def _tapped(
         return function(*args, **kwargs)
     # By one that is there again on a recomputation: only those that change something are.
     first = next((tap for tap in wanted if tap.changes), wanted[0])
-    event = checkpoints.event_of(
-        (first.holders[0], name), wanted, here, origins[0][0].attached, lambda tap: tap.next_operation(name)
-    )
+    event = checkpoints.event_of((first.holders[0], name), wanted, here, lambda tap: tap.next_operation(name))
     if not event.taps:
         return function(*args, **kwargs)
     refuse_in_autograd_function(event)

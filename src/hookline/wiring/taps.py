@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cached_property
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
@@ -14,12 +17,12 @@ from hookline.members import Holders
 from hookline.operands import plain
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
-from hookline.tree import Children
+from hookline.tree import Children, Named
 from hookline.values import STAR, expand, get, put, split
 
 if TYPE_CHECKING:
-    from hookline.wiring.modules import Watch
     from hookline.wiring.parameters import Reads
+    from hookline.wiring.watches import Watch
 
 NO_BLOCKS: Blocks = frozenset()
 RAISE, WARN, IGNORE = "raise", "warn", "ignore"
@@ -31,8 +34,40 @@ class Tap:
     What is the same for every new tap stands on the class: one is made for each hooked module.
     """
 
-    record: Record | None = None
-    siblings: Children | None = None  # Where its module was found: by this a replaced one is noticed.
+    __slots__ = (
+        "__dict__",
+        "action",
+        "active",
+        "blocks",
+        "fired",
+        "here",
+        "is_plain",
+        "missing",
+        "module",
+        "order",
+        "path",
+        "record",
+        "session",
+        "siblings",
+        "watch",
+    )
+
+    module: nn.Module
+    action: Action
+    session: Session
+    path: str  # Of its module.
+    record: Record | None
+    siblings: Children | None  # Where its module was found: by this a replaced one is noticed.
+    active: bool
+    blocks: Blocks
+    is_plain: bool  # Whether it captures the whole output of every call: see plain_taps.
+    here: Blocks | None  # Blocks in which it is known to act: see the hot path in modules.py.
+    watch: Watch | Reads | MethodType | None  # While it is attached; on the hot path, the shadow itself.
+    order: int  # Taps of one module act in this order.
+    fired: bool
+    missing: str  # What happens when nothing passes here.
+    exact = False
+    name = ""
     holders: Holders = ()  # Of a parameter: all who hold it.
     method = "forward"  # Of its module: what is shadowed.
     function = ""  # The name of a function, or a pattern of names.
@@ -41,15 +76,8 @@ class Tap:
     star = False  # Whether a `[*]` is among its subscripts.
     is_inside = False  # Whether it is at a function that runs inside the forward of its module.
     is_family = False  # Whether it is a pattern of functions, each of which has a site of its own.
-    copies_on_write = False  # Whether nothing but that is asked of its capture.
-    is_plain = False  # Whether it captures the whole output, by default: see the hot path in modules.py.
-    active = False
-    blocks = NO_BLOCKS
-    watch: Watch | Reads | None = None  # While it is attached.
     removed = False
-    order = 0  # Taps of one module act in this order.
     count = 0  # Calls of the module since the hooks were attached or entered.
-    fired = False
     has_warned = False  # Of a gradient that can't come.
     pauses: list[Tap] | None = None  # Those below it that take its mode away: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
@@ -59,11 +87,16 @@ class Tap:
 
     def __init__(self, site: Site, module: nn.Module, action: Action, session: Session, exact: bool, name: str) -> None:
         self.site = site
+        self.path = site.path
         self.module = module
         self.action = action
         self.session = session
+        self.record = self.siblings = self.here = self.watch = None
+        self.active = self.fired = self.is_plain = False
+        self.blocks = NO_BLOCKS
+        self.order = 0
         self.exact = exact
-        self.missing = RAISE if exact else WARN  # What happens when nothing passes here.
+        self.missing = RAISE if exact else WARN
         self.name = name
         if site.member:
             self.function = site.function
@@ -81,11 +114,12 @@ class Tap:
         """Be at a parameter, not at a module."""
         self.holders = holders
         self.is_inside = False
+        self.path = self.site.path.rpartition(".")[0]
 
-    @property
-    def path(self) -> str:
-        """The path of its module."""
-        return self.site.path.rpartition(".")[0] if self.holders else self.site.path
+    @cached_property
+    def site(self) -> Site:
+        """Where it is. That of a plain tap is made when first asked for, which is seldom."""
+        return Site(self.path)
 
     def acts(self, here: Blocks) -> bool:
         """Whether this tap acts where these blocks are open."""
@@ -212,6 +246,37 @@ class Tap:
         if site not in record.family:
             record.family[site] = Record(site, record.keep)
         return record.family[site]
+
+
+def plain_taps(places: Iterable[Named], action: Save, session: Session, name: str, missing: str = WARN) -> list[Tap]:
+    """Make a tap for each of these modules that captures its whole output, at every call, and keeps the latest.
+
+    Most hooks are that, and there may be thousands: so this is a loop of stores, without a call for each.
+    """
+    new = object.__new__
+    taps: list[Tap] = []
+    for path, module, siblings in places:
+        tap = new(Tap)
+        tap.path = path
+        tap.module = module
+        tap.siblings = siblings
+        tap.action = action
+        tap.session = session
+        tap.here = tap.watch = None
+        tap.is_plain = True
+        tap.missing = missing
+        tap.active = tap.fired = False
+        tap.blocks = NO_BLOCKS
+        tap.order = 0
+        tap.record = record = new(Record)
+        record.path = path
+        record.value = EMPTY
+        record.stamp = record.seen = record.version = -1
+        record.count = record.order = 0
+        taps.append(tap)
+        if name:
+            tap.name = name
+    return taps
 
 
 def _put(record: Record, kept: Any, stamp: Any, forward: int) -> None:

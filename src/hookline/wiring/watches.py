@@ -1,0 +1,284 @@
+"""What stands on a module while it is watched, in the place of its `forward` or another method.
+
+Most modules that are watched have one plain tap: a capture of the whole output. For them `shadow` is all there is: the
+hot path. For all others there is one `Watch` for each method, however many taps: its shadow walks a short tuple of
+them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import weakref
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from hookline.actions import Skip, Stop
+from hookline.context import RESTING, open_blocks
+from hookline.copies import lazy_clone
+from hookline.records import Session, ticks
+from hookline.refusals import refuse_tracing
+from hookline.sites import Site
+from hookline.wiring import arguments, calls, forwards, functions, methods
+from hookline.wiring.methods import Stand
+from hookline.wiring.taps import Tap, blame
+
+_graph_task = torch._C._current_graph_task_id
+_open_blocks = open_blocks.get
+_AROUND = (forwards.Forward, functions.Pause)  # What stands on a module without being at a value.
+_order = operator.attrgetter("order")
+
+
+def shadow(held: Tap) -> Any:
+    """Make the function that stands in for the forward of a module with one plain tap: the hot path.
+
+    It looks at nothing but the tap and its record: no loop, no text, nothing allocated but the value. What can be
+    worked out when hooks change is not worked out here.
+    """
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tap = held  # Once: when the hook comes off, on another thread maybe, GONE is put there.
+        if is_dynamo_compiling():
+            return _trace(tap, self, args, kwargs)
+        # The very set of open blocks in which the tap is known to act: nobody has to look into it.
+        if tap.here is not _open_blocks() or self is not tap.module or _graph_task() != -1:
+            return _otherwise(tap, self, args, kwargs)
+        stamp = next(ticks)
+        output = type(self).forward(self, *args, **kwargs)  # Looked up now: lazy modules change their class.
+        if tap.watch is None:  # Taken off while the module ran.
+            return output
+        tap.fired = True
+        record: Any = tap.record
+        action: Any = tap.action
+        number = tap.session.forwards
+        try:
+            is_tensor = type(output) is Tensor
+            if is_tensor and action.copies_on_write and output.is_cpu and not output.is_quantized:
+                value = lazy_clone(output.detach() if output.requires_grad else output)
+            elif is_tensor and action.refers and record.seen < number:
+                value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
+                record.version = value._version
+            else:
+                if action.refers:
+                    record.guard()
+                value = action.keep(output)
+        except Exception as error:
+            value = _keep_otherwise(tap, output, error)
+        if record.seen >= number:  # The second call in one forward of the model, or a value that is explained away.
+            record.put(value, stamp, number)
+            return output
+        if not record.order:
+            record.order = next(ticks)
+        record.value = value
+        record.stamp = stamp
+        record.seen = number
+        record.count += 1
+        return output
+
+    return forward
+
+
+def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a call that the hot path can't do, or not yet: whether the tap acts here is looked up once."""
+    here, method = open_blocks.get(), tap.watch
+    if type(method) is not MethodType or module is not tap.module or _graph_task() != -1 or RESTING in here:
+        return calls.run(watch_for(tap), module, args, kwargs)
+    if not tap.active and tap.blocks.isdisjoint(here):
+        return type(module).forward(module, *args, **kwargs)
+    tap.here = here
+    return method(*args, **kwargs)
+
+
+def watch_for(tap: Tap) -> Watch:
+    """Return the watch that a tap of the hot path would have."""
+    if isinstance(tap.watch, Watch):
+        return tap.watch
+    watch = object.__new__(Watch)
+    if tap.watch is not None:
+        watch.module = tap.module
+        watch.taps = (tap,)
+    return watch
+
+
+def _trace(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The hot path inside a graph that dynamo is tracing."""
+    if module is not tap.module:
+        return type(module).forward(module, *args, **kwargs)
+    refuse_tracing()
+    if not tap.action.detach:  # type: ignore[union-attr]
+        return _otherwise_uncompiled(tap, module, args, kwargs)
+    return tap.trace(type(module).forward(module, *args, **kwargs))
+
+
+_otherwise_uncompiled = torch._disable_dynamo(_otherwise)  # type: ignore[attr-defined]
+
+
+def _keep_otherwise(tap: Tap, output: Any, error: Exception) -> Any:
+    """Keep a value that torch refuses to copy on write; an error of any other kind names the site."""
+    try:
+        if type(output) is not Tensor or not (tap.action.copies_on_write or tap.action.refers):  # type: ignore[union-attr]
+            blame(tap.site, error)
+        try:
+            return tap.action.keep(output)  # type: ignore[union-attr]
+        except Exception as other:
+            blame(tap.site, other)
+    finally:
+        del error  # Its traceback holds this frame, which would hold it, and with it the model.
+
+
+class Watch:
+    """One watched module, or method of one: what was found there, and the taps on it."""
+
+    module: nn.Module | None = None
+    name = "forward"
+    method: MethodType | Stand | None = None
+    taps: tuple[Tap, ...] = ()
+    # What to call instead of the class's function, such as the forward that accelerate puts on an instance.
+    found: Callable[..., Any] | None = None
+    around: tuple[Tap, ...] = ()  # Those that follow the forwards of a whole model: see forwards.py.
+    home: weakref.ref[nn.Module] | None = None
+    pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
+    is_traceable = True
+    is_function = False
+    code: CodeType | None = None  # Of the forward in which functions run that taps are on.
+    parameters = arguments.NO_PARAMETERS
+
+    before: Callable[..., Any] | None = None  # What the instance itself held, which somebody else put there.
+
+    def __init__(self, module: nn.Module, name: str, before: Callable[..., Any] | None) -> None:
+        kind = type(module)
+        own = kind.__dict__.get(name) or methods.written_in(kind, name)
+        self.module = module
+        self.name = name
+        if name == "forward":
+            self.method = MethodType(_shadow(self, kind.forward), module)
+        else:
+            function = methods.shadow(self, name, own if before is None else before)
+            self.method = MethodType(function, module) if before is None else Stand(function, module, before)
+        if before is not None or type(own) is not FunctionType:
+            self.before = before
+            self.found = before if before is not None else methods.bound(own, module)
+            self.home = weakref.ref(module)
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what was found: somebody else's, or that of the class as it is now."""
+        if self.found is not None and self.home is not None and self.home() is module:
+            return self.found(*args, **kwargs)
+        if type(self.before) is MethodType and not is_shadow(self.before):
+            return self.before.__func__(module, *args, **kwargs)  # A copy of a module with a forward of its own.
+        if self.name == "forward":
+            return type(module).forward(module, *args, **kwargs)
+        return methods.bound(methods.written_in(type(module), self.name), module)(*args, **kwargs)
+
+    def current(self, module: nn.Module) -> Watch | None:
+        """Return the watch that stands on the module now, in the place of this one."""
+        return watch_of(module.__dict__.get(self.name), module)
+
+    def site(self, site: Site, _number: int) -> Site:
+        """Return the site of a call."""
+        return site
+
+    def stand_in(self, value: Any, _is_given: bool, _passed: arguments.Arguments) -> Any:
+        """Return what is given when it is skipped."""
+        return value
+
+    def change(self, taps: Iterable[Tap]) -> None:
+        """Set the taps, and work out what a call needs to know of them."""
+        ordered = sorted(taps, key=_order)
+        self.choices: dict[Any, tuple[Tap, ...]] = {}  # Before the taps: another thread may be running.
+        self.around = tuple([tap for tap in ordered if isinstance(tap.action, forwards.Forward)])
+        self.pauses = tuple([tap for tap in ordered if isinstance(tap.action, functions.Pause)])
+        self.taps = taps = tuple([tap for tap in ordered if not isinstance(tap.action, _AROUND)])
+        self.is_traceable = not any([tap.action.stops for tap in self.around]) and all(  # type: ignore[union-attr]
+            [tap.is_traceable for tap in taps]
+        )
+        if any([tap.is_inside for tap in taps]):
+            own = self.found or type(self.module).forward  # type: ignore[union-attr]
+            self.code = getattr(inspect.unwrap(own), "__code__", None)
+        if any([tap.site.port not in ("output", "grad_output") or isinstance(tap.action, Skip) for tap in taps]):
+            self.parameters = self._parameters()
+
+    @property
+    def all(self) -> tuple[Tap, ...]:
+        """Every tap on it."""
+        return (*self.around, *self.pauses, *self.taps)
+
+    def _parameters(self) -> arguments.Parameters:
+        if self.found is not None:
+            return arguments.read_parameters(self.found)
+        return arguments.parameters_of(getattr(type(self.module), self.name))
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the module is as its class made it, but for the shadow."""
+        module = self.module
+        return self.found is None and module is not None and module.__dict__.get(self.name) is self.method
+
+    def leave(self) -> None:
+        """Leave the module as it was found."""
+        module, method = self.module, self.method
+        if module is None:
+            return
+        names = module.__dict__
+        # Else somebody wrapped it meanwhile: theirs stays, ours passes through.
+        if method is not None and names.get(self.name) is method:
+            if self.before is None:
+                del names[self.name]
+            else:
+                names[self.name] = self.before
+        self.module = self.method = None  # A copy of the module may hold the watch for longer.
+        self.taps = ()
+        if self.around:
+            self.around = ()
+        if self.pauses or self.code is not None:
+            self.pauses, self.choices = (), {}
+
+
+def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the function that stands in for a module's forward."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return calls.trace(watch, self, args, kwargs)
+        return calls.run(watch, self, args, kwargs)
+
+    forward.__wrapped__ = own  # type: ignore[attr-defined]  # For inspect.signature(model.forward).
+    return forward
+
+
+def watch_of(held: object, module: nn.Module) -> Watch | None:
+    """Return the watch behind what a module holds, if that is one of hookline's shadows."""
+    if not is_shadow(held):
+        return None
+    plain = plain_tap(held, module)
+    if plain is not None:
+        return watch_for(plain)
+    function: Any = held.__func__  # type: ignore[attr-defined]
+    if function.__code__ is CODE:
+        return None
+    cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    watch: Watch = dict(cells)["watch"].cell_contents
+    return watch if watch.module is module else None
+
+
+def plain_tap(held: object, module: nn.Module) -> Tap | None:
+    """Return the tap behind what a module holds, if that is on the hot path."""
+    if type(held) is not MethodType or getattr(held.__func__, "__code__", None) is not CODE:
+        return None
+    tap: Tap = held.__func__.__closure__[0].cell_contents  # type: ignore[index]
+    return tap if tap.module is module and tap.watch is held else None
+
+
+def is_shadow(held: object) -> bool:
+    """Whether what an instance holds is something that hookline put there, or left on a copy."""
+    return methods.is_shadow(held, _CODES)
+
+
+GONE = Tap(Site(""), None, Stop(), Session(), False, "")  # type: ignore[arg-type]  # For shadows that copies still hold.
+CODE = shadow(GONE).__code__
+_CODES = frozenset((CODE, _shadow(None, len).__code__, methods.CODE))  # type: ignore[arg-type]
