@@ -40,6 +40,7 @@ ORDER = [
     "files",
     "cache",
     "refusals",
+    "offload",
     "actions",
     "wiring",
     "wiring.taps",

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
+from hookline import offload
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
 from hookline.fitting import agree, fit
 from hookline.operands import Operand, plain
-from hookline.records import Guarded, Source
-from hookline.refusals import refuse_tangent, refuse_tracers, refuse_transforms
+from hookline.records import Guarded, Shared, Source
+from hookline.refusals import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
 from hookline.sites import Site
 from hookline.values import children, describe, leaves, map_tensors, members
 
@@ -67,26 +68,32 @@ class Save:
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
         self.copies_on_write = self.quick and clone is None
         self.refers = self.quick and clone is False
+        self.offloads = detach and device is not None and torch.device(device).type == "cpu"
 
     def keep(self, value: Any, call: Call | None = None) -> Any:
         """Return what to keep of a whole value. On the CPU the hot path in wiring/modules.py does the usual case."""
         if not self.quick or type(value) is not Tensor:
-            return self.keep_part(value, False, call)
+            sent = None
+            if self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda:
+                sent = offload.send(value.detach(), self.dtype)
+            return self.keep_part(value, False, call) if sent is None else sent
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
         try:
             version = source._version
         except RuntimeError:  # Torch counts no writes in inference mode.
             return self.keep_part(value, False, call)
         if self.clone is False:
-            return Guarded(source, [(source, version, None)])
-        if value.is_cpu and not value.is_quantized and peek_interpreter_stack() is None:
-            return copy_tensor(source) if is_parameter(value) else share_tensor(source)
-        if not value.is_cuda or value.is_quantized:
+            return Shared(source, source, version)
+        if value.is_quantized or peek_interpreter_stack() is not None:
             return self.keep_part(value, False, call)
-        if not _may_share_on_cuda(value):
-            return copy_tensor(source)
-        kept = share_on_any_device(source)
-        return Guarded(kept, [(source, version, kept)])  # Foreach functions write through: check on reading.
+        if value.is_cuda:
+            if not _may_share_on_cuda(value):
+                return copy_tensor(source)
+            # Foreach functions write through: check on reading.
+            return Shared(share_on_any_device(source), source, version)
+        if value.is_cpu:
+            return copy_tensor(source) if is_parameter(value) else share_tensor(source)
+        return self.keep_part(value, False, call)
 
     def keep_part(self, value: Any, is_part: bool, call: Call | None = None) -> Any:
         """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
@@ -99,20 +106,20 @@ class Save:
             if value is None:
                 return NOTHING
         sources: list[Source] = []
+        sent: dict[int, offload.Copy] = {}
         for tensor in leaves(value) if not self.detach else ():
             refuse_tangent(tensor)
         try:
-            kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources), value)
+            kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources, sent), value)
         except HooklineError:
             if not self.keeps_own:
                 raise
             # It can't be copied: then it is the model's own, as was asked.
             return Guarded(value, [(one, one._version, None) for one in leaves(value) if not one.is_inference()])
-        if not sources:
-            return kept
-        if not self.keeps_own or self.clone is False:
-            return Guarded(kept, sources)
-        return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
+        if sources and self.keeps_own and self.clone is not False:
+            return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
+        kept = Guarded(kept, sources) if sources else kept
+        return offload.together(kept, sent) if sent else kept
 
     def _keep_compiled(self, value: Any) -> Any:
         """Keep a value from inside a compiled graph, where a copy fuses with what made it."""
@@ -137,9 +144,15 @@ class Save:
             raise EditError("the transform wrote into the model's own value, which it gets with detach=False; copy it")
         return kept
 
-    def _keep_tensor(self, tensor: Tensor, is_part: bool, sources: list[Source]) -> Tensor:
+    def _keep_tensor(
+        self, tensor: Tensor, is_part: bool, sources: list[Source], sent: dict[int, offload.Copy]
+    ) -> Tensor:
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         source = tensor.detach() if self.detach else tensor
+        if self.offloads and source.is_cuda and (copy := offload.send(source, self.dtype)) is not None:
+            stand_in = torch.empty(0, device="cpu")
+            sent[id(stand_in)] = copy
+            return stand_in
         if self.device is not None or self.dtype is not None:
             with torch.inference_mode(False) if tensor.is_inference() else nullcontext():
                 moved = source.to(self.device, self.dtype or source.dtype)
@@ -307,8 +320,7 @@ def _shared(source: Tensor, tensor: Tensor, sources: list[Source]) -> Tensor:
 def _may_share_on_cuda(tensor: Tensor) -> bool:
     """Whether torch copies this CUDA tensor right when somebody writes."""
     if _raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
-        if torch.cuda.is_current_stream_capturing():
-            raise HooklineError("a CUDA graph is being recorded, and each replay would overwrite what was captured")
+        refuse_recording()
         return False
     if is_parameter(tensor):  # Fused optimizers write into parameters unseen.
         return False

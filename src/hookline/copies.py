@@ -41,7 +41,7 @@ def is_parameter(tensor: Tensor) -> bool:
     These are not shared: their memory would move with the next write, and others hold its address (CUDA graphs, FSDP).
     """
     root: Tensor | None = tensor
-    if not tensor.is_inference() and tensor._is_view():
+    if tensor._is_view() and not tensor.is_inference():
         root = tensor._base
     if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
         return root.requires_grad and root.is_leaf
@@ -62,8 +62,14 @@ def copy_tensor(tensor: Tensor) -> Tensor:
         return tensor.clone()
     if peek_interpreter_stack() is not None or 0 not in tensor.stride():
         return tensor.clone()
-    narrow = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
-    return tensor[narrow].clone().expand(tensor.shape)
+    return unexpanded(tensor).clone().expand(tensor.shape)
+
+
+def unexpanded(tensor: Tensor) -> Tensor:
+    """Return what a tensor is expanded from: its dimensions of stride 0 have the size 1, and all there is, is there."""
+    if 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 def address(tensor: Tensor) -> int:

@@ -89,6 +89,35 @@ class Held:
         raise NotImplementedError
 
 
+class Shared(Held):
+    """A tensor that shares the memory of another one, or is that one, as it was at some version: the usual case."""
+
+    __slots__ = ("source", "value", "version")
+
+    def __init__(self, value: Tensor, source: Tensor, version: int) -> None:
+        self.value = value
+        self.source: Tensor | None = source
+        self.version = version
+
+    def read(self, site: Site) -> Tensor:
+        """Return the tensor as it was when it was captured; raise if the model has overwritten it since."""
+        source = self.source
+        if source is not None:
+            shares = source is self.value or address(source) == address(self.value) != 0
+            if not shares:  # What has parted from its copy can't harm it any more, and need not be held.
+                self.source = None
+            elif source._version != self.version:
+                raise StaleValue(_overwritten(site, self.version, source))
+        return self.value
+
+    def peek(self) -> Tensor:
+        """Return the tensor as it is."""
+        return self.value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+
+
 class Guarded(Held):
     """A value and the tensors it shares memory with, each with the version at which it was captured.
 
@@ -108,11 +137,7 @@ class Guarded(Held):
             self._replace_overwritten(self.spares, site)
         for source, version, copy in self.sources:
             if source._version != version and (copy is None or address(source) == address(copy) != 0):
-                raise StaleValue(
-                    f"'{site}' was overwritten in place after it was captured "
-                    f"(version {version}, now {source._version}); "
-                    "capture it with clone=True"
-                )
+                raise StaleValue(_overwritten(site, version, source))
         # Those that have parted from their copies can't harm it any more, and need not be held.
         self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
         return self.value
@@ -134,6 +159,13 @@ class Guarded(Held):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+
+
+def _overwritten(site: Site, version: int, source: Tensor) -> str:
+    return (
+        f"'{site}' was overwritten in place after it was captured "
+        f"(version {version}, now {source._version}); capture it with clone=True"
+    )
 
 
 def _has_parted(own: Tensor, spare: Tensor) -> bool:

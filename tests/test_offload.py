@@ -1,0 +1,185 @@
+"""Copies on their way to host memory, as far as they are without a CUDA device; the rest is in test_gpu_offload.py."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline import offload
+from hookline.actions import Save
+from hookline.records import Guarded, Record
+from hookline.sites import Site
+
+HERE = Site("h")
+
+
+class Event:
+    """Stands for the event of a CUDA stream: the copy it is for happens when somebody waits."""
+
+    def __init__(self, tensor: Tensor, value: Tensor) -> None:
+        self.tensor = tensor
+        self.value = value
+        self.waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        self.tensor.copy_(self.value)
+
+
+def on_its_way(value: Tensor, **options: Any) -> tuple[offload.Copy, Event]:
+    """A copy that is not there yet."""
+    tensor = torch.zeros_like(value)
+    event = Event(tensor, value)
+    return offload.Copy(tensor, event, options.get("dtype"), options.get("shape")), event  # type: ignore[arg-type]
+
+
+def test_a_value_on_its_way_is_waited_for_once() -> None:
+    kept, event = on_its_way(torch.arange(3.0))
+    assert event.waits == 0
+    first = kept.read(HERE)
+    assert first.tolist() == [0, 1, 2]
+    assert kept.read(HERE) is first is kept.peek()
+    assert event.waits == 1
+
+
+def test_looking_at_a_value_waits_for_it_too() -> None:
+    kept, event = on_its_way(torch.arange(3.0))
+    record = Record(HERE)
+    record.put(kept, 1, 1)
+    assert record.peek().tolist() == [0, 1, 2]
+    assert event.waits == 1
+
+
+def test_what_is_left_to_do_is_done_on_reading() -> None:
+    kept, _ = on_its_way(torch.arange(3).int()[:, None], dtype=torch.float64, shape=torch.Size((3, 4)))
+    value = kept.read(HERE)
+    assert value.dtype is torch.float64
+    assert value.equal(torch.arange(3.0, dtype=torch.float64)[:, None].expand(3, 4))
+    assert value.stride() == (1, 0)
+
+
+def test_a_value_that_is_read_in_inference_mode_is_of_use_outside() -> None:
+    kept, _ = on_its_way(torch.arange(3).int(), dtype=torch.float32)
+    moved, _ = on_its_way(torch.arange(3.0))
+    with torch.inference_mode():
+        kept.read(HERE)
+        moved.move()
+    for value in (kept.read(HERE), moved.read(HERE)):
+        assert not value.is_inference()
+        (value.requires_grad_() ** 2).sum().backward()
+
+
+def test_a_value_that_has_moved_leaves_the_memory_it_was_in() -> None:
+    kept, event = on_its_way(torch.arange(3.0))
+    before = kept.tensor.data_ptr()
+    kept.move()
+    kept.move()
+    assert event.waits == 1
+    assert kept.read(HERE).tolist() == [0, 1, 2]
+    assert kept.read(HERE).data_ptr() != before
+
+
+def test_a_value_that_was_read_never_moves() -> None:
+    kept, _ = on_its_way(torch.arange(3.0))
+    value = kept.read(HERE)
+    kept.move()
+    value.add_(1)
+    assert kept.read(HERE) is value
+
+
+def test_only_what_nobody_has_read_may_move() -> None:
+    kept, _ = on_its_way(torch.arange(3.0))
+    assert offload.pinned.unread.get(kept.number) is kept
+    kept.read(HERE)
+    assert kept.number not in offload.pinned.unread
+    gone, _ = on_its_way(torch.arange(3.0))
+    number = gone.number
+    del gone
+    assert number not in offload.pinned.unread
+
+
+def test_a_nested_value_is_put_together_when_all_of_it_is_there() -> None:
+    (one, first), (two, second) = on_its_way(torch.ones(2)), on_its_way(torch.zeros(3))
+    stand_ins = [torch.empty(0), torch.empty(0)]
+    here = torch.full((2,), 5.0)
+    value = {"a": stand_ins[0], "b": (here, stand_ins[1], "text")}
+    kept = offload.together(value, {id(stand_ins[0]): one, id(stand_ins[1]): two})
+    assert (first.waits, second.waits) == (0, 0)
+    read = kept.read(HERE)
+    assert read["a"].tolist() == [1, 1]
+    assert [part if isinstance(part, str) else part.tolist() for part in read["b"]] == [[5, 5], [0, 0, 0], "text"]
+    assert kept.peek()["a"] is read["a"] is one.read(HERE)
+
+
+def test_a_nested_value_of_which_a_part_was_overwritten_says_so() -> None:
+    on_device, _ = on_its_way(torch.ones(2))
+    here, stand_in = torch.zeros(2), torch.empty(0)
+    guarded = Guarded((here, stand_in), [(here, here._version, None)])
+    kept = offload.together(guarded, {id(stand_in): on_device})
+    assert kept.read(HERE)[1].tolist() == [1, 1]
+    here.add_(1)
+    with pytest.raises(hl.StaleValue, match="'h' was overwritten"):
+        kept.read(HERE)
+    assert kept.peek()[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
+def test_a_copy_of_what_is_kept_has_the_value(again: Any) -> None:
+    kept, _ = on_its_way(torch.arange(3.0))
+    stand_in = torch.empty(0)
+    nested = offload.together([stand_in], {id(stand_in): kept})
+    assert again(nested).read(HERE)[0].tolist() == [0, 1, 2]
+    other = again(kept).read(HERE)
+    assert other.tolist() == [0, 1, 2]
+    other.add_(1)
+    assert kept.read(HERE).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_every_spelling_of_the_host_is_meant(device: Any) -> None:
+    assert Save(device=device).offloads
+    assert not Save(device=device, detach=False).offloads  # Its graph goes through the copy.
+    assert not Save(device="cuda").offloads
+    assert not Save().offloads
+
+
+def test_a_value_that_is_on_the_host_already_is_kept_as_ever() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    x = torch.randn(2, 3)
+    with torch.no_grad(), hl.capture(model, "*", device="cpu") as acts:
+        model(x)
+    assert torch.equal(acts["0"], nn.functional.linear(x, model[0].weight, model[0].bias))
+    assert torch.equal(acts["1"], acts["0"].relu())
+    assert acts["0"].dtype is torch.float32
+
+
+def test_no_cuda_is_touched_where_the_values_are_on_the_host() -> None:
+    code = """
+import torch
+def touched(*args, **kwargs):
+    raise AssertionError("CUDA was touched")
+for name in ("Stream", "Event", "current_stream", "current_device", "stream", "device", "_lazy_init"):
+    setattr(torch.cuda, name, touched)
+torch.Tensor.pin_memory = touched
+import hookline as hl
+model = torch.nn.Linear(3, 3)
+for dtype in (None, torch.float16):
+    with hl.capture(model, "", device="cpu", dtype=dtype) as acts:
+        model(torch.ones(2, 3))
+    acts[""]
+    with hl.capture(model, "[0]", ":grad_output", device="cpu", dtype=dtype) as acts:
+        model(torch.ones(2, 3)).sum().backward()
+    acts[":grad_output"]
+assert not torch.cuda.is_initialized()
+print("untouched")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "untouched\n", done.stderr
