@@ -6,6 +6,8 @@ import copy
 import pickle
 import subprocess
 import sys
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -129,6 +131,51 @@ def test_a_nested_value_of_which_a_part_was_overwritten_says_so() -> None:
     with pytest.raises(hl.StaleValue, match="'h' was overwritten"):
         kept.read(HERE)
     assert kept.peek()[0].tolist() == [1, 1]
+
+
+def held_by(copies: list[offload.Copy], size: int) -> None:
+    """Count these copies as if they were in pinned memory of this size."""
+    for kept in copies:
+        offload.pinned.bytes += size
+        offload.pinned.buffers[size] += 1
+        weakref.finalize(kept.tensor.untyped_storage(), offload.pinned.freed.append, size)
+
+
+def test_the_oldest_values_that_nobody_has_read_move_until_half_the_limit_is_held(monkeypatch: Any) -> None:
+    monkeypatch.setattr(offload, "limit", 1024)
+    before = offload.pinned.count()
+    found = [on_its_way(torch.full((4,), float(number))) for number in range(8)]
+    copies = [kept for kept, _ in found]
+    addresses = [kept.tensor.data_ptr() for kept in copies]
+    held_by(copies, 128)
+    value = copies[1].read(HERE)
+    del found
+    with offload.pinned.changed:
+        offload.pinned._relieve(128)
+        assert offload.pinned.is_moving
+        while offload.pinned.is_moving:
+            offload.pinned.changed.wait(10)
+    assert offload.pinned.count() - before == 512
+    moved = [kept.tensor.data_ptr() != address for kept, address in zip(copies, addresses, strict=True)]
+    assert moved == [True, False, True, True, True, False, False, False]
+    assert copies[1].read(HERE) is value
+    assert [kept.read(HERE)[0].item() for kept in copies] == [*range(8)]
+    del copies, value
+    assert offload.pinned.count() == before
+
+
+def test_a_value_that_moves_while_somebody_reads_it_is_one_and_the_same(monkeypatch: Any) -> None:
+    monkeypatch.setattr(offload, "limit", 0)
+    for _ in range(50):
+        copies = [on_its_way(torch.arange(1000.0))[0] for _ in range(4)]
+        held_by(copies, 64)
+        with offload.pinned.changed:
+            offload.pinned._relieve(0)
+        first = [kept.read(HERE) for kept in copies]
+        while offload.pinned.is_moving:
+            time.sleep(0.001)
+        assert all(kept.read(HERE) is value for kept, value in zip(copies, first, strict=True))
+        assert all(value.equal(torch.arange(1000.0)) for value in first)
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])

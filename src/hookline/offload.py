@@ -1,7 +1,7 @@
 """Values of a CUDA device on their way to host memory, while the model runs on.
 
-They are copied into pinned memory, large ones on a stream of their own, and nobody waits but who reads one. A value
-that nobody has read yet moves on to ordinary memory when all of them together would hold more than `limit` bytes.
+They are copied into pinned memory, large ones on a stream of their own, and nobody waits but who reads one. When all
+of them hold half of `limit`, a thread moves the oldest that nobody has read yet on to ordinary memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hookline.refusals import refuse_recording
 from hookline.sites import Site
 from hookline.values import map_tensors
 
-limit = 2 << 30  # Bytes of pinned memory that values may hold. A quarter of it may be on its way at any time.
+limit = 2 << 30  # Bytes of pinned memory that values may hold. A quarter of it may be on its way at one time.
 SMALL = 1 << 18  # Bytes that are copied sooner than another stream could be told to.
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
@@ -34,7 +34,7 @@ _asides: dict[int, torch.cuda.Stream] = {}  # One for each device, for large val
 class Copy(Held):
     """A tensor on its way to the host, or there."""
 
-    __slots__ = ("__weakref__", "dtype", "event", "number", "shape", "tensor")
+    __slots__ = ("__weakref__", "dtype", "event", "is_moving", "number", "shape", "tensor")
 
     def __init__(
         self, tensor: Tensor, event: torch.cuda.Event, dtype: torch.dtype | None, shape: torch.Size | None
@@ -43,6 +43,7 @@ class Copy(Held):
         self.event: torch.cuda.Event | None = event
         self.dtype = dtype  # To be cast to on the host.
         self.shape = shape  # To be expanded to.
+        self.is_moving = False
         self.number = pinned.enter(self)
 
     def read(self, _site: Site) -> Tensor:
@@ -58,16 +59,27 @@ class Copy(Held):
         event = self.event
         if event is not None:
             event.synchronize()
-            with pinned.lock:
+            with pinned.changed:
+                while self.is_moving:
+                    pinned.changed.wait()
                 self._land(self.tensor)
         return self.tensor
 
     def move(self) -> None:
         """Wait for this copy, and move it to ordinary memory."""
-        if self.event is not None:
-            self.event.synchronize()
-            with torch.inference_mode(False):
-                self._land(self.tensor.clone() if self.dtype is None else self.tensor)
+        try:
+            if self.event is not None:
+                self.event.synchronize()
+                with torch.inference_mode(False):
+                    tensor = self.tensor.clone() if self.dtype is None else self.tensor.to(self.dtype)
+                with pinned.changed:
+                    self._land(tensor)
+        except RuntimeError:  # There is no ordinary memory either, or the device failed: who reads it will know.
+            pass
+        finally:
+            with pinned.changed:
+                self.is_moving = False
+                pinned.changed.notify_all()
 
     def _land(self, tensor: Tensor) -> None:
         if self.event is None:  # Another thread was here first.
@@ -111,10 +123,12 @@ class Pinned:
     """The pinned memory that copies hold. Torch itself sees to it that none is used again while anybody holds it."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.changed = threading.Condition()  # Guards all of this, and is told when memory was freed.
         self.unread: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()  # Oldest first.
         self.numbers = itertools.count()
         self.bytes = 0
+        self.wanted = 0  # To how many bytes the thread brings them down.
+        self.is_moving = False  # Whether it runs.
         self.buffers: Counter[int] = Counter()  # How many of each size are held,
         self.most: Counter[int] = Counter()  # and were at most: torch keeps those that were let go.
         self.freed: deque[int] = deque()  # Sizes. Memory may be freed at any moment, so nothing else is done then.
@@ -123,7 +137,7 @@ class Pinned:
 
     def enter(self, copy: Copy) -> int:
         """Note a copy that nobody has read yet."""
-        with self.lock:
+        with self.changed:
             number = next(self.numbers)
             self.unread[number] = copy
             return number
@@ -131,14 +145,16 @@ class Pinned:
     def take(self, like: Tensor) -> Tensor | None:
         """Return memory for a copy of a tensor, or None if there is no more."""
         size = 1 << (like.nbytes - 1).bit_length()  # As torch rounds it.
-        with self.lock:
-            self._count()
+        if size > limit:
+            return None
+        with self.changed:
+            if self.count() + size > limit // 2:
+                self._relieve(size)
             while self.bytes + size > limit:
-                oldest = next(iter(self.unread.values()), None)
-                if oldest is None:  # What was read is not ours any more.
+                if not self.is_moving:  # What was read is not ours to move.
                     return None
-                oldest.move()
-                self._count()
+                self.changed.wait()
+                self._relieve(size)
             try:
                 buffer = torch.empty_like(like, device="cpu", pin_memory=True)
             except RuntimeError:  # The system gives no more.
@@ -150,9 +166,40 @@ class Pinned:
         weakref.finalize(buffer.untyped_storage(), self.freed.append, size).atexit = False
         return buffer
 
+    def count(self) -> int:
+        """Return the bytes that are held now."""
+        with self.changed:
+            while self.freed:
+                size = self.freed.popleft()
+                self.bytes -= size
+                self.buffers[size] -= 1
+            return self.bytes
+
+    def _relieve(self, size: int) -> None:
+        """Let the thread make room for so many bytes, and then some; it ends by itself."""
+        self.wanted = min(limit // 2, limit - size)
+        if self.count() > self.wanted and self.unread and not self.is_moving:
+            try:
+                threading.Thread(target=self._move, name="hookline.offload").start()
+                self.is_moving = True
+            except RuntimeError:  # The interpreter is about to end.
+                pass
+
+    def _move(self) -> None:
+        while True:
+            with self.changed:
+                oldest = next(iter(self.unread.values()), None) if self.count() > self.wanted else None
+                if oldest is None:
+                    self.is_moving = False
+                    self.changed.notify_all()
+                    return
+                oldest.is_moving = True
+                del self.unread[oldest.number]
+            oldest.move()
+
     def queue(self, size: int) -> None:
         """Wait until so many more bytes may be on their way: until they are there they take memory on the device."""
-        with self.lock:
+        with self.changed:
             while self.leaving and (self.leaving_bytes + size > limit // 4 or self.leaving[0][0].query()):
                 event, arrived = self.leaving.popleft()
                 event.synchronize()
@@ -160,15 +207,9 @@ class Pinned:
 
     def depart(self, event: torch.cuda.Event, size: int) -> None:
         """Note a large copy that is on its way until this event."""
-        with self.lock:
+        with self.changed:
             self.leaving.append((event, size))
             self.leaving_bytes += size
-
-    def _count(self) -> None:
-        while self.freed:
-            size = self.freed.popleft()
-            self.bytes -= size
-            self.buffers[size] -= 1
 
     def _note_most(self, size: int) -> None:
         self.most[size] = self.buffers[size]
