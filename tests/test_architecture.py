@@ -40,6 +40,7 @@ ORDER = [
     "files",
     "cache",
     "refusals",
+    "pinned",
     "offload",
     "actions",
     "wiring",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline import offload
+from hookline import offload, pinned
 from tests.test_gpu import WRITES, Overwrites, held, small_gpt, stages_of, wide_model
 
 pytestmark = [
@@ -54,16 +55,16 @@ def copy_of(acts: hl.Cache, site: str) -> Any:
 
 @contextmanager
 def limited_to(size: int) -> Iterator[None]:
-    before, offload.limit = offload.limit, size
+    before, pinned.limit = pinned.limit, size
     try:
         yield
     finally:
-        offload.limit = before
+        pinned.limit = before
 
 
 def pinned_bytes() -> int:
     """What hookline's values hold now."""
-    return offload.pinned.count()
+    return pinned.memory.count()
 
 
 class Passes(nn.Module):
@@ -331,8 +332,7 @@ def test_values_that_were_read_stay_right_for_ever() -> None:
     model, x = wide_model()
     expected = model[0](x).cpu()
     hooks = hl.Hooks(model)
-    acts = hooks.capture("0", device="cpu")
-    cache = hooks.cache
+    cache = hooks.capture("0", device="cpu")
     model(x)
     value, view = cache["0"], cache["0"][5]
     pickled = pickle.dumps(copy.deepcopy(value[:2]))
@@ -347,7 +347,7 @@ def test_values_that_were_read_stay_right_for_ever() -> None:
     assert torch.equal(view, expected[5])
     assert torch.equal(pickle.loads(pickled), expected[:2])
     assert cache["0"] is cache["0"]
-    acts.remove()
+    hooks.remove()
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda acts: pickle.loads(pickle.dumps(acts))])
@@ -463,7 +463,7 @@ def test_what_somebody_holds_counts_and_the_rest_is_copied_plainly() -> None:
 @torch.no_grad()
 def test_torch_keeps_no_more_of_the_memory_than_twice_the_limit() -> None:
     torch._C._host_emptyCache()
-    offload.pinned.most.clear()
+    pinned.memory.most.clear()
     torch.cuda.reset_peak_host_memory_stats()
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     with limited_to(64 * MEBIBYTE):
@@ -520,7 +520,7 @@ def test_what_is_let_go_before_it_came_is_freed() -> None:
         with hl.capture(model, "*", device="cpu"):
             model(x)
     assert pinned_bytes() == before
-    assert len(offload.pinned.unread) == 0
+    assert len(pinned.memory.unread) == 0
 
 
 def test_a_recording_of_a_graph_is_refused() -> None:
@@ -635,6 +635,69 @@ print("over")
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@torch.no_grad()
+def test_a_process_that_is_forked_reads_what_was_on_its_way() -> None:
+    model, x = wide_model()
+    hooks = hl.Hooks(model)
+    cache = hooks.capture("0", "0[0]", "0[0, 0]", device="cpu")
+    for _ in range(2):
+        hold_up(torch.cuda.current_stream())
+        hold_up(aside())
+        model(x)
+        expected = model[0](x).cpu()
+        copies = [copy_of(cache, site) for site in cache]
+        child = os.fork()
+        if child == 0:
+            right = [torch.equal(kept.peek(), expected[at]) for kept, at in zip(copies, (..., 0, (0, 0)), strict=True)]
+            os._exit(0 if right == [True, True, True] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(cache["0"], expected)
+        assert torch.equal(cache["0[0]"], expected[0])
+    hooks.remove()
+
+
+@torch.no_grad()
+def test_small_values_leave_together() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).to(DEVICE)
+    x = torch.randn(4, 8, device=DEVICE)
+    expected = {}
+    hooks = hl.Hooks(model)
+    cache = hooks.capture("*", "*[0]", device="cpu", keep="all")
+    inputs = [torch.randn(4, 8, device=DEVICE).to(torch.float32) for _ in range(3)]
+    for x in inputs:
+        model(x)
+    groups = {id(copy_of(cache, site).group) for site in cache}
+    assert len(groups) == 1
+    assert all(copy_of(cache, site).event is None for site in cache)
+    first = cache["3[0]"]
+    assert len({id(copy_of(cache, site).event) for site in cache}) == 1
+    assert copy_of(cache, "2").event is not None
+    before = pinned_bytes()
+    del hooks
+    for number, x in enumerate(inputs):
+        for at in range(6):
+            expected[at] = x = model[at](x)
+            assert torch.equal(cache.calls(str(at))[number], expected[at].cpu())
+            assert torch.equal(cache.calls(f"{at}[0]")[number], expected[at][0].cpu())
+    assert torch.equal(first, expected[3][0].cpu())
+    assert pinned_bytes() < before  # Nobody holds the memory in which they came.
+
+
+@torch.no_grad()
+def test_many_small_values_do_not_wait_for_ever() -> None:
+    model = nn.Sequential(nn.Linear(256, 256)).to(DEVICE)
+    x = torch.randn(128, 256, device=DEVICE)  # 128 KiB.
+    hooks = hl.Hooks(model)
+    cache = hooks.capture("0", device="cpu", keep="all")
+    before = held()
+    for _ in range(100):
+        model(x)
+    assert held() - before < 6
+    assert all(torch.equal(value, model[0](x).cpu()) for value in cache.calls("0"))
+    hooks.remove()
+
+
 @torch.no_grad()
 def test_random_programs_agree_with_plain_copies() -> None:
     generator = torch.Generator().manual_seed(0)
@@ -661,7 +724,7 @@ def test_random_programs_agree_with_plain_copies() -> None:
         stream.wait_stream(torch.cuda.current_stream())
         torch.manual_seed(turn)
         hold_up(aside(), choose(LONG // 4) + 1)
-        with torch.cuda.stream(stream), limited_to(offload.limit if choose(2) else 5 * MEBIBYTE):
+        with torch.cuda.stream(stream), limited_to(pinned.limit if choose(2) else 5 * MEBIBYTE):
             with hl.capture(model, *sites, device="cpu", **options) as acts:
                 model(x)
         for site in sites:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline import offload
+from hookline import offload, pinned
 from hookline.actions import Save
 from hookline.records import Guarded, Record
 from hookline.sites import Site
@@ -40,7 +40,10 @@ def on_its_way(value: Tensor, **options: Any) -> tuple[offload.Copy, Event]:
     """A copy that is not there yet."""
     tensor = torch.zeros_like(value)
     event = Event(tensor, value)
-    return offload.Copy(tensor, event, options.get("dtype"), options.get("shape")), event  # type: ignore[arg-type]
+    kept = offload.Copy(tensor, options.get("dtype"), options.get("shape"))
+    kept.event = event  # type: ignore[assignment]
+    pinned.memory.enter(kept)
+    return kept, event
 
 
 def test_a_value_on_its_way_is_waited_for_once() -> None:
@@ -99,13 +102,13 @@ def test_a_value_that_was_read_never_moves() -> None:
 
 def test_only_what_nobody_has_read_may_move() -> None:
     kept, _ = on_its_way(torch.arange(3.0))
-    assert offload.pinned.unread.get(kept.number) is kept
+    assert pinned.memory.unread.get(kept.number) is kept
     kept.read(HERE)
-    assert kept.number not in offload.pinned.unread
+    assert kept.number not in pinned.memory.unread
     gone, _ = on_its_way(torch.arange(3.0))
     number = gone.number
     del gone
-    assert number not in offload.pinned.unread
+    assert number not in pinned.memory.unread
 
 
 def test_a_nested_value_is_put_together_when_all_of_it_is_there() -> None:
@@ -136,43 +139,43 @@ def test_a_nested_value_of_which_a_part_was_overwritten_says_so() -> None:
 def held_by(copies: list[offload.Copy], size: int) -> None:
     """Count these copies as if they were in pinned memory of this size."""
     for kept in copies:
-        offload.pinned.bytes += size
-        offload.pinned.buffers[size] += 1
-        weakref.finalize(kept.tensor.untyped_storage(), offload.pinned.freed.append, size)
+        pinned.memory.bytes += size
+        pinned.memory.buffers[size] += 1
+        weakref.finalize(kept.tensor.untyped_storage(), pinned.memory.freed.append, size)
 
 
 def test_the_oldest_values_that_nobody_has_read_move_until_half_the_limit_is_held(monkeypatch: Any) -> None:
-    monkeypatch.setattr(offload, "limit", 1024)
-    before = offload.pinned.count()
+    monkeypatch.setattr(pinned, "limit", 1024)
+    before = pinned.memory.count()
     found = [on_its_way(torch.full((4,), float(number))) for number in range(8)]
     copies = [kept for kept, _ in found]
     addresses = [kept.tensor.data_ptr() for kept in copies]
     held_by(copies, 128)
     value = copies[1].read(HERE)
     del found
-    with offload.pinned.changed:
-        offload.pinned._relieve(128)
-        assert offload.pinned.is_moving
-        while offload.pinned.is_moving:
-            offload.pinned.changed.wait(10)
-    assert offload.pinned.count() - before == 512
+    with pinned.memory.changed:
+        pinned.memory._relieve(128)
+        assert pinned.memory.is_moving
+        while pinned.memory.is_moving:
+            pinned.memory.changed.wait(10)
+    assert pinned.memory.count() - before == 512
     moved = [kept.tensor.data_ptr() != address for kept, address in zip(copies, addresses, strict=True)]
     assert moved == [True, False, True, True, True, False, False, False]
     assert copies[1].read(HERE) is value
     assert [kept.read(HERE)[0].item() for kept in copies] == [*range(8)]
     del copies, value
-    assert offload.pinned.count() == before
+    assert pinned.memory.count() == before
 
 
 def test_a_value_that_moves_while_somebody_reads_it_is_one_and_the_same(monkeypatch: Any) -> None:
-    monkeypatch.setattr(offload, "limit", 0)
+    monkeypatch.setattr(pinned, "limit", 0)
     for _ in range(50):
         copies = [on_its_way(torch.arange(1000.0))[0] for _ in range(4)]
         held_by(copies, 64)
-        with offload.pinned.changed:
-            offload.pinned._relieve(0)
+        with pinned.memory.changed:
+            pinned.memory._relieve(0)
         first = [kept.read(HERE) for kept in copies]
-        while offload.pinned.is_moving:
+        while pinned.memory.is_moving:
             time.sleep(0.001)
         assert all(kept.read(HERE) is value for kept, value in zip(copies, first, strict=True))
         assert all(value.equal(torch.arange(1000.0)) for value in first)

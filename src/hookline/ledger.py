@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from hookline import living
+from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, close_block, open_blocks
 from hookline.errors import HooklineError, NeverFired, warn
@@ -202,6 +202,7 @@ class Ledger:
         self.session.began = began
         self.session.failed += failures
         if failed is None:
+            offload.flush()
             _speak(messages)
 
     def _close(self, block: Block) -> None:

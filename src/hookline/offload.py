@@ -1,50 +1,59 @@
-"""Values of a CUDA device on their way to host memory, while the model runs on.
+"""Values of a CUDA device on their way to host memory, while the model runs on. Nobody waits but who reads one.
 
-They are copied into pinned memory, large ones on a stream of their own, and nobody waits but who reads one. When all
-of them hold half of `limit`, a thread moves the oldest that nobody has read yet on to ordinary memory.
+A large value is copied into pinned memory, on a stream of its own. Small ones wait on the device until there are enough
+of them, or their block ends, or one is read: for the model, each copy takes longer than the value.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import threading
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
+from hookline import pinned
 from hookline.copies import unexpanded
 from hookline.records import Guarded, Held
 from hookline.refusals import refuse_recording
 from hookline.sites import Site
 from hookline.values import map_tensors
 
-limit = 2 << 30  # Bytes of pinned memory that values may hold. A quarter of it may be on its way at one time.
-SMALL = 1 << 18  # Bytes that are copied sooner than another stream could be told to.
+SMALL = 1 << 18  # Bytes.
+ENOUGH = 1 << 22  # Bytes of small values.
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
-_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # Those that models run on. Asking torch takes 4 µs each time.
 _asides: dict[int, torch.cuda.Stream] = {}  # One for each device, for large values.
+
+
+class Arrived:
+    """Stands for an event that has been waited for."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+ARRIVED = Arrived()
 
 
 class Copy(Held):
     """A tensor on its way to the host, or there."""
 
-    __slots__ = ("__weakref__", "dtype", "event", "is_moving", "number", "shape", "tensor")
+    __slots__ = ("__weakref__", "dtype", "event", "group", "is_landed", "is_moving", "number", "shape", "tensor")
 
-    def __init__(
-        self, tensor: Tensor, event: torch.cuda.Event, dtype: torch.dtype | None, shape: torch.Size | None
-    ) -> None:
+    def __init__(self, tensor: Tensor, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> None:
         self.tensor = tensor
-        self.event: torch.cuda.Event | None = event
         self.dtype = dtype  # To be cast to on the host.
         self.shape = shape  # To be expanded to.
-        self.is_moving = False
-        self.number = pinned.enter(self)
+        self.event: torch.cuda.Event | Arrived | None = None
+        self.group: Group | None = None  # Of a small one.
+        self.is_landed = self.is_moving = False
+        self.number = -1
 
     def read(self, _site: Site) -> Tensor:
         """Return the tensor, once it is there."""
@@ -56,39 +65,50 @@ class Copy(Held):
 
     def wait(self) -> Tensor:
         """Wait for this copy alone, and return it: from now on it is a tensor like any other, and stays where it is."""
-        event = self.event
-        if event is not None:
-            event.synchronize()
-            with pinned.changed:
-                while self.is_moving:
-                    pinned.changed.wait()
-                self._land(self.tensor)
+        if self.is_landed:
+            return self.tensor
+        if self.event is None and self.group is not None:
+            self.group.leave()
+        self.arrive()
+        with pinned.memory.changed:
+            while self.is_moving:
+                pinned.memory.changed.wait()
+            self._land(self.tensor)
         return self.tensor
+
+    def arrive(self) -> None:
+        """Wait for this copy, so that nobody has to later."""
+        if self.event is not None:
+            self.event.synchronize()
+            self.event = ARRIVED
 
     def move(self) -> None:
         """Wait for this copy, and move it to ordinary memory."""
         try:
-            if self.event is not None:
-                self.event.synchronize()
-                with torch.inference_mode(False):
-                    tensor = self.tensor.clone() if self.dtype is None else self.tensor.to(self.dtype)
-                with pinned.changed:
-                    self._land(tensor)
+            self.arrive()
+            with torch.inference_mode(False):
+                tensor = self.tensor.clone() if self.dtype is None else self.tensor.to(self.dtype)
+            with pinned.memory.changed:
+                self._land(tensor)
         except RuntimeError:  # There is no ordinary memory either, or the device failed: who reads it will know.
             pass
         finally:
-            with pinned.changed:
+            with pinned.memory.changed:
                 self.is_moving = False
-                pinned.changed.notify_all()
+                pinned.memory.changed.notify_all()
 
     def _land(self, tensor: Tensor) -> None:
-        if self.event is None:  # Another thread was here first.
+        if self.is_landed:  # Another thread was here first.
             return
         with torch.inference_mode(False):
-            tensor = tensor if self.dtype is None else tensor.to(self.dtype)
+            if self.dtype is not None:
+                tensor = tensor.to(self.dtype)
+            elif self.group is not None:
+                tensor = tensor.clone()  # It would hold the whole group.
             self.tensor = tensor if self.shape is None else tensor.expand(self.shape)
-        self.event = None
-        pinned.unread.pop(self.number, None)
+        self.is_landed = True
+        self.event = ARRIVED
+        pinned.memory.unread.pop(self.number, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Guarded, (self.wait(), [])
@@ -119,106 +139,60 @@ class Copies(Held):
         return Guarded, (self.read(Site("")), [])
 
 
-class Pinned:
-    """The pinned memory that copies hold. Torch itself sees to it that none is used again while anybody holds it."""
+class Group:
+    """Small values of one thread and stream, which leave together. Those that nobody holds any more stay behind."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.stream = torch.cuda.current_stream(index)
+        self.lock = threading.Lock()
+        self.members: list[weakref.ref[Copy]] = []
+        self.bytes = 0
+
+    def add(self, copy: Copy) -> None:
+        """Let a value, which is nobody else's, wait for the others."""
+        with self.lock:
+            copy.group = self
+            self.members.append(weakref.ref(copy))
+            self.bytes += copy.tensor.nbytes + 4096  # So that there are not too many.
+        if self.bytes > ENOUGH:
+            self.leave()
+
+    def leave(self) -> None:
+        """Send those that are waiting."""
+        with self.lock, torch.cuda.device(self.index), torch.cuda.stream(self.stream), torch.inference_mode(False):
+            copies = [copy for member in self.members if (copy := member()) is not None]
+            if copies:
+                refuse_recording()
+            for dtype in {copy.tensor.dtype for copy in copies}:
+                self._send([copy for copy in copies if copy.tensor.dtype is dtype])
+            self.members, self.bytes = [], 0
+
+    def _send(self, copies: list[Copy]) -> None:
+        flat = [copy.tensor.reshape(-1).view(torch.uint8) for copy in copies]
+        joined = torch.cat(flat) if len(flat) > 1 else flat[0]
+        buffer = pinned.memory.take(joined)
+        event = None
+        if buffer is None:
+            buffer = joined.cpu()
+        else:
+            buffer.copy_(joined, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        for copy, part in zip(copies, buffer.split([one.numel() for one in flat]), strict=True):
+            copy.tensor = part.view(copy.tensor.dtype).view(copy.tensor.shape)
+            copy.event = event  # Now: another thread may be about to read it.
+            pinned.memory.enter(copy)
+
+
+class _Waiting(threading.local):
+    """The groups of a thread, by device and stream."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()  # Guards all of this, and is told when memory was freed.
-        self.unread: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()  # Oldest first.
-        self.numbers = itertools.count()
-        self.bytes = 0
-        self.wanted = 0  # To how many bytes the thread brings them down.
-        self.is_moving = False  # Whether it runs.
-        self.buffers: Counter[int] = Counter()  # How many of each size are held,
-        self.most: Counter[int] = Counter()  # and were at most: torch keeps those that were let go.
-        self.freed: deque[int] = deque()  # Sizes. Memory may be freed at any moment, so nothing else is done then.
-        self.leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # Large copies and their sizes, oldest first.
-        self.leaving_bytes = 0
-
-    def enter(self, copy: Copy) -> int:
-        """Note a copy that nobody has read yet."""
-        with self.changed:
-            number = next(self.numbers)
-            self.unread[number] = copy
-            return number
-
-    def take(self, like: Tensor) -> Tensor | None:
-        """Return memory for a copy of a tensor, or None if there is no more."""
-        size = 1 << (like.nbytes - 1).bit_length()  # As torch rounds it.
-        if size > limit:
-            return None
-        with self.changed:
-            if self.count() + size > limit // 2:
-                self._relieve(size)
-            while self.bytes + size > limit:
-                if not self.is_moving:  # What was read is not ours to move.
-                    return None
-                self.changed.wait()
-                self._relieve(size)
-            try:
-                buffer = torch.empty_like(like, device="cpu", pin_memory=True)
-            except RuntimeError:  # The system gives no more.
-                return None
-            self.bytes += size
-            self.buffers[size] += 1
-            if self.buffers[size] > self.most[size]:
-                self._note_most(size)
-        weakref.finalize(buffer.untyped_storage(), self.freed.append, size).atexit = False
-        return buffer
-
-    def count(self) -> int:
-        """Return the bytes that are held now."""
-        with self.changed:
-            while self.freed:
-                size = self.freed.popleft()
-                self.bytes -= size
-                self.buffers[size] -= 1
-            return self.bytes
-
-    def _relieve(self, size: int) -> None:
-        """Let the thread make room for so many bytes, and then some; it ends by itself."""
-        self.wanted = min(limit // 2, limit - size)
-        if self.count() > self.wanted and self.unread and not self.is_moving:
-            try:
-                threading.Thread(target=self._move, name="hookline.offload").start()
-                self.is_moving = True
-            except RuntimeError:  # The interpreter is about to end.
-                pass
-
-    def _move(self) -> None:
-        while True:
-            with self.changed:
-                oldest = next(iter(self.unread.values()), None) if self.count() > self.wanted else None
-                if oldest is None:
-                    self.is_moving = False
-                    self.changed.notify_all()
-                    return
-                oldest.is_moving = True
-                del self.unread[oldest.number]
-            oldest.move()
-
-    def queue(self, size: int) -> None:
-        """Wait until so many more bytes may be on their way: until they are there they take memory on the device."""
-        with self.changed:
-            while self.leaving and (self.leaving_bytes + size > limit // 4 or self.leaving[0][0].query()):
-                event, arrived = self.leaving.popleft()
-                event.synchronize()
-                self.leaving_bytes -= arrived
-
-    def depart(self, event: torch.cuda.Event, size: int) -> None:
-        """Note a large copy that is on its way until this event."""
-        with self.changed:
-            self.leaving.append((event, size))
-            self.leaving_bytes += size
-
-    def _note_most(self, size: int) -> None:
-        self.most[size] = self.buffers[size]
-        if sum(size * number for size, number in self.most.items()) > 2 * limit:  # Values of other shapes came.
-            getattr(torch._C, "_host_emptyCache", lambda: None)()
-            self.most = +self.buffers
+        self.groups: dict[tuple[int, int], Group] = {}
 
 
-pinned = Pinned()
+_waiting = _Waiting()
 
 
 def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
@@ -235,19 +209,49 @@ def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
             return send(tensor, dtype)
-    if _raw_stream(index) != 0:  # Nothing is ever recorded on the default stream.
+    stream = _raw_stream(index)
+    if stream != 0:  # Nothing is ever recorded on the default stream.
         refuse_recording()
+    _follow_forks()
     narrow = unexpanded(tensor)
     try:
         own = _own(narrow, dtype)
-    except torch.cuda.OutOfMemoryError:  # A copy on the host needs none.
+    except torch.cuda.OutOfMemoryError:  # A plain copy needs none.
         return None
-    buffer = pinned.take(own)
-    if buffer is None:
-        return None
-    event = _copy_in_order(buffer, own, index) if own.nbytes <= SMALL else _copy_aside(buffer, own, index)
-    later = dtype if dtype not in (None, own.dtype) else None
-    return Copy(buffer, event, later, tensor.shape if narrow is not tensor else None)
+    copy = Copy(own, None if own.dtype is dtype else dtype, tensor.shape if narrow is not tensor else None)
+    if own.nbytes > SMALL:
+        return copy if _leave_alone(copy, index) else None
+    group = _waiting.groups.get((index, stream))
+    if group is None:
+        group = _waiting.groups[index, stream] = Group(index)
+    group.add(copy)
+    return copy
+
+
+def flush() -> None:
+    """Send the small values that this thread has let wait."""
+    for group in _waiting.groups.values():
+        if group.members and not torch.cuda.is_current_stream_capturing():
+            group.leave()
+
+
+@cache
+def _follow_forks() -> None:
+    """Let all copies arrive before this process is forked: the other one has no CUDA to wait for."""
+    if hasattr(os, "register_at_fork"):
+        release = pinned.memory.changed.release
+        os.register_at_fork(before=_arrive, after_in_parent=release, after_in_child=release)
+
+
+def _arrive() -> None:
+    try:
+        flush()
+    finally:
+        pinned.memory.changed.acquire()
+        while pinned.memory.is_moving:
+            pinned.memory.changed.wait()
+    for copy in pinned.memory.unread.values():
+        copy.arrive()
 
 
 def together(value: Any, copies: dict[int, Copy]) -> Held:
@@ -267,40 +271,31 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return what to send: what nobody will write into before it has left, and no larger than need be."""
+    """Return a tensor that nobody will write into, no larger than need be."""
     # Both sides round alike. Of floats as integers that's not so: they are cast on the host, as torch does it.
     floats = dtype is not None and dtype.is_floating_point and tensor.is_floating_point()
     if dtype not in (None, tensor.dtype) and floats and dtype.itemsize <= tensor.itemsize:
         return tensor.to(dtype)
-    # A small one is copied in order with what the model does; torch would wait for one with gaps.
-    return tensor if tensor.nbytes <= SMALL and tensor.is_contiguous() else tensor.clone()
+    return tensor.clone()  # Copying it when somebody writes would do, but holds device memory until somebody asks.
 
 
-def _copy_in_order(buffer: Tensor, own: Tensor, index: int) -> torch.cuda.Event:
-    buffer.copy_(own, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(_current_stream(index))
-    return event
-
-
-def _copy_aside(buffer: Tensor, own: Tensor, index: int) -> torch.cuda.Event:
-    pinned.queue(own.nbytes)
+def _leave_alone(copy: Copy, index: int) -> bool:
+    """Send a large value; say whether there was memory for it."""
+    own = copy.tensor
+    buffer = pinned.memory.take(own)
+    if buffer is None:
+        return False
+    pinned.memory.queue(own.nbytes)
     aside = _asides.get(index)
     if aside is None:
         aside = _asides.setdefault(index, torch.cuda.Stream(index))
-    aside.wait_stream(_current_stream(index))
+    aside.wait_stream(torch.cuda.current_stream(index))
     with torch.cuda.stream(aside):
         buffer.copy_(own, non_blocking=True)
-    own.record_stream(aside)
+    own.record_stream(aside)  # A lazy clone would not do: torch passes over its memory, and uses it again too soon.
     event = torch.cuda.Event()
     event.record(aside)
-    pinned.depart(event, own.nbytes)
-    return event
-
-
-def _current_stream(index: int) -> torch.cuda.Stream:
-    key = (index, _raw_stream(index))
-    stream = _streams.get(key)
-    if stream is None:
-        stream = _streams[key] = torch.cuda.current_stream(index)
-    return stream
+    copy.tensor, copy.event = buffer, event
+    pinned.memory.depart(event, own.nbytes)
+    pinned.memory.enter(copy)
+    return True

@@ -244,6 +244,8 @@ class Record:
     def settle(self) -> None:
         """Copy what a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
         self.is_traced = False
+        if isinstance(self.value, Held):  # Python kept it, where the graph broke.
+            return
         self.value = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, self.value)
 
     def guard(self) -> None:
