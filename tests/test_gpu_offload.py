@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -639,16 +640,18 @@ print("over")
 @torch.no_grad()
 def test_a_process_that_is_forked_reads_what_was_on_its_way() -> None:
     model, x = wide_model()
+    expected = model[0](x).cpu()
     hooks = hl.Hooks(model)
     cache = hooks.capture("0", "0[0]", "0[0, 0]", device="cpu")
     for _ in range(2):
         hold_up(torch.cuda.current_stream())
         hold_up(aside())
         model(x)
-        expected = model[0](x).cpu()
-        copies = [copy_of(cache, site) for site in cache]
+        copies = [copy_of(cache, site) for site in ("0", "0[0]", "0[0, 0]")]
         child = os.fork()
         if child == 0:
+            signal.alarm(20)
+            torch.set_num_threads(1)  # OpenMP's threads are not there.
             right = [torch.equal(kept.peek(), expected[at]) for kept, at in zip(copies, (..., 0, (0, 0)), strict=True)]
             os._exit(0 if right == [True, True, True] else 1)
         assert os.waitpid(child, 0)[1] == 0
@@ -671,7 +674,7 @@ def test_small_values_leave_together() -> None:
     assert len(groups) == 1
     assert all(copy_of(cache, site).event is None for site in cache)
     first = cache["3[0]"]
-    assert len({id(copy_of(cache, site).event) for site in cache}) == 1
+    assert len({id(copy_of(cache, site).event) for site in cache if site != "3[0]"}) == 1
     assert copy_of(cache, "2").event is not None
     before = pinned_bytes()
     del hooks
