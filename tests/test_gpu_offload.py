@@ -100,6 +100,7 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": lambda x: x[:1].expand(700, -1),
     "expanded between": lambda x: x[:, None].expand(-1, 3, -1),
     "one number expanded": lambda x: x.sum().expand(1000, 1000),
+    "two dimensions of one number": lambda x: x[:1, :1].expand(5, 1),
     "permuted, with gaps": lambda x: x.view(8, 64, 512)[:, ::2].permute(2, 0, 1),
     "channels last": lambda x: x.view(1, 8, 64, 512).contiguous(memory_format=torch.channels_last),
     "a diagonal": lambda x: x.diagonal(),
@@ -653,6 +654,7 @@ def test_a_process_that_is_forked_reads_what_was_on_its_way() -> None:
             signal.alarm(20)
             torch.set_num_threads(1)  # OpenMP's threads are not there.
             right = [torch.equal(kept.peek(), expected[at]) for kept, at in zip(copies, (..., 0, (0, 0)), strict=True)]
+            del copies, hooks, cache  # Freed, as far as this process is concerned.
             os._exit(0 if right == [True, True, True] else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert torch.equal(cache["0"], expected)
@@ -685,6 +687,13 @@ def test_small_values_leave_together() -> None:
             assert torch.equal(cache.calls(f"{at}[0]")[number], expected[at][0].cpu())
     assert torch.equal(first, expected[3][0].cpu())
     assert pinned_bytes() < before  # Nobody holds the memory in which they came.
+
+
+@torch.no_grad()
+def test_a_value_that_is_small_only_when_cast_may_have_any_strides() -> None:
+    x = torch.randn(200, 400, device=DEVICE)  # 320000 bytes.
+    kept = kept_of(lambda value: value.t(), x, dtype=torch.float16)
+    assert torch.equal(kept, x.t().cpu().half())
 
 
 @torch.no_grad()

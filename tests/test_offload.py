@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
 import time
-import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -139,9 +140,7 @@ def test_a_nested_value_of_which_a_part_was_overwritten_says_so() -> None:
 def held_by(copies: list[offload.Copy], size: int) -> None:
     """Count these copies as if they were in pinned memory of this size."""
     for kept in copies:
-        pinned.memory.bytes += size
-        pinned.memory.buffers[size] += 1
-        weakref.finalize(kept.tensor.untyped_storage(), pinned.memory.freed.append, size)
+        pinned.memory.hold(kept.tensor, size)
 
 
 def test_the_oldest_values_that_nobody_has_read_move_until_half_the_limit_is_held(monkeypatch: Any) -> None:
@@ -191,6 +190,153 @@ def test_a_copy_of_what_is_kept_has_the_value(again: Any) -> None:
     assert other.tolist() == [0, 1, 2]
     other.add_(1)
     assert kept.read(HERE).tolist() == [0, 1, 2]
+
+
+class Stream:
+    """Stands for a CUDA stream, in whose order everything happens anyway."""
+
+    def wait_stream(self, _stream: Stream) -> None:
+        """Return at once."""
+
+
+class Done:
+    """Stands for an event of such a stream."""
+
+    def record(self, _stream: Stream) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host be the device too: what is sent, when, and what it holds, is then as with CUDA."""
+    empty_like = torch.empty_like
+    for name, stand_in in {
+        "current_device": lambda: -1,
+        "current_stream": lambda _index=None: Stream(),
+        "is_current_stream_capturing": lambda: False,
+        "device": lambda _index: nullcontext(),
+        "stream": lambda _stream: nullcontext(),
+        "Stream": lambda _index: Stream(),
+        "Event": Done,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(offload, "_raw_stream", lambda _index: 0)
+    monkeypatch.setattr(offload, "_asides", {})
+    monkeypatch.setattr(offload, "_waiting", offload._Waiting())
+    monkeypatch.setattr(torch, "empty_like", lambda like, device, pin_memory: empty_like(like, device=device))
+    monkeypatch.setattr(Tensor, "record_stream", lambda _self, _stream: None)
+
+
+KINDS: dict[str, Tensor] = {
+    "one number": torch.tensor(3.0),
+    "one number expanded": torch.tensor(3.0).expand(500, 500),
+    "small": torch.arange(6.0).view(2, 3),
+    "small and transposed": torch.arange(6.0).view(2, 3).t(),
+    "small and expanded": torch.arange(6.0)[:, None].expand(6, 4),
+    "small, with gaps": torch.arange(100.0)[::7],
+    "small, of another dtype": torch.tensor([True, False]),
+    "small, complex": torch.tensor([1 + 2j]),
+    "large": torch.arange(100000.0),
+    "large and transposed": torch.arange(100000.0).view(100, 1000).t(),
+    "large, with gaps": torch.arange(300000.0)[::3],
+    "large, and small when cast": torch.arange(100000.0).view(100, 1000).t(),
+}
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.float64])
+def test_a_value_of_any_kind_is_sent_as_it_was(dtype: torch.dtype | None, together: bool) -> None:
+    kinds = {name: tensor for name, tensor in KINDS.items() if dtype is None or tensor.is_floating_point()}
+    sent: dict[str, Any] = {}
+    for name, tensor in kinds.items():
+        sent[name] = offload.send(tensor, dtype)
+        if not together:
+            offload.flush()
+    for name, tensor in kinds.items():
+        value = sent[name].read(HERE)
+        assert value.equal(tensor.to(dtype or tensor.dtype)), name
+        assert value.dtype is (dtype or tensor.dtype)
+    sent.clear()
+    del value
+    assert pinned.memory.count() == 0
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("size", [4, 100000])
+def test_what_is_written_into_a_value_later_does_not_matter(size: int) -> None:
+    tensor = torch.ones(size)
+    sent = offload.send(tensor)
+    tensor.zero_()
+    assert sent is not None
+    assert sent.read(HERE).equal(torch.ones(size))
+
+
+@pytest.mark.usefixtures("pretended")
+def test_small_values_wait_for_each_other_and_large_ones_for_nobody() -> None:
+    small = [offload.send(torch.full((4,), float(number))) for number in range(3)]
+    large = offload.send(torch.ones(100000))
+    gone = offload.send(torch.ones(5))
+    assert large is not None
+    assert large.event is not None
+    assert all(copy is not None and copy.event is None for copy in small)
+    del gone
+    offload.flush()
+    assert len({id(copy.event) for copy in small if copy is not None}) == 1
+    sizes = sorted(size for _, size in pinned.memory.held.values())
+    assert sizes == [64, 1 << 19]  # 3 values of 16 bytes, as torch rounds them: nobody held the last one.
+
+
+@pytest.mark.usefixtures("pretended")
+def test_enough_small_values_leave_by_themselves() -> None:
+    copies = [offload.send(torch.ones(10000)) for _ in range(200)]
+    left = [copy for copy in copies if copy is not None and copy.event is not None]
+    assert 90 < len(left) < 200
+    assert sum(copy.tensor.nbytes for copy in copies if copy is not None and copy.event is None) < offload.ENOUGH
+
+
+@pytest.mark.usefixtures("pretended")
+def test_what_can_not_leave_together_is_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_tensors: list[Tensor]) -> Tensor:
+        raise torch.cuda.OutOfMemoryError
+
+    copies = [offload.send(torch.full((4,), float(number))) for number in range(3)]
+    monkeypatch.setattr(torch, "cat", full)
+    offload.flush()
+    assert [copy.read(HERE)[0].item() for copy in copies if copy is not None] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("pretended")
+def test_no_more_than_the_limit_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "limit", 4 << 20)
+    copies, most = [], 0
+    for number in range(40):
+        copies.append(offload.send(torch.full((100000,), float(number))))  # Of half a mebibyte.
+        most = max(most, pinned.memory.count())
+    assert 1 << 20 < most <= 4 << 20
+    assert [copy.read(HERE)[-1].item() for copy in copies if copy is not None] == [*range(40)]
+    assert offload.send(torch.ones(2 << 20)) is None  # Larger than the limit.
+    held = [copy.read(HERE) for copy in map(offload.send, [torch.ones(100000)] * 20) if copy is not None]
+    assert len(held) < 9  # What was read does not move.
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_reads_what_was_on_its_way() -> None:
+    copies = [offload.send(torch.full((size,), float(size))) for size in (3, 4, 100000)]
+    child = os.fork()
+    if child == 0:
+        right = [copy is not None and bool((copy.read(HERE) == copy.tensor.numel()).all()) for copy in copies]
+        os._exit(0 if right == [True] * 3 and pinned.memory.immortal else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [len(copy.read(HERE)) for copy in copies if copy is not None] == [3, 4, 100000]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])

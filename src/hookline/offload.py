@@ -161,18 +161,24 @@ class Group:
     def leave(self) -> None:
         """Send those that are waiting."""
         with self.lock, torch.cuda.device(self.index), torch.cuda.stream(self.stream), torch.inference_mode(False):
-            copies = [copy for member in self.members if (copy := member()) is not None]
+            found = [copy for member in self.members if (copy := member()) is not None]
+            copies = [copy for copy in found if copy.event is None]  # Others left when this was interrupted.
             if copies:
                 refuse_recording()
             for dtype in {copy.tensor.dtype for copy in copies}:
-                self._send([copy for copy in copies if copy.tensor.dtype is dtype])
+                alike = [copy for copy in copies if copy.tensor.dtype is dtype]
+                try:
+                    self._send(alike)
+                except RuntimeError:  # The device is full: one by one, then.
+                    for copy in alike:
+                        copy.tensor, copy.event = copy.tensor.cpu(), ARRIVED
             self.members, self.bytes = [], 0
 
     def _send(self, copies: list[Copy]) -> None:
-        flat = [copy.tensor.reshape(-1).view(torch.uint8) for copy in copies]
+        flat = [copy.tensor.view(-1).view(torch.uint8) for copy in copies]
         joined = torch.cat(flat) if len(flat) > 1 else flat[0]
         buffer = pinned.memory.take(joined)
-        event = None
+        event: torch.cuda.Event | Arrived = ARRIVED
         if buffer is None:
             buffer = joined.cpu()
         else:
@@ -181,7 +187,7 @@ class Group:
             event.record(self.stream)
         for copy, part in zip(copies, buffer.split([one.numel() for one in flat]), strict=True):
             copy.tensor = part.view(copy.tensor.dtype).view(copy.tensor.shape)
-            copy.event = event  # Now: another thread may be about to read it.
+            copy.event = event  # Only now: another thread may be about to read it.
             pinned.memory.enter(copy)
 
 
@@ -239,8 +245,8 @@ def flush() -> None:
 def _follow_forks() -> None:
     """Let all copies arrive before this process is forked: the other one has no CUDA to wait for."""
     if hasattr(os, "register_at_fork"):
-        release = pinned.memory.changed.release
-        os.register_at_fork(before=_arrive, after_in_parent=release, after_in_child=release)
+        parent, child = pinned.memory.changed.release, pinned.memory.hold_for_ever
+        os.register_at_fork(before=_arrive, after_in_parent=parent, after_in_child=child)
 
 
 def _arrive() -> None:
@@ -272,11 +278,13 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor that nobody will write into, no larger than need be."""
+    cast = tensor.dtype
     # Both sides round alike. Of floats as integers that's not so: they are cast on the host, as torch does it.
-    floats = dtype is not None and dtype.is_floating_point and tensor.is_floating_point()
-    if dtype not in (None, tensor.dtype) and floats and dtype.itemsize <= tensor.itemsize:
-        return tensor.to(dtype)
-    return tensor.clone()  # Copying it when somebody writes would do, but holds device memory until somebody asks.
+    if dtype is not None and dtype.is_floating_point and cast.is_floating_point and dtype.itemsize <= cast.itemsize:
+        cast = dtype
+    # Small ones are joined to one. A copy on write would do, but holds device memory until somebody asks.
+    like = torch.contiguous_format if tensor.numel() * cast.itemsize <= SMALL else torch.preserve_format
+    return tensor.to(cast, copy=True, memory_format=like)
 
 
 def _leave_alone(copy: Copy, index: int) -> bool:

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+Buffer = weakref.ref[torch.UntypedStorage]
+
 limit = 2 << 30  # Bytes. A quarter of them may be on their way from a device at one time.
 
 
@@ -37,11 +39,13 @@ class Pinned:
         self.bytes = 0
         self.wanted = 0  # To how many bytes the thread brings them down.
         self.is_moving = False  # Whether it runs.
+        self.held: dict[int, tuple[Buffer, int]] = {}  # What is held, by the id of its reference, and its size.
+        self.freed: deque[Buffer] = deque()  # Memory may be freed at any moment, so nothing else is done then.
         self.buffers: Counter[int] = Counter()  # How many of each size are held,
         self.most: Counter[int] = Counter()  # and were at most: torch keeps those that were let go.
-        self.freed: deque[int] = deque()  # Sizes. Memory may be freed at any moment, so nothing else is done then.
         self.leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # Large copies and their sizes, oldest first.
         self.leaving_bytes = 0
+        self.immortal: list[torch.UntypedStorage | None] = []
 
     def enter(self, copy: Movable) -> None:
         """Note a copy that nobody has read yet."""
@@ -66,21 +70,31 @@ class Pinned:
                 buffer = torch.empty_like(like, device="cpu", pin_memory=True)
             except RuntimeError:  # The system gives no more.
                 return None
-            self.bytes += size
-            self.buffers[size] += 1
-            if self.buffers[size] > self.most[size]:
-                self._note_most(size)
-        weakref.finalize(buffer.untyped_storage(), self.freed.append, size).atexit = False
-        return buffer
+            self.hold(buffer, size)
+            return buffer
+
+    def hold(self, buffer: Tensor, size: int) -> None:
+        """Count the memory of a tensor until nobody has it any more."""
+        reference = weakref.ref(buffer.untyped_storage(), self.freed.append)
+        self.held[id(reference)] = reference, size
+        self.bytes += size
+        self.buffers[size] += 1
+        if self.buffers[size] > self.most[size]:
+            self._note_most(size)
 
     def count(self) -> int:
         """Return the bytes that are held now."""
         with self.changed:
             while self.freed:
-                size = self.freed.popleft()
+                _, size = self.held.pop(id(self.freed.popleft()))
                 self.bytes -= size
                 self.buffers[size] -= 1
             return self.bytes
+
+    def hold_for_ever(self) -> None:
+        """Never free what there is, in a process that was forked: torch would ask CUDA, which is not there."""
+        self.immortal = [reference() for reference, _ in self.held.values()]
+        self.changed.release()
 
     def _relieve(self, size: int) -> None:
         """Let the thread make room for so many bytes, and then some; it ends by itself."""
