@@ -200,13 +200,14 @@ class Stream:
 
 
 class Done:
-    """Stands for an event of such a stream."""
+    """Stands for an event of such a stream; a forked process has none."""
 
     def record(self, _stream: Stream) -> None:
-        """Return at once."""
+        self.process = os.getpid()
 
     def synchronize(self) -> None:
-        """Return at once."""
+        if self.process != os.getpid():
+            raise RuntimeError("CUDA error: initialization error")
 
     def query(self) -> bool:
         return True
@@ -259,6 +260,8 @@ def test_a_value_of_any_kind_is_sent_as_it_was(dtype: torch.dtype | None, togeth
         sent[name] = offload.send(tensor, dtype)
         if not together:
             offload.flush()
+    offload.flush()
+    assert all(isinstance(copy.event, Done) for copy in sent.values())
     for name, tensor in kinds.items():
         value = sent[name].read(HERE)
         assert value.equal(tensor.to(dtype or tensor.dtype)), name
@@ -291,6 +294,10 @@ def test_small_values_wait_for_each_other_and_large_ones_for_nobody() -> None:
     assert len({id(copy.event) for copy in small if copy is not None}) == 1
     sizes = sorted(size for _, size in pinned.memory.held.values())
     assert sizes == [64, 1 << 19]  # 3 values of 16 bytes, as torch rounds them: nobody held the last one.
+    values = [copy.read(HERE) for copy in small[1:] if copy is not None]
+    del small, large
+    assert pinned.memory.count() == 0  # Each has memory of its own.
+    assert [value[0].item() for value in values] == [1, 2]
 
 
 @pytest.mark.usefixtures("pretended")
