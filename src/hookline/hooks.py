@@ -169,13 +169,13 @@ class Hooks:
         action = Save(detach, clone, device, dtype, transform, with_call)
         limit = limit_of(keep)
         is_usual = limit == 1 and transform is None and not stop
-        modules = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
-        if modules is not None:
-            return self._add_captures(plain_taps(modules, action, self._ledger.session, name))
+        found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
+        if found is not None:
+            return self._add_captures(plain_taps(*found, action, self._ledger.session, name))
         places = find(self._model, where)
         if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
             modules = [(place.site.path, place.module, place.siblings) for place in places]
-            return self._add_captures(plain_taps(modules, action, self._ledger.session, name, RAISE))
+            return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name))
         if stop and any(place.site.is_gradient for place in places):
             raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
         self._add_captures([self._capture(place, action, limit, name) for place in places])

@@ -120,6 +120,18 @@ class Names:
         place = _descend(model, path.split(".") if path else [], (), None)
         return None if place is None else (".".join(place[0]), place[1], place[2])
 
+    def locate_plain(self, path: str) -> Named | None:
+        """Return a module by its name, where nothing is wrapped on the way there: the usual case of `locate`."""
+        module, siblings = self._model(), None
+        if module is None or not path or inner(module) is not None:
+            return None
+        for key in path.split("."):
+            siblings = module._modules
+            module = siblings.get(key) if type(siblings) is dict else None
+            if module is None or (module._modules and inner(module) is not None):
+                return None
+        return path, module, siblings
+
     def of(self, module: nn.Module) -> list[str]:
         """Return every name of a module object; one that is held outside the module tree has its class for a name."""
         target = unwrap(module)

@@ -220,20 +220,24 @@ def _find_object(names: Names, module: nn.Module) -> Found:
     return Found(Site(path), module, True, place[2] if place is not None else None)
 
 
-def find_modules(model: nn.Module, where: Any) -> list[Named] | None:
-    """Return the modules that a type, a regular expression or a pattern means, if their outputs are all that is meant.
+def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | None:
+    """Return the modules that a name, a pattern, a type or a regular expression means, and whether that is exact.
 
-    It is `find` for the usual case without a `Found` for each module; None where that one has to look.
+    It is `find` for the usual case: only outputs are meant, and no `Found` is made for each. None if that has to look.
     """
+    names = Names(model)
     if isinstance(where, str):
+        place = names.locate_plain(where)
+        if place is not None:
+            return None if _may_be_blind(type(place[1])) else ([place], True)
         where = parse(where)
         if where.path is not None or where[3:] != _PLAIN[3:]:
             return None
     elif not isinstance(where, (type, re.Pattern)):
         return None
     _refuse_replicas(model)
-    names = Names(model)
-    return _seen(names.walk(where) if isinstance(where, type) else _choose(names.walk(), where)) or None
+    places = _seen(names.walk(where) if isinstance(where, type) else _choose(names.walk(), where))
+    return (places, False) if places else None
 
 
 def _seen(chosen: list[Named]) -> list[Named]:

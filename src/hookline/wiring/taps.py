@@ -248,12 +248,13 @@ class Tap:
         return record.family[site]
 
 
-def plain_taps(places: Iterable[Named], action: Save, session: Session, name: str, missing: str = WARN) -> list[Tap]:
+def plain_taps(places: Iterable[Named], exact: bool, action: Save, session: Session, name: str) -> list[Tap]:
     """Make a tap for each of these modules that captures its whole output, at every call, and keeps the latest.
 
     Most hooks are that, and there may be thousands: so this is a loop of stores, without a call for each.
     """
     new = object.__new__
+    missing = RAISE if exact else WARN
     taps: list[Tap] = []
     for path, module, siblings in places:
         tap = new(Tap)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -187,8 +187,12 @@ class Watch:
         """Return what is given when it is skipped."""
         return value
 
-    def change(self, taps: Iterable[Tap]) -> None:
+    def change(self, taps: tuple[Tap, ...]) -> None:
         """Set the taps, and work out what a call needs to know of them."""
+        if len(taps) == 1 and isinstance(taps[0].action, forwards.Forward):  # The usual case, on the model itself.
+            self.around, self.pauses, self.taps = taps, (), ()
+            self.is_traceable = not taps[0].action.stops
+            return
         ordered = sorted(taps, key=_order)
         self.choices: dict[Any, tuple[Tap, ...]] = {}  # Before the taps: another thread may be running.
         self.around = tuple([tap for tap in ordered if isinstance(tap.action, forwards.Forward)])
