@@ -57,7 +57,9 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> 
 
 def _has_entered(tensor: Tensor, call: Call, event: checkpoints.Event) -> bool:
     """Whether a tensor that a call returns is one it was given, and did not write into."""
-    given = leaves((call.args, dict(call.kwargs)))
+    given: Any = [*call.args, *call.kwargs.values()]
+    if any([type(one) is not Tensor for one in given]):
+        given = leaves(given)
     return any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
 
 
