@@ -248,6 +248,13 @@ def test_a_tensor_that_appears_twice_is_written_once_and_shared_again(path: Path
     assert back["c"][0][0, 0] == value[0]
 
 
+@pytest.mark.parametrize("share", [lambda part: part, torch._lazy_clone], ids=["view", "copy on write"])
+def test_parts_of_one_memory_that_look_alike_are_told_apart(path: Path, share: Any) -> None:
+    halves = [share(half) for half in torch.arange(8.0).chunk(2)]
+    files.write(path, {"a": halves})
+    assert [half.tolist() for half in files.read(path)["a"]] == [half.tolist() for half in halves]
+
+
 def test_what_is_shared_copy_on_write_is_written_once_and_read_as_values_of_their_own(path: Path) -> None:
     value = torch.randn(1000)
     first, second = torch._lazy_clone(value), torch._lazy_clone(value)

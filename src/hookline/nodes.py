@@ -65,7 +65,8 @@ class Encoder:
         """Note each memory once; storages that share it copy-on-write are told apart by a number."""
         _check(tensor)
         signs = (tensor.is_conj(), tensor.is_neg())
-        key = (_address(tensor), tensor.device, tensor.dtype, tensor.shape, tensor.stride(), signs)
+        start = _address(tensor), tensor.storage_offset()  # The address is that of the storage.
+        key = (*start, tensor.device, tensor.dtype, tensor.shape, tensor.stride(), signs)
         index = self._indices.setdefault(key, len(self.tensors))
         if index == len(self.tensors):
             self.tensors.append(tensor.detach())
