@@ -38,6 +38,8 @@ ORDER = [
     "stats",
     "nodes",
     "files",
+    "spills",
+    "budget",
     "cache",
     "refusals",
     "pinned",
@@ -84,6 +86,7 @@ NAMES = {
     *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
     *("attached", "auto_hook", "capture", "check", "clear", "edit", "patch", "run", "scan", "sites", "skip"),
     *("EditError", "HooklineError", "NeverFired", "NotCaptured", "SiteError", "StaleValue", "StoreError"),
+    "CacheFull",
     *("HooklineWarning", "StopForward"),
 }
 

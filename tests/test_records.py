@@ -123,7 +123,7 @@ def test_a_session_counts_the_forwards_that_ran_to_their_end_since_it_was_restar
     assert not session.any_forward
     session.forwards += 1
     assert session.any_forward
-    session.fail()
+    session.fail(ValueError())
     assert not session.any_forward
     session.forwards += 1
     assert session.any_forward

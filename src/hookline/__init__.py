@@ -3,6 +3,7 @@
 from hookline.attached import attached, clear
 from hookline.cache import Cache
 from hookline.errors import (
+    CacheFull,
     EditError,
     HooklineError,
     HooklineWarning,
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cache",
+    "CacheFull",
     "EditError",
     "Hook",
     "HookPoint",

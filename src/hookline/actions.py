@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
 from hookline import offload
+from hookline.budget import Budget
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
@@ -56,6 +57,7 @@ class Save:
         dtype: torch.dtype | None = None,
         transform: Callable[..., Any] | None = None,
         with_call: bool = False,
+        budget: Budget | None = None,
     ) -> None:
         self.detach = detach
         self.clone = clone
@@ -63,6 +65,7 @@ class Save:
         self.dtype = dtype
         self.transform = transform
         self.with_call = with_call
+        self.budget = budget
         # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
         self.keeps_own = not detach and clone is not True
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
@@ -179,7 +182,7 @@ class Save:
     def __repr__(self) -> str:
         options = {"detach": True, "clone": None, "device": None, "dtype": None, "transform": None, "with_call": False}
         given = [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
-        return f"save({', '.join(given)})"
+        return f"save({', '.join(given + ([repr(self.budget)] if self.budget is not None else []))})"
 
 
 class Set:

@@ -82,17 +82,15 @@ class Cache(Mapping[str, Any]):
             if not chosen:
                 raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
             for record, rest in chosen:
-                values = record.all()
-                for subscripts in expand(values[-1], rest):
-                    site = record.site._replace(index=record.site.index + write_subscripts(subscripts))
-                    result._keep(site, [_part(value, subscripts) for value in values])
+                for index, values in _parts_of(record, rest).items():
+                    result._keep(record.site._replace(index=record.site.index + index), values)
         return result
 
     def map(self, function: Callable[[Any], Any]) -> Cache:
         """Return a cache with `function(value)` in place of each value."""
         result = self._like()
         for record in self._fired():
-            result._keep(record.site, [function(value) for value in record.all()])
+            result._keep(record.site, [function(value) for value in record.each()])
         return result
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
@@ -118,7 +116,7 @@ class Cache(Mapping[str, Any]):
 
     def stats(self) -> Stats:
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table."""
-        return Stats({site: leaves(value) for site, value in self.items()})
+        return Stats((site, leaves(value)) for site, value in self.items())
 
     def clear(self) -> None:
         """Forget every value; the hooks that fill this cache go on."""
@@ -128,7 +126,7 @@ class Cache(Mapping[str, Any]):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write every call of every site to one safetensors file, whole or not at all."""
-        files.write(path, {str(record.site): record.all() for record in self._fired()}, overwrite=overwrite)
+        files.write(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cache:
@@ -229,6 +227,8 @@ class Cache(Mapping[str, Any]):
     def _was_missed(self, record: Record) -> bool:
         """Whether the value is from before the latest forward, which failed before it came to this site."""
         session = self._session
+        if session.was_full and record.keep != 1:
+            return False  # What fitted was asked for call by call, and is there.
         return 0 < session.broke == session.forwards != record.seen and not record.site.is_gradient
 
     def _is_tied(self, one: Site, other: Site) -> bool:
@@ -303,8 +303,10 @@ class Cache(Mapping[str, Any]):
 
     def _title(self) -> str:
         tensors = [tensor for record in self._fired() for tensor in leaves(record.peek_all())]
-        sizes = {address(tensor): _size(tensor) for tensor in tensors}
-        return f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
+        on_disk = sum(tensor.nbytes for tensor in tensors if hasattr(tensor, "is_on_disk"))
+        sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
+        found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
+        return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
 
 
 def _path(key: Key) -> str | None:
@@ -342,8 +344,17 @@ def _means(asked: Any, had: Any) -> bool:
     return both and all(map(_means, asked, had))
 
 
-def _part(value: Any, subscripts: tuple[Any, ...]) -> Any:
-    return map_tensors(copy_tensor, get(value, subscripts)) if subscripts else value
+def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
+    """Return the part of every call at each of the subscripts that `rest` stands for."""
+    if not rest:
+        return {"": record.unread()}
+    parts: dict[str, list[Any]] = {}
+    found = expand(record.peek(), rest)
+    for value in record.each():
+        for subscripts in found:
+            part = map_tensors(copy_tensor, get(value, subscripts))
+            parts.setdefault(write_subscripts(subscripts), []).append(part)
+    return parts
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -40,6 +40,10 @@ class StoreError(HooklineError, OSError):
     """A file that can't be written, or is not what it claims to be."""
 
 
+class CacheFull(HooklineError, MemoryError):
+    """More than a capture may keep in memory."""
+
+
 class HooklineWarning(UserWarning):
     """The run is valid, but probably not what was meant."""
 
@@ -75,6 +79,7 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
 
 
 for _public in (
-    HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, HooklineWarning, StopForward,
+    HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, CacheFull, HooklineWarning,
+    StopForward,
 ):  # fmt: skip
     _public.__module__ = "hookline"  # So that a traceback names them as users do.

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import StoreError
-from hookline.nodes import DTYPES, Decoder, Encoder, Problem, stored
+from hookline.nodes import DTYPES, Decoder, Encoder, Later, Problem, stored
 
 _FORMAT = ["hookline cache", 1]  # The name and the version.
 _LONGEST = 100_000_000  # Bytes of header: safetensors reads no longer one.
@@ -35,8 +35,17 @@ _EXISTS = "it exists; only files are replaced, and only with overwrite=True"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error)
 
 
-def write(path: str | os.PathLike[str], entries: Mapping[str, Sequence[Any]], *, overwrite: bool = False) -> None:
-    """Write each site's calls (a list of nested values, oldest first) to one safetensors file, whole or not at all."""
+def write(
+    path: str | os.PathLike[str],
+    entries: Mapping[str, Sequence[Any]],
+    *,
+    overwrite: bool = False,
+    scratch: bool = False,
+) -> None:
+    """Write each site's calls (a list of nested values, oldest first) to one safetensors file, whole or not at all.
+
+    A scratch file is in a folder of this process alone, and need not outlive it: nothing waits for the disk.
+    """
     name, target, size = os.fspath(path), os.path.realpath(path), ""
     try:
         if os.path.exists(target) and not (overwrite and os.path.isfile(target)):
@@ -47,8 +56,8 @@ def write(path: str | os.PathLike[str], entries: Mapping[str, Sequence[Any]], *,
         manifest = {"format": _FORMAT, "tensors": notes, "sites": sites}
         needed = len(_header(manifest)) + sum(tensor.nbytes for tensor in encoder.tensors)
         size = f" ({needed:,} bytes)"
-        _make_room(os.path.dirname(target), needed)
-        _save(target, manifest, encoder.tensors, overwrite)
+        _make_room(os.path.dirname(target), needed, clean=not scratch)
+        _save(target, manifest, encoder.tensors, overwrite, wait=not scratch)
     except Problem as problem:
         raise StoreError(f"{name!r} was not written: {problem}") from problem.__cause__
     except OSError as error:
@@ -99,39 +108,43 @@ def _places(notes: Sequence[Any]) -> list[tuple[int, torch.dtype, list[int], int
     return places
 
 
-def _make_room(folder: str, needed: int) -> None:
+def _make_room(folder: str, needed: int, clean: bool) -> None:
     """Remove what killed processes left in a folder; raise where there is still no room."""
     with suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
+        for entry in found if clean else ():
             if entry.name.endswith(_TEMPORARY) and time.time() - entry.stat().st_mtime > _STALE:
                 os.unlink(entry)
     if needed > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _save(target: str, manifest: dict[str, Any], tensors: list[Tensor], overwrite: bool) -> None:
+def _save(target: str, manifest: dict[str, Any], tensors: list[Tensor | Later], overwrite: bool, wait: bool) -> None:
     """Write a file under a temporary name, then give it its own."""
     folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}")
     try:
         with open(temporary, "xb") as file, torch.no_grad():
             _stream(file, manifest, tensors)
+            if wait:
+                os.fsync(file.fileno())
         _publish(temporary, target, overwrite)
     finally:
         with suppress(OSError):
             os.unlink(temporary)
+    if not wait:
+        return
     with suppress(OSError):  # Not every system can wait for a folder.
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
 
-def _stream(file: BufferedWriter, manifest: dict[str, Any], tensors: list[Tensor]) -> None:
-    """Write the tensors a piece at a time, then the header with their checksums, and wait for the disk."""
+def _stream(file: BufferedWriter, manifest: dict[str, Any], tensors: list[Tensor | Later]) -> None:
+    """Write the tensors a piece at a time, then the header with their checksums."""
     file.seek(len(_header(manifest)))
     for index, *_ in _places(manifest["tensors"]):
-        checksum = 0
-        for piece in _pieces(tensors[index]):
+        checksum, tensor = 0, tensors[index]
+        for piece in _pieces(tensor.read() if isinstance(tensor, Later) else tensor):
             data = bytearray(piece.nbytes)
             # From a GPU, copy_ gets strided conjugate and negative views wrong. It leaves copy-on-write tensors shared.
             plain = piece.resolve_conj().resolve_neg()
@@ -142,7 +155,6 @@ def _stream(file: BufferedWriter, manifest: dict[str, Any], tensors: list[Tensor
     file.seek(0)
     file.write(_header(manifest))
     file.flush()
-    os.fsync(file.fileno())
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,7 +18,7 @@ from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.ledger import Block, Ledger
 from hookline.living import Owner
 from hookline.narrowing import is_at, names_output
-from hookline.options import limit_of, refuse_clone, refuse_options, refuse_skip
+from hookline.options import budget_of, calls_of, refuse_clone, refuse_options, refuse_skip
 from hookline.records import Record
 from hookline.sites import Site
 from hookline.tables import count, html_table, table
@@ -151,6 +152,8 @@ class Hooks:
         dtype: torch.dtype | None = None,
         transform: Callable[..., Any] | None = None,
         with_call: bool = False,
+        limit: int | str | None = None,
+        spill: bool | str | os.PathLike[str] = False,
         stop: bool = False,
     ) -> Cache:
         """Keep what passes at these places, and return the cache it lands in.
@@ -161,14 +164,16 @@ class Hooks:
             clone: None copies when somebody writes, True now; False never, and reading an overwritten value raises.
             transform: Keep `transform(value)` instead; None keeps nothing of this call.
             with_call: Call `transform(value, call)`; see `edit`.
+            limit: How many bytes these captures may keep in memory, as a number or "2 GB"; past it is a CacheFull.
+            spill: A folder to which the oldest values go instead, or True for a temporary one.
             stop: End the forward when all these places have fired.
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
         refuse_options(clone, device, dtype, transform, with_call)
-        action = Save(detach, clone, device, dtype, transform, with_call)
-        limit = limit_of(keep)
-        is_usual = limit == 1 and transform is None and not stop
+        action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach))
+        calls = calls_of(keep)
+        is_usual = calls == 1 and transform is None and not stop and action.budget is None
         found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
         if found is not None:
             return self._add_captures(plain_taps(*found, action, self._ledger.session, name))
@@ -178,7 +183,7 @@ class Hooks:
             return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name))
         if stop and any(place.site.is_gradient for place in places):
             raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
-        self._add_captures([self._capture(place, action, limit, name) for place in places])
+        self._add_captures([self._capture(place, action, calls, name) for place in places])
         if stop:
             self._add(self._stops(places, name))
         return self._cache
@@ -368,10 +373,10 @@ class Hooks:
             tap.hold(place.holders)
         return tap
 
-    def _capture(self, place: Found, action: Save, limit: int | None, name: str) -> Tap:
+    def _capture(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
         tap = self._tap(place, action, name)
-        tap.record = Record(place.site, limit)
-        if limit == 1 and action.transform is None and place.site[1:] == PLAIN:
+        tap.record = Record(place.site, calls)
+        if calls == 1 and action.transform is None and action.budget is None and place.site[1:] == PLAIN:
             tap.is_plain = True
         elif tap.star or tap.is_family:
             tap.record.family = {}

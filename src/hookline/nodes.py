@@ -35,11 +35,24 @@ class Problem(Exception):
     """What is wrong with a value or a file; `write` and `read` put the path in front of it."""
 
 
+class Later:
+    """A tensor that is elsewhere, and is read when it is to be written."""
+
+    def __init__(self, dtype: torch.dtype, shape: torch.Size) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.nbytes = shape.numel() * dtype.itemsize
+
+    def read(self) -> Tensor:
+        """Return the tensor."""
+        raise NotImplementedError
+
+
 class Encoder:
     """Turns values into nodes, and collects their tensors. A node is None, a bool, an int, a str or [kind, *nodes]."""
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor | Later] = []
         self._indices: dict[Any, int] = {}
         self._storages: list[list[int]] = []
 
@@ -58,20 +71,25 @@ class Encoder:
             return value
         if isinstance(value, Tensor):
             return self._tensor(value)
+        if isinstance(value, Later):
+            return self._note(value, value, 0)
         tag, parts = (kind.__name__, _KINDS[kind][0](value)) if kind in _KINDS else ("record", _record(value))
         return [tag, *(self._node(part, depth + 1) for part in parts)]
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         """Note each memory once; storages that share it copy-on-write are told apart by a number."""
-        _check(tensor)
+        check(tensor)
         signs = (tensor.is_conj(), tensor.is_neg())
         start = _address(tensor), tensor.storage_offset()  # The address is that of the storage.
         key = (*start, tensor.device, tensor.dtype, tensor.shape, tensor.stride(), signs)
+        return self._note(key, tensor.detach(), tensor.untyped_storage()._cdata)
+
+    def _note(self, key: Any, tensor: Tensor | Later, storage: int) -> list[Any]:
         index = self._indices.setdefault(key, len(self.tensors))
         if index == len(self.tensors):
-            self.tensors.append(tensor.detach())
+            self.tensors.append(tensor)
             self._storages.append([])
-        storage, storages = tensor.untyped_storage()._cdata, self._storages[index]
+        storages = self._storages[index]
         if storage not in storages:
             storages.append(storage)
         return ["tensor", index, storages.index(storage)]
@@ -170,7 +188,7 @@ def _refusal(what: str) -> Problem:
     return Problem(f"{what}, but a file takes {allowed}; change it with cache.map(...), or cache.select(...) the rest")
 
 
-def _check(tensor: Tensor) -> None:
+def check(tensor: Tensor) -> None:
     """Raise for a tensor that can't be written exactly."""
     kind = type(tensor)
     if kind not in (Tensor, torch.nn.Parameter):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
+from decimal import Decimal
 from typing import Any
 
 import torch
 
+from hookline.budget import Budget
 from hookline.errors import HooklineError, SiteError
 from hookline.sites import Site
+from hookline.spills import Folder
 
 
-def limit_of(keep: str | int) -> int | None:
+def calls_of(keep: str | int) -> int | None:
     """Return how many calls are kept, None for all."""
     if keep == "last":
         return 1
@@ -19,6 +25,38 @@ def limit_of(keep: str | int) -> int | None:
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise HooklineError(f'keep={keep!r} is not "last", "all" or a number of calls')
     return keep
+
+
+def bytes_of(limit: Any) -> int:
+    """Return a number of bytes that was given as one, or as text: "500 MB", "2 GiB"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", limit) if isinstance(limit, str) else None
+    if found is not None:
+        size = Decimal(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
+    elif isinstance(limit, (int, float)) and not isinstance(limit, bool) and math.isfinite(limit):
+        size = Decimal(limit)
+    else:
+        size = Decimal(-1)
+    if size < 0 or size != int(size):
+        raise HooklineError(f'limit={limit!r} is no number of bytes, nor text such as "500 MB" or "2 GiB"')
+    return int(size)
+
+
+def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
+    """Return what may be kept in memory, None for any number of bytes."""
+    if not (isinstance(spill, (bool, str, os.PathLike)) and spill != ""):
+        raise HooklineError(f"spill={spill!r} is no folder; True is a temporary one")
+    if limit is None:
+        if spill:
+            raise HooklineError("spill= says where to keep what is over a limit; give limit= too, in bytes")
+        return None
+    size = bytes_of(limit)
+    if not spill:
+        return Budget(size)
+    if not detach:
+        raise HooklineError("a value of the graph can't be on disk, as spill= asks; leave detach=False out")
+    if spill is not True and not os.path.isdir(spill):
+        raise HooklineError(f"spill={os.fspath(spill)!r} is no folder; make it first, or use spill=True")
+    return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
 
 
 def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hookline.copies import address, share_tensor
-from hookline.errors import HooklineError, StaleValue, warn
+from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
 from hookline.sites import Site
 from hookline.values import map_tensors
 
@@ -30,6 +30,7 @@ class Session:
     began = 0  # How many of them were before the hooks were last entered.
     failed = 0  # How many since then ended with an exception.
     broke = 0  # The number of the latest that did.
+    was_full = False  # Whether that was because no more could be kept.
     stopped = False  # Whether one of them was ended early.
     ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
     elsewhere = False  # Whether it ran on another thread or task than the block's.
@@ -55,9 +56,10 @@ class Session:
         """Note that nobody holds the hooks any more."""
         self.over = self.over or "the Hooks that filled this cache is gone; keep it in a variable"
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """Note that the forward that is running ends with an exception."""
         self.failed += 1
+        self.was_full = isinstance(error, (CacheFull, StoreError))
         self.broke = self.forwards
 
     @property
@@ -87,6 +89,10 @@ class Held:
     def peek(self) -> Any:
         """Return a value of the same shape, to describe: overwritten or not."""
         raise NotImplementedError
+
+    def stored(self, site: Site) -> Any:
+        """Return the value to write it to a file, where what is elsewhere may be a `Later`."""
+        return self.read(site)
 
 
 class Shared(Held):
@@ -229,6 +235,13 @@ class Record:
             self.value = value
             self.version = -1
 
+    def leaving(self, value: Any, stamp: Any) -> Any:
+        """Return what goes when this value is put: one that is there, EMPTY for none, or the value itself."""
+        if not self.order or (self.keep != 1 and (self.keep is None or len(self.calls) < self.keep)):
+            return EMPTY
+        first, there = (self.stamp, self.value) if self.keep == 1 else self.calls[0]
+        return value if stamp < first else there
+
     def _put_call(self, value: Any, stamp: Any) -> None:
         bisect.insort(self.calls, (stamp, value), key=_stamp)
         if self.keep is not None and len(self.calls) > self.keep:
@@ -269,14 +282,29 @@ class Record:
                 f"'{self.site}' fired several times in one forward and only the latest is kept; "
                 f"keep='all' keeps every call, '#n' in the site chooses one"
             )
-        return _read(self.value, self.site)
+        return read(self.value, self.site)
 
     def all(self) -> list[Any]:
         """Return the values kept, oldest call first."""
+        return list(self.each())
+
+    def each(self) -> Iterator[Any]:
+        """Return them one by one, so that those on disk need not be in memory together."""
+        return (read(value, self.site) for value in self._held())
+
+    def stored(self) -> list[Any]:
+        """Return them to write them to a file."""
+        return [read(value, self.site, "stored") for value in self._held()]
+
+    def unread(self) -> list[Any]:
+        """Return them to keep them elsewhere: what has to be seen to is, when it is read there."""
+        return [value if isinstance(value, Held) else read(value, self.site) for value in self._held()]
+
+    def _held(self) -> list[Any]:
         self.guard()
         if self.keep == 1:
-            return [] if self.value is EMPTY else [_read(self.value, self.site)]
-        return [_read(value, self.site) for _, value in self.calls]
+            return [] if self.value is EMPTY else [self.value]
+        return [value for _, value in self.calls]
 
     def peek(self) -> Any:
         """Return the latest value as it is, overwritten or not."""
@@ -302,10 +330,11 @@ def _stamp(call: tuple[Any, Any]) -> Any:
     return call[0]
 
 
-def _read(value: Any, site: Site) -> Any:
+def read(value: Any, site: Site, how: str = "read") -> Any:
+    """Return a value that a record holds, as it was when it passed the site."""
     if isinstance(value, Held):
-        return value.read(site)
-    return _look(value, lambda part: part.read(site) if isinstance(part, Held) else part)
+        return getattr(value, how)(site)
+    return _look(value, lambda part: getattr(part, how)(site) if isinstance(part, Held) else part)
 
 
 def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:

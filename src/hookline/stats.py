@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -31,8 +31,9 @@ class Stats(Mapping[str, Numbers]):
     5.0
     """
 
-    def __init__(self, tensors: Mapping[str, list[Tensor]]) -> None:
-        self._numbers = {site: numbers(found) for site, found in tensors.items()}
+    def __init__(self, tensors: Mapping[str, list[Tensor]] | Iterable[tuple[str, list[Tensor]]]) -> None:
+        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+        self._numbers = {site: numbers(found) for site, found in pairs}
 
     def __getitem__(self, site: str) -> Numbers:
         return self._numbers[site]

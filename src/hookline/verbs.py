@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast, overload
 
@@ -18,7 +19,7 @@ from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
 from hookline.wiring.watches import is_shadow
 
-OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform", "with_call")
+OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform", "with_call", "limit", "spill")
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -32,6 +33,8 @@ def capture(
     dtype: torch.dtype | None = None,
     transform: Callable[..., Any] | None = None,
     with_call: bool = False,
+    limit: int | str | None = None,
+    spill: bool | str | os.PathLike[str] = False,
     stop: bool = False,
 ) -> Hooks:
     """See what passes at these places. The options are those of `Hooks.capture`.
@@ -58,6 +61,8 @@ def capture(
         dtype=dtype,
         transform=transform,
         with_call=with_call,
+        limit=limit,
+        spill=spill,
         stop=stop,
     )
     return hooks

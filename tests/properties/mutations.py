@@ -259,7 +259,7 @@ def nothing_is_said_of_sites_that_never_fired() -> Any:
 
 @mutation()
 def one_call_too_many_is_kept() -> Any:
-    return instead(hooks, "limit_of", lambda real, keep: limit + 1 if (limit := real(keep)) else limit)
+    return instead(hooks, "calls_of", lambda real, keep: calls + 1 if (calls := real(keep)) else calls)
 
 
 @mutation()
@@ -308,7 +308,7 @@ class Shared:
 
 @mutation()
 def a_failed_forward_hides_nothing() -> Any:
-    return instead(records.Session, "fail", lambda real, session: None)
+    return instead(records.Session, "fail", lambda real, session, error: None)
 
 
 @mutation(caught_by="itself")

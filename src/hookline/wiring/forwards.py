@@ -78,9 +78,9 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         for tap in following:
             tap.session.stopped = True
         raise
-    except BaseException:
+    except BaseException as error:
         for tap in following:
-            tap.session.fail()
+            tap.session.fail(error)
         raise
     if output is not STOPPED:
         return output

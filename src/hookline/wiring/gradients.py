@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hookline.actions import NOTHING, Call, Save
 from hookline.errors import HooklineError, NeverFired, warn
-from hookline.records import EMPTY, Held
+from hookline.records import EMPTY, Held, read
 from hookline.refusals import refuse_tracers
 from hookline.sites import Site, write_subscripts
 from hookline.values import expand, get, leaves, map_tensors, places, put, split
@@ -304,11 +304,15 @@ class Arrival:
         found = self.passes.get(task)
         gradient = found() if found is not None else None
         if gradient is None:
-            gradient = Gradient(self.template)
+            gradient, stamp = Gradient(self.template), (task, self.stamp)
+            kept = kept if action.budget is None else action.budget.hold(kept, record, stamp)
             self.passes[task] = weakref.ref(gradient)
-            record.put(gradient, (task, self.stamp), task + 1)  # Tasks count from 0, forwards from 1.
-        for number in numbers:
-            gradient.add(number, kept)
+            record.put(gradient, stamp, task + 1)  # Tasks count from 0, forwards from 1.
+        else:
+            earlier = gradient.arrived.get(numbers[0])
+            kept = kept if earlier is None else read(earlier, record.site) + read(kept, record.site)  # In two parts.
+            kept = kept if action.budget is None else action.budget.hold_part(kept, record.site, earlier)
+        gradient.arrived |= dict.fromkeys(numbers, kept)
 
 
 class Gradient:
@@ -317,10 +321,6 @@ class Gradient:
     def __init__(self, template: Any) -> None:
         self.template = template
         self.arrived: dict[int, Any] = {}
-
-    def add(self, number: int, kept: Any) -> None:
-        """Take in what has come for one tensor; a second part of it when the tensor was written in place."""
-        self.arrived[number] = _plain(self.arrived[number]) + _plain(kept) if number in self.arrived else kept
 
     def build_gradient(self, read: Callable[[Any], Any]) -> Any:
         """Return it in the structure of the value, None where no gradient came; `read` checks what is shared."""

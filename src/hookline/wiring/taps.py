@@ -11,6 +11,7 @@ from torch import nn
 
 from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
+from hookline.budget import Budget
 from hookline.context import RESTING, Blocks, Rest, acting
 from hookline.errors import HooklineError
 from hookline.members import Holders
@@ -170,7 +171,7 @@ class Tap:
         if site.is_gradient or site.call is not None or self.star or self.is_inside:
             return False
         if isinstance(action, Save):
-            simple = action.detach and not action.with_call and not self.is_family
+            simple = action.detach and not action.with_call and action.budget is None and not self.is_family
             return simple and self.record is not None and self.record.keep == 1
         return isinstance(action, (Set, Skip)) or (isinstance(action, Apply) and not action.with_call)
 
@@ -223,7 +224,7 @@ class Tap:
     def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:
         forward, site = self.session.forwards, call.site
         if not self.subscripts:
-            _put(self.record_at(site), action.keep(value, call), stamp, forward)
+            _put(self.record_at(site), action.keep(value, call), stamp, forward, action.budget)
             return
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
@@ -233,7 +234,7 @@ class Tap:
             if part is None:
                 raise HooklineError(f"None passes here: {type(self.module).__name__} did not make this value")
             kept = action.keep_part(part, bool(rest), self._at(call, subscripts))
-            _put(self.record_at(site, subscripts), kept, stamp, forward)
+            _put(self.record_at(site, subscripts), kept, stamp, forward, action.budget)
 
     def record_at(self, site: Site, subscripts: tuple[Any, ...] | None = None) -> Record:
         """Return the record of a site: for a `[*]` or a pattern of functions, one for each it stands for."""
@@ -280,9 +281,9 @@ def plain_taps(places: Iterable[Named], exact: bool, action: Save, session: Sess
     return taps
 
 
-def _put(record: Record, kept: Any, stamp: Any, forward: int) -> None:
+def _put(record: Record, kept: Any, stamp: Any, forward: int, budget: Budget | None) -> None:
     if kept is not NOTHING:
-        record.put(kept, stamp, forward)
+        record.put(kept if budget is None else budget.hold(kept, record, stamp), stamp, forward)
     elif record.value is EMPTY or record.reason:
         record.explain(f"the transform has kept nothing of '{record.site}'")
 
