@@ -47,6 +47,7 @@ format: $(STAMP)  ## Let ruff put right what it can
 
 bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/compat.py
 
 fuzz: $(STAMP)  ## Check N random models and programs of hooks against an oracle: make fuzz N=20000
