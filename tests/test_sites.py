@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hookline as hl
-from hookline.sites import write_subscripts
+from hookline.sites import parse, write_subscripts
 from hookline.values import STAR
 
 
@@ -111,3 +111,10 @@ def test_any_site_is_read_back_from_its_text(path: str, port: str, parts: tuple[
 def test_any_key_is_read_as_itself(key: str) -> None:
     quoted = key.replace("\\", "\\\\").replace("'", "\\'")
     assert hl.Site.parse(f"h['{quoted}']").subscripts == (key,)
+
+
+def test_a_long_list_of_short_alternatives_is_read() -> None:
+    text = "{" + ",".join(map(str, range(0, 400, 2))) + "}"
+    assert parse(text).matches("398")
+    with pytest.raises(hl.SiteError, match="more than 1024 alternatives"):
+        parse("{" + ",".join(map(str, range(1025))) + "}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,8 @@ class Owner:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
-    def __del__(self) -> None:
-        if self.ledger is not None and not sys.is_finalizing():
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.ledger is not None and not _is_finalizing():  # Bound early: at the end of Python modules are empty.
             self.ledger.drop()
 
 

@@ -251,7 +251,8 @@ def _parse_braces(text: str, position: int, alternatives: list[list[str]]) -> tu
     if end < 0:
         _refuse(text, position, "'{' is not closed")
     choices = [choice.strip() for choice in text[position + 1 : end].split(",")]
-    if len(choices) * len(alternatives) * (len(text) // 64 + 1) > MOST_ALTERNATIVES:
+    longest = max(map(len, choices)) + max(sum(map(len, pieces)) for pieces in alternatives)
+    if len(choices) * len(alternatives) * (longest // 64 + 1) > MOST_ALTERNATIVES:
         _refuse(text, position, f"more than {MOST_ALTERNATIVES} alternatives")
     if any(not choice or _SPECIAL.search(choice) or "." in choice for choice in choices):
         _refuse(text, position, "'{...}' takes plain names between commas, as in 'h.{0,3}'")
