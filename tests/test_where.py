@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline.where import find
 from tests.models import GPT, Block, Nested, mlp, tokens
 
 
@@ -335,3 +336,22 @@ def test_a_part_that_is_named_and_matched_by_a_star_is_one_site() -> None:
     _, acts = hl.run(mlp(), torch.ones(2, 4), capture=["0[*]", "0[0]"])
     assert sorted(acts) == ["0[0]", "0[1]"]
     assert len(acts) == 2
+
+
+def test_parameters_that_are_named_together_are_found_as_each_alone():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[3].weight = model[1].weight
+    names = [f"{number}.weight:param" for number in (1, 0, 3, 2)] + ["2.bias:param"]
+    together = find(model, names)
+    assert together == [find(model, [name])[0] for name in names]
+    assert together[2].holders == ((model[3], "weight"), (model[1], "weight"))
+
+
+def test_modules_that_are_given_together_are_found_as_each_alone():
+    shared = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared)
+    model.__dict__["hidden"] = nn.Tanh()
+    objects = [model[2], shared, model[0], model.hidden]
+    together = find(model, objects)
+    assert together == [find(model, [one])[0] for one in objects]
+    assert [place.site.path for place in together[:3]] == ["2", "1", "0"]

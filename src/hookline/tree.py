@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,8 +85,12 @@ class Names:
         return list(found.values())
 
     def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
-        """Return every module that holds a tensor, and under which name. Without a call for each: there are many."""
-        found = []
+        """Return every module that holds a tensor, and under which name."""
+        return [(module, name) for module, name, held in self._tensors() if held is tensor]
+
+    def _tensors(self) -> list[tuple[nn.Module, str, Tensor | None]]:
+        """Return every parameter and buffer and who holds it. Without a call for each module: there are many."""
+        found: list[tuple[nn.Module, str, Tensor | None]] = []
         seen = set[int]()
         waiting: list[Any] = [self._model()]
         while waiting:
@@ -98,9 +103,8 @@ class Names:
             if not isinstance(children, dict):  # A ScriptModule keeps them in C++.
                 continue
             for tensors in (held["_parameters"], held["_buffers"]):
-                for name, one in tensors.items() if tensors else ():
-                    if one is tensor:
-                        found.append((module, name))
+                if tensors:
+                    found += [(module, name, one) for name, one in tensors.items()]
             if children:
                 waiting += children.values()
         return found
@@ -135,9 +139,52 @@ class Names:
     def of(self, module: nn.Module) -> list[str]:
         """Return every name of a module object; one that is held outside the module tree has its class for a name."""
         target = unwrap(module)
-        return [name for name, found, _ in self.walk() if found is target] or [
-            f"<{type(target).__name__} {id(target):x}>"
-        ]
+        return [name for name, found, _ in self.walk() if found is target] or [_name_of_stranger(target)]
+
+
+class Survey(Names):
+    """The names of a model for the time of one search, in which it does not change.
+
+    What takes a walk through the whole model is looked up from the second time on: a search may be for thousands.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._asked = set[str]()
+
+    def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
+        """Return every module that holds a tensor, and under which name."""
+        return self._by_tensor.get(id(tensor), []) if self._is_asked_again("tensor") else super().holders(tensor)
+
+    def of(self, module: nn.Module) -> list[str]:
+        """Return every name of a module object; see Names."""
+        if not self._is_asked_again("module"):
+            return super().of(module)
+        target = unwrap(module)
+        return self._by_module.get(id(target)) or [_name_of_stranger(target)]
+
+    def _is_asked_again(self, what: str) -> bool:
+        again = what in self._asked
+        self._asked.add(what)
+        return again
+
+    @cached_property
+    def _by_tensor(self) -> dict[int, list[tuple[nn.Module, str]]]:
+        found: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module, name, tensor in self._tensors():
+            found.setdefault(id(tensor), []).append((module, name))
+        return found
+
+    @cached_property
+    def _by_module(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for name, module, _ in self.walk():
+            found.setdefault(id(module), []).append(name)
+        return found
+
+
+def _name_of_stranger(module: nn.Module) -> str:
+    return f"<{type(module).__name__} {id(module):x}>"
 
 
 def children_of(module: nn.Module) -> Children:

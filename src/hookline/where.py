@@ -16,7 +16,7 @@ from hookline import members
 from hookline.errors import HooklineError, SiteError, did_you_mean
 from hookline.members import Held, Holders
 from hookline.sites import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
-from hookline.tree import Children, Named, Names, children_of, is_container, is_scripted, unwrap
+from hookline.tree import Children, Named, Names, Survey, children_of, is_container, is_scripted, unwrap
 
 Predicate = Callable[[str, nn.Module], bool]
 Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable[Any]]
@@ -42,7 +42,7 @@ def find(model: nn.Module, where: Iterable[Where]) -> list[Found]:
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     _refuse_replicas(model)
     where = list(where)
-    return _find_one(model, Names(model), where[0] if len(where) == 1 else where)
+    return _find_one(model, Survey(model), where[0] if len(where) == 1 else where)
 
 
 def _refuse_replicas(model: nn.Module) -> None:
