@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -147,7 +147,7 @@ def is_only_backward() -> bool:
 
 def is_first_pass_of_reentrant() -> bool:
     """Whether this is the first pass of a reentrant checkpoint: without gradients, but its recomputation has them."""
-    return any(frame.f_code is _reentrant_code for frame in _frames())
+    return bool(_frames_of(_reentrant_code))
 
 
 def _event_again(called: Any, taps: Iterable[Tap]) -> Event:
@@ -202,7 +202,9 @@ def _depth() -> int:
 
 def _recomputations() -> list[tuple[Any, str]]:
     """Return where the recomputation of each segment that is running for the first time is held."""
-    if torch.is_grad_enabled() and _saving_hooks(True) is None:
+    if not torch.is_grad_enabled():  # Only a reentrant one runs like that, and will run again with gradients.
+        return [(frame.f_locals["ctx"], "run_function") for frame in _frames_of(_reentrant_code)]
+    if _saving_hooks(True) is None:
         return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
     found: list[tuple[Any, str]] = []
     for frame in _frames():
@@ -211,7 +213,7 @@ def _recomputations() -> list[tuple[Any, str]]:
         elif frame.f_code.co_filename == _checkpoint_file and "gen" in frame.f_locals:
             suspended = frame.f_locals["gen"].gi_frame
             segment = suspended.f_locals.get("new_frame") if suspended is not None else None
-            if segment is not None and torch.is_grad_enabled():
+            if segment is not None:
                 found.append((segment, "recompute_fn"))
     return found
 
@@ -225,6 +227,17 @@ def _frames() -> Iterable[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _frames_of(code: CodeType) -> list[FrameType]:
+    """Return the frames of one function. In a plain loop: every call that an edit is on looks through the stack."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
