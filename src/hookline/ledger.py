@@ -302,7 +302,10 @@ class Ledger:
         detach(idle)
         if len(idle) < len(taps):
             attach([tap for tap in taps if tap.active or tap.blocks])
-        self.around.active = any([tap.active for tap in self.taps])
+        forward = self.forward
+        if forward.active or any([tap.active for tap in taps]):
+            forward.follow_links(taps)
+        self.around.active = any(tap.active for tap in list(forward.active))  # The first, unless they were cleared.
         self._follow()
 
     def _follow(self) -> None:
@@ -316,8 +319,6 @@ class Ledger:
             attach((around,))
         else:
             self._unfollow()
-        if around.active or self.forward.links:
-            self.forward.follow_links()
 
     def _unfollow(self) -> None:
         detach((self.around,))

@@ -34,12 +34,20 @@ class Forward:
         self.taps: list[Tap] = []
         self.stops: list[Tap] = []  # Those that have to fire before the forward may end.
         self.has_gradients = False
-        self.links: list[tuple[Children, str, nn.Module | None, Tap]] = []  # Where the modules of active taps stand.
+        self.active: dict[Tap, None] = {}  # Those that act everywhere, and where the modules of these stand:
+        self.links: dict[Tap, tuple[Children, str, nn.Module | None, Tap]] = {}
 
-    def follow_links(self) -> None:
+    def follow_links(self, changed: Iterable[Tap]) -> None:
         """Note where the modules of the taps stand that act everywhere, to notice when one is replaced."""
-        places = [(tap.siblings, tap.path.rpartition(".")[2], tap) for tap in self.taps if tap.active]
-        self.links = [(siblings, key, siblings.get(key), tap) for siblings, key, tap in places if siblings is not None]
+        for tap in changed:
+            if not tap.active:
+                self.active.pop(tap, None)
+                self.links.pop(tap, None)
+                continue
+            self.active[tap] = None
+            if tap.siblings is not None:
+                key = tap.path.rpartition(".")[2]
+                self.links[tap] = (tap.siblings, key, tap.siblings.get(key), tap)
 
     def left(self, here: Blocks) -> set[Tap]:
         """Return the stops that wait here: a '#n' that has passed waits no more."""
@@ -133,20 +141,20 @@ def _refuse_transforms(forward: Forward) -> None:
 
 def _warn_of_replaced(forward: Forward) -> None:
     """Warn of hooks that act everywhere, and of whose module another one has taken the place."""
-    for siblings, key, child, one in forward.links:
+    replaced = []
+    for siblings, key, child, one in list(forward.links.values()):  # Another thread may add to them meanwhile.
         if siblings.get(key) is child:
             continue
         now = replaced_by(one.path, one.module, one.siblings)
         if now is not None:
-            one.siblings = None
-            forward.links = [link for link in forward.links if link[3] is not one]
-            if one.record is not None:
-                one.record.clear()
-                one.record.explain(f"'{one.site}' was replaced by another {type(now).__name__}; make the hooks anew")
-            warn(
-                f"'{one.site}' was replaced by another {type(now).__name__} while hooked, and its hooks act no more; "
-                "make them anew"
-            )
+            replaced.append((one, type(now).__name__))
+    for one, kind in replaced:
+        one.siblings = None
+        forward.links.pop(one, None)
+        if one.record is not None:
+            one.record.clear()
+            one.record.explain(f"'{one.site}' was replaced by another {kind}; make the hooks anew")
+        warn(f"'{one.site}' was replaced by another {kind} while hooked, and its hooks act no more; make them anew")
 
 
 def _counters(model: nn.Module) -> list[tuple[Any, int]]:
