@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# What `make bench` runs, one file for each question.
+BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth compat)
+
 # N: how many random cases `make fuzz` runs. JOBS: how many tests run side by side (0: in one process). TESTS: which ones.
 N ?= 20000
 JOBS ?= logical
@@ -45,10 +48,8 @@ format: $(STAMP)  ## Let ruff put right what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/compat.py
+bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks: a few minutes; rewrites benchmarks/*.txt
+	for script in $(wildcard $(BENCHMARKS)); do $(BIN)/python $$script || exit 1; done
 
 fuzz: $(STAMP)  ## Check N random models and programs of hooks against an oracle: make fuzz N=20000
 	$(BIN)/python -m tests.properties.fuzz $(N)

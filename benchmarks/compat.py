@@ -6,13 +6,14 @@ python benchmarks/compat.py            prints the table and writes it to benchma
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from harness import compare, machine, report
-from overhead import model_of, raw_hooks
+from baseline import model_of, raw_hooks, sample
+from harness import compare, publish, report, usual
 from torch import nn
 
 import hookline as hl
@@ -20,13 +21,12 @@ from hookline.compat import nice_hooks
 from hookline.compat.torch_hook_utils import get_layer_outputs, named_modules_of_type
 from hookline.compat.torchhook import HookManager
 
-DEPTH = 100
+DEPTH = usual(100, quick=10)
 
 
-def main() -> None:
-    """Run everything, print it, and keep it."""
-    torch.set_num_threads(1)
-    model, x = model_of(DEPTH), torch.randn(1, 16)
+def one_shot() -> dict[str, list[float]]:
+    """Hook, run, unhook."""
+    model, x = model_of(DEPTH), sample()
     names = [name for name, _ in named_modules_of_type(model, nn.Linear)]
 
     def raw() -> None:
@@ -45,22 +45,23 @@ def main() -> None:
                 manager.add(name)
             model(x)
 
+    return compare(
+        {
+            "raw torch hooks": raw,
+            "hl.run": lambda: hl.run(model, x, capture=nn.Linear),
+            "nice_hooks.run(return_activations=names)": lambda: nice_hooks.run(model, x, return_activations=names),
+            "torch_hook_utils.get_layer_outputs": layer_outputs,
+            "torchhook.HookManager, add, run": torchhook,
+        },
+        rounds=30,
+    )
+
+
+def tables() -> Iterator[str]:
+    """Measure everything."""
     with torch.no_grad():
-        ratios = compare(
-            {
-                "raw torch hooks": raw,
-                "raw again": raw,
-                "hl.run": lambda: hl.run(model, x, capture=nn.Linear),
-                "nice_hooks.run(return_activations=names)": lambda: nice_hooks.run(model, x, return_activations=names),
-                "torch_hook_utils.get_layer_outputs": layer_outputs,
-                "torchhook.HookManager, add, run": torchhook,
-            }
-        )
-    title = f"one shot: hook {DEPTH} layers, run, unhook, ratio to raw torch hooks"
-    text = machine() + ", no_grad\n\n" + report(title, ratios)
-    print(text)
-    Path(__file__).with_suffix(".txt").write_text(text)
+        yield report(f"one shot: hook {DEPTH} layers, run, unhook, no_grad; ratio to raw torch hooks", one_shot())
 
 
 if __name__ == "__main__":
-    main()
+    publish(__file__, tables)

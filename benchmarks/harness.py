@@ -1,59 +1,135 @@
 """One way to measure: every contender in turn, round after round, in one process.
 
-A figure is a ratio to the first contender, and the median over rounds. `bare again` is the first contender a second
-time: how far it is from 1.00 is the noise.
+A figure is a ratio to the first contender of the same round, and the median over rounds. The first one runs a second
+time in every round: how far `bare again` is from 1.00 is the noise. A script that ends with
+
+    publish(__file__, tables)
+
+prints what `tables()` yields and writes it beside itself; with `--quick` it runs a short version and writes nothing.
+
+Without a GPU the clock is the processor time of this process: what else a shared machine does at the same time, which
+may be several times what is measured here, does not count. What waits (for a disk, a device) needs `time.perf_counter`.
 """
 
 from __future__ import annotations
 
+import datetime
 import gc
 import platform
+import random
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
+Contenders = Mapping[str, Callable[[], object]]
 
-def compare(
-    contenders: Mapping[str, Callable[[], object]], rounds: int = 60, repeat: int = 3
+QUICK = "--quick" in sys.argv  # To see that a script still works: tests/test_benchmarks.py.
+CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
+
+
+def usual(number: int, quick: int) -> int:
+    """Return a size of the usual run, or that of the quick one."""
+    return quick if QUICK else number
+
+
+def measure(
+    contenders: Contenders, rounds: int = 60, repeat: int = 3, clock: Callable[[], float] = CLOCK
 ) -> dict[str, list[float]]:
-    """Time each contender `rounds` times, interleaved; return their ratios to the first one, round by round."""
-    for run in contenders.values():
+    """Return the seconds of each contender, in every round the best of `repeat`; those of the first are there twice.
+
+    A round is every contender, `repeat` times on end: the first of these brings its own model and code into the caches,
+    as any loop does. Rounds differ in their order, so that none has always the same neighbour. The garbage collector is
+    on, as it is where models run; what was there before is out of its sight.
+    """
+    first = next(iter(contenders))
+    again = f"{first.partition(',')[0]} again"
+    contenders = {first: contenders[first], again: contenders[first], **contenders}
+    runs = list(contenders.items())
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _, run in runs:
         run()
         run()
-    ratios: dict[str, list[float]] = {name: [] for name in contenders}
+    shuffle = random.Random(0).shuffle
     gc.collect()
-    gc.disable()
+    gc.freeze()
     try:
-        for _ in range(rounds):
-            seconds = {name: _best_of(run, repeat) for name, run in contenders.items()}
-            first = next(iter(seconds.values()))
-            for name, taken in seconds.items():
-                ratios[name].append(taken / first)
+        for _ in range(usual(rounds, 2)):
+            shuffle(runs)
+            for name, run in runs:
+                seconds[name].append(best_of(run, usual(repeat, 1), clock))
     finally:
-        gc.enable()
-    return ratios
+        gc.unfreeze()
+    return seconds
 
 
-def _best_of(run: Callable[[], object], repeat: int) -> float:
+def best_of(run: Callable[[], object], repeat: int, clock: Callable[[], float] = CLOCK) -> float:
+    """Return the seconds of the fastest of a few runs."""
     best = float("inf")
     for _ in range(repeat):
-        start = time.perf_counter()
+        start = clock()
         run()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return best
 
 
-def report(title: str, ratios: Mapping[str, list[float]]) -> str:
-    """Return a table of medians and quartiles."""
-    lines = [f"{title}", f"{'':44s} {'median':>7s} {'quartiles':>15s}"]
+def ratios(seconds: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Return what each takes for one of the first, round by round."""
+    first = next(iter(seconds.values()))
+    return {name: [one / base for one, base in zip(taken, first, strict=True)] for name, taken in seconds.items()}
+
+
+def compare(
+    contenders: Contenders, rounds: int = 60, repeat: int = 3, clock: Callable[[], float] = CLOCK
+) -> dict[str, list[float]]:
+    """Time each contender, interleaved; return their ratios to the first one, round by round."""
+    return ratios(measure(contenders, rounds, repeat, clock))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return low, middle, high
+
+
+def report(
+    title: str, ratios: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]] | None = None
+) -> str:
+    """Return a table of medians and quartiles; with the seconds too, where they are asked for."""
+    lines = [title, f"{'':44s} {'median':>7s} {'quartiles':>15s}" + (f" {'ms':>9s}" if seconds else "")]
     for name, values in ratios.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        lines.append(f"{name:44s} {middle:7.3f} {low:7.3f}–{high:.3f}")
+        low, middle, high = quartiles(values)
+        taken = f" {1000 * statistics.median(seconds[name]):8.3f}" if seconds else ""
+        lines.append(f"{name:44s} {middle:7.3f} {low:7.3f}–{high:<7.3f}{taken}".rstrip())
     return "\n".join(lines) + "\n"
 
 
 def machine() -> str:
-    """Say what this ran on."""
-    return f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} thread(s)"
+    """Say when and on what this runs."""
+    return (
+        f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{torch.get_num_threads()} thread(s), {processor()}, "
+        f"{'wall clock' if CLOCK is time.perf_counter else 'processor time'}"
+    )
+
+
+def processor() -> str:
+    """Return the model of the processor, as the system has it."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def publish(script: str, tables: Callable[[], Iterable[str]]) -> None:
+    """Print a script's tables as they come, and write them beside it."""
+    torch.set_num_threads(1)
+    text = machine() + "\n"
+    print(text)
+    for table in tables():
+        print(table, flush=True)
+        text += "\n" + table
+    if not QUICK:
+        Path(script).with_suffix(".txt").write_text(text.rstrip() + "\n", encoding="utf-8")

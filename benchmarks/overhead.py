@@ -1,4 +1,4 @@
-"""What hooks cost: hookline beside torch's own hooks, as ratios to the bare forward.
+"""What a hooked forward costs: hookline beside torch's own hooks, as ratios to the bare forward.
 
 python benchmarks/overhead.py            prints the tables and writes them to benchmarks/overhead.txt
 """
@@ -6,128 +6,105 @@ python benchmarks/overhead.py            prints the tables and writes them to be
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from harness import compare, machine, report
-from torch import Tensor, nn
+from baseline import DEPTH, Enough, gpt, model_of, raw_hooks, sample, shadow, stop_raw
+from harness import QUICK, compare, publish, report
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import hookline as hl
 
-DEPTH = 200
+Run = Callable[[], object]
+
+_kept: list[object] = []  # Hooks that nobody holds are taken off.
 
 
-def model_of(depth: int) -> nn.Sequential:
-    """`depth` small linear layers with a ReLU after each: all overhead, little work."""
-    layers: list[nn.Module] = []
-    for _ in range(depth):
-        layers += [nn.Linear(16, 16), nn.ReLU()]
-    return nn.Sequential(*layers).eval()
+def twin_with(hook: Callable[[nn.Module], object]) -> Run:
+    """Return the forward of a model of its own with these hooks on it."""
+    model, x = model_of(DEPTH), sample()
+    _kept.append(hook(model))
+    return lambda: model(x)
 
 
-def raw_hooks(model: nn.Module, kept: dict[str, Tensor]) -> list[torch.utils.hooks.RemovableHandle]:
-    """Store the output of every linear layer with torch's own hooks, as tutorials do."""
+def hooked(capture: Callable[[hl.Hooks], object]) -> Run:
+    """Return the forward of a model of its own with these hooks of hookline on it."""
 
-    def keeper(name: str) -> Callable[..., None]:
-        def keep(_module: nn.Module, _args: object, output: Tensor) -> None:
-            kept[name] = output.detach()
+    def hook(model: nn.Module) -> hl.Hooks:
+        hooks = hl.Hooks(model)
+        capture(hooks)
+        return hooks
 
-        return keep
-
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return [module.register_forward_hook(keeper(name)) for name, module in linear]
+    return twin_with(hook)
 
 
-def attached(model: nn.Module, x: Tensor) -> str:
-    """Hooks that are there already: what each forward costs."""
-    twins = {name: model_of(DEPTH) for name in ("raw", "cow", "reference", "clone", "resting")}
-    raw_hooks(twins["raw"], {})
-    sets = {name: hl.Hooks(twin) for name, twin in twins.items() if name != "raw"}
-    sets["cow"].capture(nn.Linear)
-    sets["reference"].capture(nn.Linear, clone=False)
-    sets["clone"].capture(nn.Linear, clone=True)
-    sets["resting"].capture(nn.Linear)
-    sets["resting"].deactivate()
-    ratios = compare(
+def attached() -> dict[str, list[float]]:
+    """Hooks that are there already, on every linear layer: what each forward costs."""
+
+    def rest(hooks: hl.Hooks) -> None:
+        hooks.capture(nn.Linear)
+        hooks.deactivate()
+
+    return compare(
         {
-            "bare": lambda: model(x),
-            "bare again": lambda: model(x),
-            "raw torch hooks, references": lambda: twins["raw"](x),
-            "hookline, safe (copy on write)": lambda: twins["cow"](x),
-            "hookline, clone=False": lambda: twins["reference"](x),
-            "hookline, clone=True": lambda: twins["clone"](x),
-            "hookline, deactivated": lambda: twins["resting"](x),
+            "bare": twin_with(lambda model: None),
+            "bare again": twin_with(lambda model: None),  # A model of its own too: where it lies in memory is noise.
+            "raw torch hooks, references": twin_with(lambda model: raw_hooks(model, {})),
+            "a forward shadowed by hand, references": twin_with(lambda model: shadow(model, {})),
+            "hookline, safe (copy on write)": hooked(lambda hooks: hooks.capture(nn.Linear)),
+            "hookline, clone=False": hooked(lambda hooks: hooks.capture(nn.Linear, clone=False)),
+            "hookline, clone=True": hooked(lambda hooks: hooks.capture(nn.Linear, clone=True)),
+            "hookline, detach=False": hooked(lambda hooks: hooks.capture(nn.Linear, detach=False)),
+            "hookline, deactivated": hooked(rest),
         }
     )
-    return report(f"attached: all {DEPTH} linear layers captured, ratio to the bare forward", ratios)
 
 
-def one_shot(model: nn.Module, x: Tensor) -> str:
-    """Attach, capture, detach, every time."""
-
-    def raw_all() -> None:
-        handles = raw_hooks(model, {})
-        model(x)
-        for handle in handles:
-            handle.remove()
-
-    def raw_one() -> None:
-        handle = model[100].register_forward_hook(lambda *_: None)
-        model(x)
-        handle.remove()
-
-    def hookline_all() -> None:
-        with hl.capture(model, nn.Linear):
-            model(x)
-
-    def hookline_one() -> None:
-        with hl.capture(model, "100"):
-            model(x)
-
-    def hookline_patch() -> None:
-        with hl.patch(model, {"100": 0.0}):
-            model(x)
-
-    ratios = compare(
+def one_attached() -> dict[str, list[float]]:
+    """One hook that is there already."""
+    middle = str(DEPTH)
+    return compare(
         {
-            "bare": lambda: model(x),
-            "bare again": lambda: model(x),
-            f"raw torch hooks, all {DEPTH}": raw_all,
-            f"hookline, all {DEPTH}": hookline_all,
-            "raw torch hooks, 1": raw_one,
-            "hookline, 1": hookline_one,
-            "hookline, patch 1": hookline_patch,
+            "bare": twin_with(lambda model: None),
+            "bare again": twin_with(lambda model: None),
+            "raw torch hook": twin_with(lambda model: model[DEPTH].register_forward_hook(lambda *_: None)),
+            "hookline, capture": hooked(lambda hooks: hooks.capture(middle)),
+            "hookline, patch": hooked(lambda hooks: hooks.patch({middle: 0.0})),
+            "hookline, edit": hooked(lambda hooks: hooks.edit(middle, torch.tanh)),
         }
     )
-    return report("one shot: attach, run, detach, ratio to the bare forward", ratios)
 
 
-def set_up(model: nn.Module) -> str:
-    """Attaching and detaching alone."""
+def stopped() -> dict[str, list[float]]:
+    """A forward that ends at half its depth, against the first half alone."""
+    model, x = model_of(DEPTH), sample()
+    half, last = model[:DEPTH], str(DEPTH - 1)
+    raw, held, stopping = model_of(DEPTH), model_of(DEPTH), hl.Hooks(model_of(DEPTH))
+    _kept.append(stop_raw(raw[DEPTH - 1]))
+    stopping.capture(last, stop=True)
 
-    def raw() -> None:
-        for handle in raw_hooks(model, {}):
-            handle.remove()
+    def raw_attached() -> None:
+        with suppress(Enough):
+            raw(x)
 
-    def hookline() -> None:
-        with hl.capture(model, nn.Linear):
-            pass
+    def one_shot() -> None:
+        with hl.capture(held, last, stop=True):
+            held(x)
 
-    ratios = compare({"raw register and remove": raw, "raw again": raw, "hookline": hookline})
-    return report(f"set-up and tear-down for {DEPTH} modules, ratio to torch's own", ratios)
-
-
-def gpt(width: int) -> nn.Module:
-    """A GPT-2 of 12 layers whose attention makes its pattern."""
-    from transformers import GPT2Config, GPT2Model
-
-    config = GPT2Config(n_embd=width, n_head=width // 16, n_layer=12, vocab_size=100, bos_token_id=0, eos_token_id=0)
-    config._attn_implementation = "eager"
-    return GPT2Model(config).eval()  # type: ignore[no-any-return]
+    return compare(
+        {
+            "bare, the half that runs": lambda: half(x),
+            "the whole model": lambda: model(x),
+            "raw torch hook that raises, attached": raw_attached,
+            "hookline, stop=True, attached": lambda: stopping.model(x),
+            "hookline, attach, stop, detach": one_shot,
+        }
+    )
 
 
 class EveryFunction(TorchFunctionMode):
@@ -137,11 +114,11 @@ class EveryFunction(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def inside(width: int) -> str:
+def inside(width: int) -> dict[str, list[float]]:
     """One place inside one layer: a function, a method, a parameter."""
     model, ids = gpt(width), torch.arange(32)[None]
 
-    def capture(*where: str) -> Callable[[], None]:
+    def capture(*where: str) -> Run:
         def run() -> None:
             with hl.capture(model, *where):
                 model(ids)
@@ -152,10 +129,9 @@ def inside(width: int) -> str:
         with EveryFunction():
             model(ids)
 
-    ratios = compare(
+    return compare(
         {
             "bare": lambda: model(ids),
-            "bare again": lambda: model(ids),
             "h.5.attn/softmax": capture("h.5.attn/softmax"),
             "h.*.attn/softmax": capture("h.*.attn/softmax"),
             "h.5.attn/*": capture("h.5.attn/*"),
@@ -164,21 +140,22 @@ def inside(width: int) -> str:
             "h.5.mlp, a module": capture("h.5.mlp"),
             "a mode that sees every function": every_function,
         },
-        rounds=40,
+        rounds=20,
     )
-    return report(f"inside: attach, run a 12-layer GPT-2 of width {width} on 32 words, detach; ratio to bare", ratios)
 
 
-def main() -> None:
-    """Run everything, print it, and keep it."""
-    torch.set_num_threads(1)
-    model, x = model_of(DEPTH), torch.randn(1, 16)
+def tables() -> Iterator[str]:
+    """Measure everything."""
     with torch.no_grad():
-        tables = [attached(model, x), one_shot(model, x), set_up(model), inside(64), inside(768)]
-    text = "\n".join([machine() + ", no_grad\n", *tables])
-    print(text)
-    Path(__file__).with_suffix(".txt").write_text(text)
+        yield report(f"attached: all {DEPTH} linear layers captured, no_grad; ratio to the bare forward", attached())
+    yield report("the same with autograd on: outputs require grad", attached())
+    with torch.no_grad():
+        yield report(f"attached: 1 of {DEPTH}, no_grad; ratio to the bare forward", one_attached())
+        yield report("stopped at half the depth, no_grad; ratio to a forward of that half alone", stopped())
+        for width in (64,) if QUICK else (64, 768):
+            title = f"inside: attach, run a 12-layer GPT-2 of width {width} on 32 words, detach; ratio to bare, no_grad"
+            yield report(title, inside(width))
 
 
 if __name__ == "__main__":
-    main()
+    publish(__file__, tables)
