@@ -118,9 +118,8 @@ def time_of() -> str:
     runs = {name: lambda run=run: run(model, x) for name, run in RUNS.items()}
     large = compare(runs, rounds=5, repeat=1, clock=time.perf_counter)  # The disk is waited for.
     small = report("attached: 200 small linear layers captured, ratio of the time to the bare forward", ratios)
-    return (
-        small + "\n" + report("one shot: 24 activations of 4 MB captured, ratio of the wall clock to the bare forward", large)
-    )
+    title = "one shot: 24 activations of 4 MB captured, ratio of the wall clock to the bare forward"
+    return small + "\n" + report(title, large)
 
 
 def tables() -> Iterator[str]:
