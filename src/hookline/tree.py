@@ -24,6 +24,7 @@ _WRAPPERS = {
 
 Children = Mapping[str, nn.Module | None]
 Named = tuple[str, nn.Module, Children | None]  # A module, its name and its siblings.
+MANY = 16  # From that many names on one walk through the model is cheaper than one for each.
 
 
 def inner(module: nn.Module) -> nn.Module | None:
@@ -57,11 +58,6 @@ class Names:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._places: dict[str, Named] = {}
-
-    def remember(self) -> None:
-        """Look every name up at once: for many of them, and as long as the model stays as it is."""
-        self._places = {place[0]: place for place in self.walk()}
 
     def walk(self, kind: type = nn.Module) -> list[Named]:
         """Return the name, the module and its siblings, for each module of a kind; the model itself first.
@@ -114,10 +110,8 @@ class Names:
         place = self.locate(path)
         return None if place is None else place[1]
 
-    def locate(self, path: str) -> tuple[str, nn.Module, Children | None] | None:
+    def locate(self, path: str) -> Named | None:
         """Return a module by its name: the name without what wrappers add to it, the module, and its siblings."""
-        if path in self._places:
-            return self._places[path]
         model = self._model()
         if model is None:
             return None
@@ -151,6 +145,13 @@ class Survey(Names):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self._asked = set[str]()
+        self._located = 0
+
+    def locate(self, path: str) -> Named | None:
+        """Return a module by its name; see Names."""
+        self._located += 1
+        place = self.locate_plain(path) if self._located < MANY else self._by_name.get(path)
+        return place or super().locate(path)
 
     def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
         """Return every module that holds a tensor, and under which name."""
@@ -167,6 +168,10 @@ class Survey(Names):
         again = what in self._asked
         self._asked.add(what)
         return again
+
+    @cached_property
+    def _by_name(self) -> dict[str, Named]:
+        return {place[0]: place for place in self.walk()}
 
     @cached_property
     def _by_tensor(self) -> dict[int, list[tuple[nn.Module, str]]]:

@@ -21,7 +21,6 @@ from hookline.tree import Children, Named, Names, Survey, children_of, is_contai
 Predicate = Callable[[str, nn.Module], bool]
 Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable[Any]]
 
-FEW = 8  # More places than that are looked up in one walk through the model.
 MARKS = (":", "[", "#", "/", ".")  # What the second part of a pair begins with.
 _PLAIN = Pattern("", "", ())
 
@@ -67,9 +66,6 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
     if callable(where):
         return _find_all(model, names, where)
     if isinstance(where, Iterable) and not isinstance(where, torch.Tensor):
-        where = list(where)
-        if len(where) > FEW:
-            names.remember()
         found = _each_once(place for one in where for place in _find_one(model, names, one))
         if not found:
             raise SiteError("an empty list matches nothing; hl.sites(model) lists every name")
