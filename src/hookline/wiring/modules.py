@@ -118,7 +118,7 @@ def detach(taps: Iterable[Tap]) -> None:
 
 
 def _detach(tap: Tap, watch: Watch) -> None:
-    others = tuple(one for one in watch.all if one is not tap)
+    others = tuple([one for one in watch.all if one is not tap])
     if not others:
         watch.leave()
     elif len(others) == 1 and others[0].is_plain and watch.is_untouched:

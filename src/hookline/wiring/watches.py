@@ -30,7 +30,7 @@ from hookline.wiring.taps import Tap, blame
 
 _graph_task = torch._C._current_graph_task_id
 _open_blocks = open_blocks.get
-_AROUND = (forwards.Forward, functions.Pause)  # What stands on a module without being at a value.
+_OUTPUTS = ("output", "grad_output")
 _order = operator.attrgetter("order")
 
 
@@ -189,23 +189,29 @@ class Watch:
 
     def change(self, taps: tuple[Tap, ...]) -> None:
         """Set the taps, and work out what a call needs to know of them."""
-        if len(taps) == 1 and isinstance(taps[0].action, forwards.Forward):  # The usual case, on the model itself.
-            self.around, self.pauses, self.taps = taps, (), ()
-            self.is_traceable = not taps[0].action.stops
-            return
-        ordered = sorted(taps, key=_order)
-        self.choices: dict[Any, tuple[Tap, ...]] = {}  # Before the taps: another thread may be running.
-        self.around = tuple([tap for tap in ordered if isinstance(tap.action, forwards.Forward)])
-        self.pauses = tuple([tap for tap in ordered if isinstance(tap.action, functions.Pause)])
-        self.taps = taps = tuple([tap for tap in ordered if not isinstance(tap.action, _AROUND)])
-        self.is_traceable = not any([tap.action.stops for tap in self.around]) and all(  # type: ignore[union-attr]
-            [tap.is_traceable for tap in taps]
-        )
-        if any([tap.is_inside for tap in taps]):
+        around, pauses, others = [], [], []
+        is_traceable = True
+        sees_inside = sees_arguments = False
+        for tap in sorted(taps, key=_order) if len(taps) > 1 else taps:
+            action = tap.action
+            if isinstance(action, forwards.Forward):
+                around.append(tap)
+                is_traceable = is_traceable and not action.stops
+            elif isinstance(action, functions.Pause):
+                pauses.append(tap)
+            else:
+                others.append(tap)
+                is_traceable = is_traceable and tap.is_traceable
+                sees_inside = sees_inside or tap.is_inside
+                sees_arguments = sees_arguments or tap.site.port not in _OUTPUTS or isinstance(action, Skip)
+        if sees_inside:
             own = self.found or type(self.module).forward  # type: ignore[union-attr]
             self.code = getattr(inspect.unwrap(own), "__code__", None)
-        if any([tap.site.port not in ("output", "grad_output") or isinstance(tap.action, Skip) for tap in taps]):
+        if sees_arguments:
             self.parameters = self._parameters()
+        self.choices: dict[Any, tuple[Tap, ...]] = {}  # Before the taps: another thread may be running.
+        self.is_traceable = is_traceable
+        self.around, self.pauses, self.taps = tuple(around), tuple(pauses), tuple(others)
 
     @property
     def all(self) -> tuple[Tap, ...]:
