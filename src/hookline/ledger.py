@@ -65,7 +65,7 @@ class Ledger:
         session.model = weakref.ref(self.model)
         self.taps: list[Tap] = []
         self.blocks: list[Block] = []
-        self.has_been_entered = False
+        self.may_have_fired = False
         self.forward = Forward()
         self.around = Tap(Site(""), self.model, self.forward, session, False, "")  # type: ignore[arg-type]
 
@@ -99,6 +99,7 @@ class Ledger:
     def activate(self, taps: Iterable[Tap]) -> None:
         """Let taps act everywhere."""
         taps = _living_taps(taps)
+        self.may_have_fired = True
         for tap in taps:
             tap.active = True
         self._wire(taps)
@@ -164,11 +165,11 @@ class Ledger:
     def _open(self, block: Block, renew: bool) -> None:
         """Let the taps of a block count from 0, and forget for its time what they saw before."""
         token = frozenset((block,))
-        if renew and not self.has_been_entered:  # Nothing has passed: there may be thousands.
+        if renew and not self.may_have_fired:  # Nothing has passed: there may be thousands.
             for tap, order in zip(block.taps, _order):  # noqa: B905  # The second has no end.
                 tap.blocks = token
                 tap.order = order
-            self.has_been_entered = True
+            self.may_have_fired = True
             return
         for tap in block.taps:
             tap.blocks = token if not tap.blocks else tap.blocks | token
@@ -218,6 +219,7 @@ class Ledger:
             block.restore()
             detach(block.taps)
             self._follow()
+        block.taps = []  # Other contexts, and taps that know in which blocks they act, may still hold it.
 
     def _explain(
         self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None

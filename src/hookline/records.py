@@ -269,7 +269,7 @@ class Record:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.guard()
-        return super().__reduce_ex__(protocol)
+        return super().__reduce_ex__(max(protocol, 2))  # The first two know no slots.
 
     def latest(self) -> Any:
         """Return the latest value."""

@@ -31,7 +31,7 @@ _current_graph_task = torch._C._current_graph_task_id
 def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module's forward with any taps around it."""
     if module is not watch.module:  # This is a copy of the module, or the last tap is gone.
-        again = watch.current(module) if checkpoints.is_replaying() else None  # A segment holds the shadow of then.
+        again = watch.successor(module)
         if again is None:
             return watch.forward(module, args, kwargs)
         watch = again

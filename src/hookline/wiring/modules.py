@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,7 +19,7 @@ from torch import nn
 from hookline.context import Blocks, call_user
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
 from hookline.wiring.taps import Tap, blame
-from hookline.wiring.watches import GONE, Watch, plain_tap, shadow, watch_of
+from hookline.wiring.watches import GONE, Watch, gone, plain_tap, shadow, watch_of
 
 _changing = threading.RLock()
 
@@ -79,9 +80,11 @@ def _leave_hot_path(plain: Tap, tap: Tap) -> None:
     """Let one watch stand for a plain tap and another: all is made before anything is changed, for a Ctrl-C."""
     watch = Watch(plain.module, "forward", None)
     watch.change((plain, tap))
+    left: Any = plain.watch
     plain.module.__dict__["forward"] = watch.method
     plain.watch = tap.watch = watch
     plain.here = None
+    left.__func__.__closure__[0].cell_contents = gone(watch)  # Torch, or anybody, may have looked it up already.
 
 
 def _take_hot_path(plain: Tap, watch: Watch) -> None:
@@ -90,6 +93,7 @@ def _take_hot_path(plain: Tap, watch: Watch) -> None:
     method.__func__.__dict__ = {"__wrapped__": type(plain.module).forward}
     plain.module.__dict__["forward"] = plain.watch = method
     watch.leave()
+    watch.heir = weakref.ref(plain)
 
 
 def _pause_below(tap: Tap) -> None:

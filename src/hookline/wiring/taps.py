@@ -37,6 +37,7 @@ class Tap:
 
     __slots__ = (
         "__dict__",
+        "__weakref__",
         "action",
         "active",
         "blocks",

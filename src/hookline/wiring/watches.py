@@ -24,7 +24,7 @@ from hookline.copies import lazy_clone
 from hookline.records import Session, ticks
 from hookline.refusals import refuse_tracing
 from hookline.sites import Site
-from hookline.wiring import arguments, calls, forwards, functions, methods
+from hookline.wiring import arguments, calls, checkpoints, forwards, functions, methods
 from hookline.wiring.methods import Stand
 from hookline.wiring.taps import Tap, blame
 
@@ -142,6 +142,7 @@ class Watch:
     found: Callable[..., Any] | None = None
     around: tuple[Tap, ...] = ()  # Those that follow the forwards of a whole model: see forwards.py.
     home: weakref.ref[nn.Module] | None = None
+    heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
     pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
     is_traceable = True
     is_function = False
@@ -175,9 +176,14 @@ class Watch:
             return type(module).forward(module, *args, **kwargs)
         return methods.bound(methods.written_in(type(module), self.name), module)(*args, **kwargs)
 
-    def current(self, module: nn.Module) -> Watch | None:
-        """Return the watch that stands on the module now, in the place of this one."""
-        return watch_of(module.__dict__.get(self.name), module)
+    def successor(self, module: nn.Module) -> Watch | None:
+        """Return what watches the module in the place of this one, which somebody holds from before."""
+        plain = self.heir() if self.heir is not None else None
+        if plain is not None and plain.module is module and type(plain.watch) is MethodType:
+            return watch_for(plain)
+        if checkpoints.is_replaying():  # A segment holds the shadow of then.
+            return watch_of(module.__dict__.get(self.name), module)
+        return None
 
     def site(self, site: Site, _number: int) -> Site:
         """Return the site of a call."""
@@ -289,6 +295,13 @@ def is_shadow(held: object) -> bool:
     return methods.is_shadow(held, _CODES)
 
 
-GONE = Tap(Site(""), None, Stop(), Session(), False, "")  # type: ignore[arg-type]  # For shadows that copies still hold.
+def gone(watch: Watch | None = None) -> Tap:
+    """Return what stands for a tap in a shadow that is off its module: it may be held by a copy of that."""
+    tap = Tap(Site(""), None, Stop(), Session(), False, "")  # type: ignore[arg-type]
+    tap.watch = watch
+    return tap
+
+
+GONE = gone()
 CODE = shadow(GONE).__code__
 _CODES = frozenset((CODE, _shadow(None, len).__code__, methods.CODE))  # type: ignore[arg-type]
