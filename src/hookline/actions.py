@@ -20,7 +20,7 @@ from hookline.budget import Budget
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit
+from hookline.fitting import agree, fit, holds_fractions, number_tensor
 from hookline.operands import Operand, plain
 from hookline.records import Guarded, Shared, Source
 from hookline.refusals import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
@@ -190,13 +190,20 @@ class Set:
 
     kind = "patch"
     observes = False
+    number: Tensor | None = None  # A number as a tensor, for compiled graphs.
 
     def __init__(self, value: Any, check: bool = True) -> None:
         self.value = value
         self.check = check
 
+    def prepare(self, model: nn.Module) -> None:
+        """Make a tensor of a number, since dynamo would make a graph for each number it meets."""
+        self.number = number_tensor(self.value, model) if self.check else None
+
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
+        if self.number is not None and torch.compiler.is_dynamo_compiling() and holds_fractions(value):
+            return torch.empty_like(value, requires_grad=False).copy_(self.number)
         if self.check:
             return fit(self.value, value)
         return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
@@ -221,6 +228,8 @@ class Apply:
 
     def __call__(self, value: Any, call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
+        if torch.compiler.is_dynamo_compiling():
+            return self._in_graph(value, whole)
         if self.clone is False:
             return self._on_own(value, call, whole)
         given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
@@ -237,6 +246,17 @@ class Apply:
         elif self.check:
             return fit(result, value)
         return result if result is given else share(result)  # What the user holds is not the model's to overwrite.
+
+    def _in_graph(self, value: Any, whole: bool) -> Any:
+        """The same while dynamo traces, to which neither versions nor the identity of a tuple mean anything."""
+        result = self.function(value if self.clone is False else share(value, objects=True))
+        if result is None:
+            return value
+        if self.check and not whole:
+            return fit(result, value)
+        if self.check:
+            agree(result, value)
+        return result if self.clone is False else share(result)
 
     def _on_own(self, value: Any, call: Call | None, whole: bool) -> Any:
         """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
@@ -341,7 +361,7 @@ def _written(value: Any) -> list[Any]:
 
 def _can_tell(given: Any, value: Any) -> bool:
     """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
-    if torch.compiler.is_dynamo_compiling() or not isinstance(given, Tensor) or not given.is_cpu:
+    if not isinstance(given, Tensor) or not given.is_cpu:
         return False
     return address(given) == address(value) != 0
 
@@ -353,8 +373,6 @@ def _is_equal(given: Any, value: Any) -> bool:
 
 def _state(value: Any, _inside: tuple[int, ...] = ()) -> Any:
     """Return what changes when somebody writes into a value: its parts, its tensors' versions and memory."""
-    if torch.compiler.is_dynamo_compiling():
-        return None
     if isinstance(value, Tensor):
         # A write through .data or numpy moves no version, but a copy-on-write tensor to memory of its own.
         return id(value), 0 if value.is_inference() else value._version, address(value), value.requires_grad

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.copies import share, share_tensor
 from hookline.errors import EditError
@@ -47,6 +47,23 @@ def agree(new: Any, old: Any) -> None:
         raise EditError(f"{describe(new)} given where {describe(old)} passes")
     for key, part in parts.items():
         agree(new_parts[key], part)
+
+
+def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
+    """Return a number as a tensor, where the model is; None if a tensor can't hold it exactly, or it is no number."""
+    if type(value) not in (int, float) or not abs(value) <= 1 << 53:
+        return None
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    if device.type not in ("cpu", "cuda"):  # Others have no float64.
+        return None
+    with torch.inference_mode(False):
+        return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def holds_fractions(value: Any) -> bool:
+    """Whether a value is a tensor that takes any number."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
 
 
 def _fit_tensor(new: Any, old: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -197,6 +198,9 @@ class Hooks:
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
         places = [(find(self._model, [where]), Set(value, check)) for where, value in values.items()]
+        if "torch._dynamo" in sys.modules:
+            for _, action in places:
+                action.prepare(self._model)
         return self._add([tap for found, action in places for tap in self._make(found, action, name)])
 
     def edit(

@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
@@ -220,7 +220,9 @@ class Tap:
                 self.record.is_traced = True  # type: ignore[union-attr]
             return value
         new = action(part, None, not rest)  # type: ignore[operator]
-        return value if new is part else put(value, self.subscripts, new)
+        if not self.subscripts or (isinstance(new, Tensor) and new is part):  # Dynamo can't compare tuples so.
+            return value if self.subscripts else new
+        return put(value, self.subscripts, new)
 
     def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:
         forward, site = self.session.forwards, call.site
