@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.records import EMPTY, Guarded, Record, Session
+from hookline.records import EMPTY, Guarded, Lost, Record, Session
 from hookline.sites import Site
 
 SITE = Site("h.0")
@@ -118,6 +118,18 @@ def test_a_guarded_value_is_checked_in_every_call_that_is_listed() -> None:
     with pytest.raises(hl.StaleValue):
         record.all()
     assert record.latest() == "later"
+
+
+def test_a_value_that_is_lost_keeps_its_shape_and_says_why_it_can_not_be_read() -> None:
+    record = Record(SITE)
+    record.put(Lost((torch.ones(2, 3), "kept")), 0, 0)
+    for read in (record.latest, record.all):
+        with pytest.raises(hl.StaleValue, match="'h.0' is gone: it was in the memory of a CUDA graph"):
+            read()
+    shape, text = record.peek()
+    assert shape.shape == (2, 3)
+    assert shape.is_meta
+    assert text == "kept"
 
 
 def test_a_session_counts_the_forwards_that_ran_to_their_end_since_it_was_restarted() -> None:

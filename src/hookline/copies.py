@@ -6,6 +6,7 @@ public function: where there is none, everything is copied at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,25 @@ def unexpanded(tensor: Tensor) -> Tensor:
     if 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def is_replayed_over(tensor: Tensor) -> bool:
+    """Whether a CUDA graph of torch.compile made this tensor, and its memory has been given to another run since.
+
+    Torch raises when one reads such a tensor while graphs are being recorded, and says nothing when they are replayed.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or not tensor.is_cuda:
+        return False
+    try:
+        manager = trees.get_manager(tensor.get_device(), create_if_none_exists=False)
+        memory = tensor.untyped_storage()._cdata
+    except (AssertionError, RuntimeError):  # Another thread has the graphs; torch knows of it.
+        return False
+    if manager is None or torch._C._has_Standard_Deleter(memory):
+        return False
+    latest = manager.current_node  # What ran last, and what ran before it in the same forward.
+    return latest is None or memory not in [held() for held in latest.path_live_weakrefs()]
 
 
 def address(tensor: Tensor) -> int:

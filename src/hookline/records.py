@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from hookline.copies import address, share_tensor
+from hookline.copies import address, is_replayed_over, share_tensor
 from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
 from hookline.sites import Site
 from hookline.values import map_tensors
@@ -181,6 +181,26 @@ def _has_parted(own: Tensor, spare: Tensor) -> bool:
     return not torch.equal(own, spare)
 
 
+class Lost(Held):
+    """Stands for a value whose memory was used again before anybody read it."""
+
+    __slots__ = ("like",)
+
+    def __init__(self, value: Any) -> None:
+        self.like = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), value)
+
+    def read(self, site: Site) -> Any:
+        """Say that it is gone."""
+        raise StaleValue(
+            f"'{site}' is gone: it was in the memory of a CUDA graph, and another compiled run has used that since; "
+            "read it before that run, or compile without CUDA graphs (mode='default')"
+        )
+
+    def peek(self) -> Any:
+        """Return what shape it had."""
+        return self.like
+
+
 class Record:
     """The calls kept of one site. `keep` is how many; None is all.
 
@@ -259,7 +279,10 @@ class Record:
         self.is_traced = False
         if isinstance(self.value, Held):  # Python kept it, where the graph broke.
             return
-        self.value = map_tensors(lambda tensor: tensor.clone() if tensor.is_cuda else tensor, self.value)
+        try:
+            self.value = map_tensors(_out_of_graph, self.value)
+        except StaleValue:
+            self.value = Lost(self.value)
 
     def guard(self) -> None:
         """Let a reference that the hot path stored be checked for writes when it is read."""
@@ -302,6 +325,8 @@ class Record:
 
     def _held(self) -> list[Any]:
         self.guard()
+        if self.is_traced:
+            self.settle()
         if self.keep == 1:
             return [] if self.value is EMPTY else [self.value]
         return [value for _, value in self.calls]
@@ -324,6 +349,19 @@ class Record:
         self.seen = NEVER
         self.repeated = False
         self.family = None if self.family is None else {}
+
+
+def _out_of_graph(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    if is_replayed_over(tensor):
+        raise StaleValue
+    try:
+        return tensor.clone()
+    except RuntimeError as error:
+        if "CUDAGraphs" in str(error):
+            raise StaleValue from None
+        raise
 
 
 def _stamp(call: tuple[Any, Any]) -> Any:
