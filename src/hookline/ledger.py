@@ -23,7 +23,7 @@ from hookline.sites import Site
 from hookline.tree import Names, replaced_by, unwrap
 from hookline.twins import warn_of_twins
 from hookline.wiring.forwards import Forward
-from hookline.wiring.modules import attach, attached_to, detach, following
+from hookline.wiring.modules import attach, attached_to, detach, following, graph_limit
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
 
 NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
@@ -187,14 +187,11 @@ class Ledger:
         try:
             missing = [tap for tap in taps if not tap.fired]
             messages = self._explain(missing, taps, failed)
+            messages += self._explain_limit() if self.session.since and failed is None else []
             self._close(block)
         except BaseException:
             self._close(block)  # A second time, for a Ctrl-C in the midst of the first.
             raise
-        if self.session.ran:
-            for tap in taps:
-                if tap.record is not None and tap.record.is_traced:
-                    tap.record.settle()
         if over:
             self.session.over = "its block is over"
         if failed is None and self.session.since:
@@ -257,6 +254,17 @@ class Ledger:
                 messages.append((tap.missing == RAISE, message))
         return messages if ran else []
 
+    def _explain_limit(self) -> list[tuple[bool, str]]:
+        """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
+        is_whole = type(self.wrapped).__name__ == "OptimizedModule" or self.model.__dict__.get("_compiled_call_impl")
+        limit = graph_limit(self.around) if is_whole and not self.session.ran else 0
+        if not limit:
+            return []
+        name = type(self.model).__name__
+        why = f"torch makes at most {limit} graphs of one function, and each set of hooks takes one"
+        advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
+        return [(False, f"{name} ran uncompiled: {why}; {advice}")]
+
     def _tell_passed_over(self, missing: list[Tap]) -> list[tuple[bool, str]]:
         """Note and say of hooks that they rested whenever something passed them."""
         why = "was passed over: it ran inside a function of a hook on the same model, whose hooks rest meanwhile"
@@ -300,6 +308,9 @@ class Ledger:
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
+        if "torch._dynamo" in sys.modules:
+            for record in [tap.record for tap in taps if tap.record is not None and tap.record.is_traced]:
+                record.settle()  # What runs next may use its memory.
         idle = [tap for tap in taps if not (tap.active or tap.blocks)]
         detach(idle)
         if len(idle) < len(taps):

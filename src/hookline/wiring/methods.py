@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,7 +58,7 @@ def bound(own: Any, module: nn.Module) -> Callable[..., Any]:
     return own.__get__(module, type(module)) if hasattr(own, "__get__") else own  # type: ignore[no-any-return]
 
 
-def is_shadow(held: object, codes: frozenset[Any]) -> bool:
+def is_shadow(held: object, codes: Set[Any]) -> bool:
     """Whether what an instance holds is one of hookline's, known by its code."""
     if type(held) is MethodType or type(held) is Stand:
         return type(held.__func__) is FunctionType and held.__func__.__code__ in codes

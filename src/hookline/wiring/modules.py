@@ -19,14 +19,15 @@ from torch import nn
 from hookline.context import Blocks, call_user
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
 from hookline.wiring.taps import Tap, blame
-from hookline.wiring.watches import GONE, Watch, gone, plain_tap, shadow, watch_of
+from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
 
 _changing = threading.RLock()
 
 
 def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
     """Let taps act; if the blocks are given in which they will, the first call need not look that up."""
-    if "torch._dynamo.eval_frame" in sys.modules:
+    is_compiling = "torch._dynamo.eval_frame" in sys.modules
+    if is_compiling:
         _keep_dynamo_out()
     noted: dict[type, dict[str, Any] | None] = {}
     with _changing:
@@ -45,6 +46,8 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
             # The usual case: a plain capture on a module that nobody has touched.
             function = shadow(tap)
             function.__dict__ = common
+            if is_compiling:
+                function.__code__ = code_for(kind, True)  # type: ignore[arg-type]
             tap.watch = names["forward"] = MethodType(function, module)
 
 
@@ -89,8 +92,11 @@ def _leave_hot_path(plain: Tap, tap: Tap) -> None:
 
 def _take_hot_path(plain: Tap, watch: Watch) -> None:
     """Let a plain tap stand alone again."""
-    method = MethodType(shadow(plain), plain.module)
-    method.__func__.__dict__ = {"__wrapped__": type(plain.module).forward}
+    function = shadow(plain)
+    function.__dict__ = {"__wrapped__": type(plain.module).forward}
+    if "torch._dynamo.eval_frame" in sys.modules:
+        function.__code__ = code_for(type(plain.module), True)  # type: ignore[arg-type]
+    method = MethodType(function, plain.module)
     plain.module.__dict__["forward"] = plain.watch = method
     watch.leave()
     watch.heir = weakref.ref(plain)
@@ -168,6 +174,16 @@ def forget_locks() -> None:
     """Make the lock anew, in a process that was forked: the thread that held it may not exist there."""
     global _changing
     _changing = threading.RLock()
+
+
+def graph_limit(tap: Tap) -> int:
+    """Return how many graphs dynamo makes of the shadow a tap is on, if it has made them all; else 0."""
+    dynamo, config = (sys.modules.get(f"torch._dynamo.{name}") for name in ("eval_frame", "config"))
+    method: Any = tap.watch.method if isinstance(tap.watch, Watch) else None
+    if dynamo is None or config is None or method is None:
+        return 0
+    limit: int = config.cache_size_limit  # Its name of old, which newer versions know too.
+    return limit if len(dynamo._debug_get_cache_entry_list(method.__func__.__code__)) >= limit else 0
 
 
 @cache

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -158,7 +160,10 @@ class Watch:
         self.module = module
         self.name = name
         if name == "forward":
-            self.method = MethodType(_shadow(self, kind.forward), module)
+            function: Any = _shadow(self, kind.forward)
+            if "torch._dynamo.eval_frame" in sys.modules:
+                function.__code__ = code_for(kind, False)  # type: ignore[arg-type]
+            self.method = MethodType(function, module)
         else:
             function = methods.shadow(self, name, own if before is None else before)
             self.method = MethodType(function, module) if before is None else Stand(function, module, before)
@@ -276,7 +281,7 @@ def watch_of(held: object, module: nn.Module) -> Watch | None:
     if plain is not None:
         return watch_for(plain)
     function: Any = held.__func__  # type: ignore[attr-defined]
-    if function.__code__ is CODE:
+    if function.__code__ in _PLAIN_CODES:
         return None
     cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
     watch: Watch = dict(cells)["watch"].cell_contents
@@ -285,7 +290,7 @@ def watch_of(held: object, module: nn.Module) -> Watch | None:
 
 def plain_tap(held: object, module: nn.Module) -> Tap | None:
     """Return the tap behind what a module holds, if that is on the hot path."""
-    if type(held) is not MethodType or getattr(held.__func__, "__code__", None) is not CODE:
+    if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in _PLAIN_CODES:
         return None
     tap: Tap = held.__func__.__closure__[0].cell_contents  # type: ignore[index]
     return tap if tap.module is module and tap.watch is held else None
@@ -294,6 +299,20 @@ def plain_tap(held: object, module: nn.Module) -> Tap | None:
 def is_shadow(held: object) -> bool:
     """Whether what an instance holds is something that hookline put there, or left on a copy."""
     return methods.is_shadow(held, _CODES)
+
+
+@lru_cache(maxsize=1024)
+def code_for(kind: type[nn.Module], is_plain: bool) -> CodeType:
+    """Return the code of a shadow as one of a class's own.
+
+    Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
+    each other.
+    """
+    code = (CODE if is_plain else _WATCHING).replace(co_name=f"{kind.__name__}.forward")
+    _CODES.add(code)
+    if is_plain:
+        _PLAIN_CODES.add(code)
+    return code
 
 
 def gone(watch: Watch | None = None) -> Tap:
@@ -305,4 +324,6 @@ def gone(watch: Watch | None = None) -> Tap:
 
 GONE = gone()
 CODE = shadow(GONE).__code__
-_CODES = frozenset((CODE, _shadow(None, len).__code__, methods.CODE))  # type: ignore[arg-type]
+_WATCHING: CodeType = _shadow(None, len).__code__  # type: ignore[arg-type]
+_PLAIN_CODES = {CODE}
+_CODES = {CODE, _WATCHING, methods.CODE}
