@@ -146,7 +146,7 @@ class Inside(TorchFunctionMode):
                 return False
             if frame.f_code is self.watch.code:
                 forwards.append(frame)
-            elif frame.f_code.co_name == "forward" and self._is_of_another(frame):
+            elif frame.f_code.co_name.endswith("forward") and self._is_of_another(frame):
                 return False
             frame = frame.f_back
         # The outermost is the module's. Others are of its class, and may be of a child that was not called as a module.
