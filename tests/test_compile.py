@@ -260,6 +260,18 @@ def test_options_of_a_capture_mean_the_same_in_a_graph(options: dict[str, Any]) 
     assert_same(acts["h.1"], expected["h.1"])
 
 
+def test_a_reference_of_an_uncompiled_run_does_not_make_a_later_value_stale() -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    hooks = hl.Hooks(compiled)
+    acts = hooks.capture("1", clone=False)
+    model(torch.ones(2, 8))
+    compiled(torch.zeros(2, 8))
+    found = acts["1"]
+    hooks.remove()
+    assert_same(found, model[0].bias.relu().expand(2, 8).detach())  # type: ignore[union-attr, operator, index]
+
+
 NUMBERS: dict[str, Any] = {"fraction": 0.1, "whole": 7, "negative zero": -0.0, "infinite": float("inf"), "true": True}
 
 

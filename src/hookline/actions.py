@@ -20,7 +20,7 @@ from hookline.budget import Budget
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit, holds_fractions, number_tensor
+from hookline.fitting import agree, fit, holds_fractions
 from hookline.operands import Operand, plain
 from hookline.records import Guarded, Shared, Source
 from hookline.refusals import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
@@ -190,19 +190,15 @@ class Set:
 
     kind = "patch"
     observes = False
-    number: Tensor | None = None  # A number as a tensor, for compiled graphs.
+    number: Tensor | None = None  # The value as a tensor: dynamo would make a graph for each number it meets.
 
     def __init__(self, value: Any, check: bool = True) -> None:
         self.value = value
         self.check = check
 
-    def prepare(self, model: nn.Module) -> None:
-        """Make a tensor of a number, since dynamo would make a graph for each number it meets."""
-        self.number = number_tensor(self.value, model) if self.check else None
-
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
-        if self.number is not None and torch.compiler.is_dynamo_compiling() and holds_fractions(value):
+        if self.number is not None and self.check and torch.compiler.is_dynamo_compiling() and holds_fractions(value):
             return torch.empty_like(value, requires_grad=False).copy_(self.number)
         if self.check:
             return fit(self.value, value)
@@ -361,9 +357,7 @@ def _written(value: Any) -> list[Any]:
 
 def _can_tell(given: Any, value: Any) -> bool:
     """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
-    if not isinstance(given, Tensor) or not given.is_cpu:
-        return False
-    return address(given) == address(value) != 0
+    return isinstance(given, Tensor) and given.is_cpu and address(given) == address(value) != 0
 
 
 def _is_equal(given: Any, value: Any) -> bool:

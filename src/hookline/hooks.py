@@ -16,6 +16,7 @@ from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
+from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import Owner
 from hookline.narrowing import is_at, names_output
@@ -200,7 +201,7 @@ class Hooks:
         places = [(find(self._model, [where]), Set(value, check)) for where, value in values.items()]
         if "torch._dynamo" in sys.modules:
             for _, action in places:
-                action.prepare(self._model)
+                action.number = number_tensor(action.value, self._model)
         return self._add([tap for found, action in places for tap in self._make(found, action, name)])
 
     def edit(

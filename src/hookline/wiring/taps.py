@@ -218,6 +218,8 @@ class Tap:
             if kept is not NOTHING:
                 self.record.value = kept  # type: ignore[union-attr]
                 self.record.is_traced = True  # type: ignore[union-attr]
+                if action.clone is False:
+                    self.record.version = -1  # type: ignore[union-attr]  # It is a copy, whatever was there before.
             return value
         new = action(part, None, not rest)  # type: ignore[operator]
         if not self.subscripts or (isinstance(new, Tensor) and new is part):  # Dynamo can't compare tuples so.
