@@ -20,7 +20,7 @@ from hookline.budget import Budget
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit, holds_fractions
+from hookline.fitting import agree, fit, fit_number
 from hookline.operands import Operand, plain
 from hookline.records import Guarded, Shared, Source
 from hookline.refusals import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
@@ -190,18 +190,16 @@ class Set:
 
     kind = "patch"
     observes = False
-    number: Tensor | None = None  # The value as a tensor: dynamo would make a graph for each number it meets.
 
-    def __init__(self, value: Any, check: bool = True) -> None:
+    def __init__(self, value: Any, check: bool = True, number: Tensor | None = None) -> None:
         self.value = value
         self.check = check
+        self.number = number  # The value as a tensor, for compiled graphs.
 
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
-        if self.number is not None and self.check and torch.compiler.is_dynamo_compiling() and holds_fractions(value):
-            return torch.empty_like(value, requires_grad=False).copy_(self.number)
         if self.check:
-            return fit(self.value, value)
+            return fit_number(self.value, self.number, value)
         return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,9 +50,16 @@ def agree(new: Any, old: Any) -> None:
         agree(new_parts[key], part)
 
 
+def fit_number(new: Any, number: Tensor | None, old: Any) -> Any:
+    """`fit`, but in a compiled graph with a number as a tensor: dynamo would make a graph for each that it meets."""
+    if number is None or not torch.compiler.is_dynamo_compiling() or not _holds_fractions(old):
+        return fit(new, old)
+    return torch.empty_like(old, requires_grad=False).copy_(number)
+
+
 def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
-    """Return a number as a tensor, where the model is; None if a tensor can't hold it exactly, or it is no number."""
-    if type(value) not in (int, float) or not abs(value) <= 1 << 53:
+    """Return a number as a tensor, where the model is; None if it is no number, or nothing is compiled here."""
+    if "torch._dynamo" not in sys.modules or type(value) not in (int, float) or not abs(value) <= 1 << 53:
         return None
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -61,7 +69,7 @@ def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
         return torch.full((), value, dtype=torch.float64, device=device)
 
 
-def holds_fractions(value: Any) -> bool:
+def _holds_fractions(value: Any) -> bool:
     """Whether a value is a tensor that takes any number."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
 

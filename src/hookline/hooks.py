@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -198,11 +197,9 @@ class Hooks:
         """
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
-        places = [(find(self._model, [where]), Set(value, check)) for where, value in values.items()]
-        if "torch._dynamo" in sys.modules:
-            for _, action in places:
-                action.number = number_tensor(action.value, self._model)
-        return self._add([tap for found, action in places for tap in self._make(found, action, name)])
+        model = self._model
+        actions = [(where, Set(value, check, number_tensor(value, model))) for where, value in values.items()]
+        return self._add([tap for where, action in actions for tap in self._make(find(model, [where]), action, name)])
 
     def edit(
         self,

@@ -16,7 +16,9 @@ from typing import Any
 
 from torch import nn
 
+from hookline.actions import _can_tell, _state
 from hookline.context import Blocks, call_user
+from hookline.copies import address
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
@@ -193,7 +195,8 @@ def _keep_dynamo_out() -> None:
     traced = (calls.trace, calls._trace_input, calls._skipped)
     ours = (calls, checkpoints, forwards, functions, gradients)
     found = [function for one in ours for function in vars(one).values()]
-    found = [*(function for function in found if function not in traced), Tap.act, blame, call_user]
+    found = [function for function in found if function not in traced]
+    found += [Tap.act, blame, call_user, _state, _can_tell, address]
     for function in found:
         if isinstance(function, FunctionType):
             skip(function.__code__)
