@@ -209,13 +209,14 @@ class Ledger:
             self.blocks.remove(block)
         for tap in block.taps:
             tap.blocks = tap.blocks - {block} if self.blocks else NO_BLOCKS
-        if self.blocks or block.before or self.around.active:
-            block.restore()
-            self._wire(block.taps)
-        else:  # A short form that ends: nothing acts any more.
-            block.restore()
+        is_over = not (self.blocks or block.before or self.around.active)  # A short form: nothing acts any more.
+        block.restore()
+        if is_over:
+            self._settle(block.taps)
             detach(block.taps)
             self._follow()
+        else:
+            self._wire(block.taps)
         block.taps = []  # Other contexts, and taps that know in which blocks they act, may still hold it.
 
     def _explain(
@@ -308,9 +309,7 @@ class Ledger:
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
-        if "torch._dynamo" in sys.modules:
-            for record in [tap.record for tap in taps if tap.record is not None and tap.record.is_traced]:
-                record.settle()  # What runs next may use its memory.
+        self._settle(taps)
         idle = [tap for tap in taps if not (tap.active or tap.blocks)]
         detach(idle)
         if len(idle) < len(taps):
@@ -320,6 +319,12 @@ class Ledger:
             forward.follow_links(taps)
         self.around.active = any(tap.active for tap in list(forward.active))  # The first, unless they were cleared.
         self._follow()
+
+    def _settle(self, taps: list[Tap]) -> None:
+        """Take what compiled graphs have stored out of their memory: what runs next may use that."""
+        for tap in taps if "torch._dynamo" in sys.modules else ():
+            if tap.record is not None and tap.record.is_traced:
+                tap.record.settle()
 
     def _follow(self) -> None:
         """Follow the model's forwards while any tap acts."""

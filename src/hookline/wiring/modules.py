@@ -49,7 +49,7 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
             function = shadow(tap)
             function.__dict__ = common
             if is_compiling:
-                function.__code__ = code_for(kind, True)  # type: ignore[arg-type]
+                function.__code__ = code_for(kind.__qualname__, True)
             tap.watch = names["forward"] = MethodType(function, module)
 
 
@@ -97,7 +97,7 @@ def _take_hot_path(plain: Tap, watch: Watch) -> None:
     function = shadow(plain)
     function.__dict__ = {"__wrapped__": type(plain.module).forward}
     if "torch._dynamo.eval_frame" in sys.modules:
-        function.__code__ = code_for(type(plain.module), True)  # type: ignore[arg-type]
+        function.__code__ = code_for(type(plain.module).__qualname__, True)
     method = MethodType(function, plain.module)
     plain.module.__dict__["forward"] = plain.watch = method
     watch.leave()

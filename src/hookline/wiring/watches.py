@@ -162,7 +162,7 @@ class Watch:
         if name == "forward":
             function: Any = _shadow(self, kind.forward)
             if "torch._dynamo.eval_frame" in sys.modules:
-                function.__code__ = code_for(kind, False)  # type: ignore[arg-type]
+                function.__code__ = code_for(kind.__qualname__, False)
             self.method = MethodType(function, module)
         else:
             function = methods.shadow(self, name, own if before is None else before)
@@ -302,13 +302,13 @@ def is_shadow(held: object) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def code_for(kind: type[nn.Module], is_plain: bool) -> CodeType:
+def code_for(name: str, is_plain: bool) -> CodeType:
     """Return the code of a shadow as one of a class's own.
 
     Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
     each other.
     """
-    code = (CODE if is_plain else _WATCHING).replace(co_name=f"{kind.__name__}.forward")
+    code = (CODE if is_plain else _WATCHING).replace(co_name=f"{name}.forward")
     _CODES.add(code)
     if is_plain:
         _PLAIN_CODES.add(code)
