@@ -8,7 +8,6 @@ Every contender waits for the device before its time is taken.
 from __future__ import annotations
 
 import copy
-import datetime
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -217,7 +216,7 @@ def tables() -> list[str]:
 def main() -> None:
     """Run everything, print it, and keep it."""
     device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
-    title = f"{machine()}, {device}, no_grad, {datetime.date.today()}\nratios to the bare forward\n"
+    title = f"{machine()}, {device}, no_grad\nratios to the bare forward\n"
     with torch.no_grad():
         text = "\n".join([title, *tables()])
     print(text)

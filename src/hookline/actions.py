@@ -20,7 +20,7 @@ from hookline.budget import Budget
 from hookline.context import call_user
 from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit, fit_number
+from hookline.fitting import agree, fit, put_number, takes_tensor
 from hookline.operands import Operand, plain
 from hookline.records import Guarded, Shared, Source
 from hookline.refusals import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
@@ -198,8 +198,9 @@ class Set:
 
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
-        if self.check:
-            return fit_number(self.value, self.number, value)
+        if self.check:  # In a graph the number itself is not even looked at: dynamo would make one for each it meets.
+            number = self.number
+            return fit(self.value, value) if number is None or not takes_tensor(value) else put_number(number, value)
         return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
 
     def __repr__(self) -> str:

@@ -50,10 +50,13 @@ def agree(new: Any, old: Any) -> None:
         agree(new_parts[key], part)
 
 
-def fit_number(new: Any, number: Tensor | None, old: Any) -> Any:
-    """`fit`, but in a compiled graph with a number as a tensor: dynamo would make a graph for each that it meets."""
-    if number is None or not torch.compiler.is_dynamo_compiling() or not _holds_fractions(old):
-        return fit(new, old)
+def takes_tensor(old: Any) -> bool:
+    """Whether a number is put in the place of this value as a tensor: in a compiled graph, if any number fits."""
+    return torch.compiler.is_dynamo_compiling() and _holds_fractions(old)
+
+
+def put_number(number: Tensor, old: Tensor) -> Tensor:
+    """Return a value like `old` that is that number everywhere."""
     return torch.empty_like(old, requires_grad=False).copy_(number)
 
 
