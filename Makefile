@@ -20,10 +20,10 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench fuzz clean
+.PHONY: help setup demo test check format bench bench-peers fuzz clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Make .venv and install hookline with everything in it (once)
 
@@ -51,9 +51,12 @@ format: $(STAMP)  ## Let ruff put right what it can
 bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks: a few minutes; rewrites benchmarks/*.txt
 	for script in $(wildcard $(BENCHMARKS)); do $(BIN)/python $$script || exit 1; done
 
+bench-peers: $(STAMP)  ## Install eight other libraries, each by itself, and give all of them the same tasks
+	$(BIN)/python benchmarks/peers/run.py
+
 fuzz: $(STAMP)  ## Check N random models and programs of hooks against an oracle: make fuzz N=20000
 	$(BIN)/python -m tests.properties.fuzz $(N)
 
 clean:  ## Remove .venv and everything the tools left
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/peers/.venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,170 @@
+"""Install each peer in an environment of its own, run the same tasks in each, and write one table.
+
+python benchmarks/peers/run.py                 everything; environments that are there already are used as they are
+python benchmarks/peers/run.py nnsight Captum  these alone; the others keep what they had
+python benchmarks/peers/run.py --install       the environments only
+python benchmarks/peers/run.py --table         the table only, from what the last runs found
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENVIRONMENTS = HERE / ".venvs"
+CONSTRAINTS = ROOT / "constraints.txt"
+LONGEST = 900  # Seconds for one peer, after which the rest go on without it.
+PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--quiet")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a peer comes from, and the script that runs it."""
+
+    name: str
+    script: str
+    requirements: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Its environment."""
+        return ENVIRONMENTS / (self.requirements[0].split("==")[0] if self.requirements else "by-hand")
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its environment."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def result(self) -> Path:
+        """What its last run found."""
+        return self.folder / "result.json"
+
+
+SOURCES = [
+    Source("nnsight", "with_nnsight.py", ("nnsight==0.8.1",)),
+    Source("TransformerLens", "with_transformer_lens.py", ("transformer-lens==4.3.0",)),
+    Source("pyvene", "with_pyvene.py", ("pyvene==0.1.8",)),
+    Source("torchlens", "with_torchlens.py", ("torchlens==2.36.1",)),
+    Source("Captum", "with_captum.py", ("captum==0.9.0",)),
+    Source("tdhook", "with_tdhook.py", ("tdhook==0.3.0",)),
+    Source("TorchHook", "with_torchhook.py", ("torchhook==0.2.7",)),
+    Source("tacklebox", "with_tacklebox.py", ("tacklebox==1.0.3",)),
+    Source("baukit-style, by hand", "with_hooks_by_hand.py", ()),
+]
+
+
+def install(source: Source) -> str:
+    """Make the environment if it is not there; return what went wrong, if anything did."""
+    stamp = source.folder / ".installed"
+    if stamp.exists() and stamp.read_text() == stamp_of(source):
+        return ""
+    print(f"installing {source.name} into {source.folder.relative_to(ROOT)}", flush=True)
+    if not source.python.exists():
+        subprocess.run([sys.executable, "-m", "venv", source.folder], check=True)
+    torch = next(line.strip() for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+    wanted = [torch, "transformers", "safetensors", *source.requirements]
+    for arguments in (["-c", CONSTRAINTS, *wanted], ["-c", CONSTRAINTS, "--no-deps", "-e", ROOT]):
+        done = subprocess.run([source.python, *PIP, *arguments], capture_output=True, text=True)
+        if done.returncode:
+            return last_line(done.stderr)
+    found = subprocess.run(
+        [source.python, "-c", "import importlib.metadata; print(importlib.metadata.version('torch'))"],
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    if found.split("+")[0] != torch.removeprefix("torch=="):
+        return f"brought torch {found}, and {torch} was asked for"
+    stamp.write_text(stamp_of(source))
+    return ""
+
+
+def stamp_of(source: Source) -> str:
+    """Return what an environment was made from."""
+    torch = next(line.strip() for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+    return " ".join([torch, *source.requirements])
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
+    return lines[-1][:160] if lines else "nothing was said"
+
+
+def measured(source: Source, extent: str) -> dict[str, Any]:
+    """Run one peer in its environment; a failure is a result too."""
+    began = time.perf_counter()
+    command = [source.python, HERE / source.script, "--json", source.result, extent]
+    source.result.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        return failed(source, f"took more than {LONGEST} s")
+    if done.returncode:
+        return failed(source, last_line(done.stderr))
+    print(f"{source.name}: {time.perf_counter() - began:.0f} s", flush=True)
+    result = {**json.loads(source.result.read_text()), "revision": revision()}
+    source.result.write_text(json.dumps(result, indent=1))
+    return result
+
+
+def revision() -> str:
+    """Return the last commit that changed the library, and whether anything in it differs from that."""
+    commit = subprocess.run(["git", "log", "-1", "--format=%h", "--", "src"], cwd=ROOT, capture_output=True, text=True)
+    changed = subprocess.run(["git", "status", "--short", "src"], cwd=ROOT, capture_output=True, text=True)
+    return (commit.stdout.strip() or "no commit") + (" with changes" if changed.stdout.strip() else "")
+
+
+def failed(source: Source, reason: str) -> dict[str, Any]:
+    """Return the result of a peer that gave none."""
+    print(f"{source.name}: {reason}", flush=True)
+    version = source.requirements[0].split("==")[1] if source.requirements else ""
+    return {"peer": source.name, "version": version, "failed": reason, "note": "", "cells": {}, "answers": {}}
+
+
+def kept(source: Source) -> dict[str, Any] | None:
+    """Return what the last run of a peer found."""
+    return json.loads(source.result.read_text()) if source.result.exists() else None
+
+
+def main() -> None:
+    """Install, run, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", help="which ones; all by default")
+    parser.add_argument("--install", action="store_true", help="make the environments, and run nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing, and write the table from the last results")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for each task of each peer, more or less")
+    parser.add_argument("--quick", action="store_true", help="tiny models; writes no table")
+    options = parser.parse_args()
+    unknown = set(options.peers) - {source.name for source in SOURCES}
+    if unknown:
+        parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(source.name for source in SOURCES)}")
+    results = []
+    for source in SOURCES:
+        if options.table or (options.peers and source.name not in options.peers):
+            results.append(kept(source) or failed(source, "not run"))
+            continue
+        reason = install(source)
+        if reason:
+            results.append(failed(source, f"could not be installed: {reason}"))
+        elif not options.install:
+            results.append(measured(source, "--quick" if options.quick else f"--seconds={options.seconds}"))
+    if not options.install:
+        from table import text_of
+
+        text = text_of(results)
+        print(text)
+        if not options.quick:
+            (HERE / "table.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
