@@ -92,8 +92,7 @@ class Save:
         if value.is_cuda:
             if not _may_share_on_cuda(value):
                 return copy_tensor(source)
-            # Foreach functions write through: check on reading.
-            return Shared(share_on_any_device(source), source, version)
+            return Shared(share_on_any_device(source), source, version)  # Foreach functions write through it.
         if value.is_cpu:
             return copy_tensor(source) if is_parameter(value) else share_tensor(source)
         return self.keep_part(value, False, call)
@@ -121,8 +120,7 @@ class Save:
             return Guarded(value, [(one, one._version, None) for one in leaves(value) if not one.is_inference()])
         if sources and self.keeps_own and self.clone is not False:
             return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
-        kept = Guarded(kept, sources) if sources else kept
-        return offload.together(kept, sent) if sent else kept
+        return offload.together(Guarded(kept, sources) if sources else kept, sent)
 
     def _keep_compiled(self, value: Any) -> Any:
         """Keep a value from inside a compiled graph, where a copy fuses with what made it."""
@@ -198,9 +196,10 @@ class Set:
 
     def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
-        if self.check:  # In a graph the number itself is not even looked at: dynamo would make one for each it meets.
-            number = self.number
-            return fit(self.value, value) if number is None or not takes_tensor(value) else put_number(number, value)
+        if self.check and self.number is not None and takes_tensor(value):
+            return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
+        if self.check:
+            return fit(self.value, value)
         return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
 
     def __repr__(self) -> str:

@@ -260,8 +260,10 @@ def _arrive() -> None:
         copy.arrive()
 
 
-def together(value: Any, copies: dict[int, Copy]) -> Held:
-    """Return a value in which tensors stand in for copies, by their id, as one."""
+def together(value: Any, copies: dict[int, Copy]) -> Any:
+    """Return a value in which tensors stand in for copies, by their id, as one; itself, if there are none."""
+    if not copies:
+        return value
     return copies[id(value)] if isinstance(value, Tensor) else Copies(value, copies)
 
 

@@ -17,7 +17,13 @@ from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, wa
 from hookline.sites import Site
 from hookline.values import map_tensors
 
-EMPTY: Any = object()
+
+class _Empty:
+    def __reduce__(self) -> str:
+        return "EMPTY"  # A copy of a record, or a pickle, holds the very same.
+
+
+EMPTY: Any = _Empty()
 Source = tuple[Tensor, int, Tensor | None]  # Memory that is shared: by whom, at which version, and with which copy.
 NEVER = 1 << 62
 INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"

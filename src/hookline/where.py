@@ -226,9 +226,13 @@ def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | Non
         place = names.locate_plain(where)
         if place is not None:
             return None if _may_be_blind(type(place[1])) else ([place], True)
-        where = parse(where)
-        if where.path is not None or where[3:] != _PLAIN[3:]:
+        try:
+            pattern = parse(where)
+        except SiteError:
+            return None  # It may be the name of a module, below a wrapper, whatever marks are in it.
+        if pattern.path is not None or pattern[3:] != _PLAIN[3:] or names.locate(where) is not None:
             return None
+        where = pattern
     elif not isinstance(where, (type, re.Pattern)):
         return None
     _refuse_replicas(model)

@@ -242,19 +242,6 @@ def test_keywords_are_seen_also_of_a_call_that_fails() -> None:
     assert acts["mlp.0:inputs"]["input"].shape == (2, 5, 8)
 
 
-def test_a_capture_stays_when_another_hook_leaves_after_the_forward_was_looked_up() -> None:
-    """Torch looks `forward` up before it runs the pre-hooks of others."""
-    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
-    capture, edit = hl.Hooks(model), hl.Hooks(model)
-    acts = capture.capture("0")
-    edit.edit("0", lambda value: value * 2)
-    handle = model[0].register_forward_pre_hook(lambda *_: edit.remove())
-    model(x)
-    assert torch.equal(acts["0"], model[0](x))
-    handle.remove()
-    capture.remove()
-
-
 def test_an_edit_acts_also_through_a_forward_that_was_read_before_it_came() -> None:
     model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
     capture, edit = hl.Hooks(model), hl.Hooks(model)
@@ -271,22 +258,3 @@ def test_an_edit_acts_also_through_a_forward_that_was_read_before_it_came() -> N
     model[0](x)  # And does not call itself for ever.
     capture.remove()
     del model[0].forward
-
-
-def test_what_was_active_before_a_short_form_is_entered_is_not_taken_for_what_passed_in_it() -> None:
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor, uses: bool = True) -> torch.Tensor:
-            return self.a(x) if uses else x
-
-    model, x = Choosing(), torch.ones(1, 2)
-    hooks = hl.capture(model, "a")
-    hooks.activate()
-    model(x)
-    with pytest.raises(hl.NeverFired, match="'a'"), hooks as acts:
-        model(x, False)
-        assert "a" not in acts
-    hooks.remove()

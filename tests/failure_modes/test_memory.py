@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 import weakref
@@ -324,30 +323,3 @@ def test_a_gradient_that_keeps_its_graph_is_not_held_by_its_own_hook(nested: boo
         assert alive() is None
     finally:
         gc.enable()
-
-
-def test_a_hook_that_stays_does_not_hold_what_a_block_of_others_saw() -> None:
-    model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
-    hooks = hl.Hooks(model)
-    hooks.capture("0")
-    with hl.capture(model, "1") as acts:
-        model(x)
-    held = weakref.ref(acts["1"])
-    del acts
-    assert held() is None
-    hooks.remove()
-
-
-def test_a_copy_that_was_made_in_a_block_does_not_hold_the_model() -> None:
-    model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
-    with hl.capture(model, "0") as acts:
-        twin = copy.deepcopy(model)
-        with hl.edit(model, "0", lambda value: value * 2):
-            again = copy.deepcopy(model)
-            model(x)
-    layer, value = weakref.ref(model[0]), weakref.ref(acts["0"])
-    del model, acts
-    gc.collect()
-    assert layer() is None
-    assert value() is None
-    assert twin(x).equal(again(x))

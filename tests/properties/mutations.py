@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from hookline import actions, context, copies, hooks, ledger, records, values
-from hookline.wiring import arguments, calls, checkpoints, forwards, gradients, modules
+from hookline.wiring import arguments, calls, checkpoints, forwards, gradients, modules, watches
 
 Break = Callable[[], contextlib.AbstractContextManager[Any]]
 MUTATIONS: list[Mutation] = []
@@ -110,7 +110,7 @@ def the_forward_that_was_found_is_not_put_back() -> Any:
         watch.before = None
         real(watch)
 
-    return instead(modules, "_leave", leave)
+    return instead(watches.Watch, "leave", leave)
 
 
 @mutation()

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from hookline.wiring import checkpoints, functions, methods, modules, parameters
+from hookline.wiring import checkpoints, functions, methods, parameters, watches
 from hookline.wiring.taps import Tap
 from tests.properties.mutations import instead, mutation
 
@@ -77,7 +77,7 @@ def a_recomputation_has_no_functions() -> Any:
 
 @mutation(caught_by="members")
 def methods_stay_on_the_instance() -> Any:
-    return instead(modules, "_leave", lambda real, watch: real(watch) if watch.name == "forward" else None)
+    return instead(watches.Watch, "leave", lambda real, watch: real(watch) if watch.name == "forward" else None)
 
 
 @mutation(caught_by="members")
@@ -87,7 +87,7 @@ def stored_callables_are_not_put_back() -> Any:
             watch.before = watch.method
         real(watch)
 
-    return instead(modules, "_leave", leave)
+    return instead(watches.Watch, "leave", leave)
 
 
 @mutation(caught_by="members")

@@ -100,8 +100,8 @@ def _take_hot_path(plain: Tap, watch: Watch) -> None:
         function.__code__ = code_for(type(plain.module).__qualname__, True)
     method = MethodType(function, plain.module)
     plain.module.__dict__["forward"] = plain.watch = method
+    watch.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.
     watch.leave()
-    watch.heir = weakref.ref(plain)
 
 
 def _pause_below(tap: Tap) -> None:

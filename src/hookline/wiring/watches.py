@@ -58,12 +58,15 @@ def shadow(held: Tap) -> Any:
         record: Any = tap.record
         action: Any = tap.action
         number = tap.session.forwards
+        # Else it is the second call in one forward of the model, or one that began before what is there, or a value
+        # that is explained away.
+        is_next = record.seen < number and record.stamp < stamp
         try:
             is_tensor = type(output) is Tensor
             if is_tensor and action.copies_on_write and output.is_cpu and not output.is_quantized:
                 # Without the graph, and without its count of writes, which a copy does not need: quicker than detach().
                 value = lazy_clone(output.data if output.requires_grad else output)
-            elif is_tensor and action.refers and record.seen < number:
+            elif is_tensor and action.refers and is_next:
                 value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
                 record.version = value._version
             else:
@@ -72,7 +75,7 @@ def shadow(held: Tap) -> Any:
                 value = action.keep(output)
         except Exception as error:
             value = _keep_otherwise(tap, output, error)
-        if record.seen >= number:  # The second call in one forward of the model, or a value that is explained away.
+        if not is_next:
             record.put(value, stamp, number)
             return output
         if not record.order:
@@ -94,6 +97,8 @@ def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
     if not tap.active and tap.blocks.isdisjoint(here):
         return type(module).forward(module, *args, **kwargs)
     tap.here = here
+    if not tap.active and tap.blocks.isdisjoint(here):  # Another thread has let it rest meanwhile.
+        tap.here = None
     return method(*args, **kwargs)
 
 
@@ -185,8 +190,10 @@ class Watch:
     def successor(self, module: nn.Module) -> Watch | None:
         """Return what watches the module in the place of this one, which somebody holds from before."""
         plain = self.heir() if self.heir is not None else None
-        if plain is not None and plain.module is module and type(plain.watch) is MethodType:
-            return watch_for(plain)
+        now = plain.watch if plain is not None and plain.module is module else None
+        # Not one over what somebody put there meanwhile: that may call this one.
+        if type(now) is MethodType or (isinstance(now, Watch) and now.found is None):
+            return watch_for(plain)  # type: ignore[arg-type]
         if checkpoints.is_replaying():  # A segment holds the shadow of then.
             return watch_of(module.__dict__.get(self.name), module)
         return None
