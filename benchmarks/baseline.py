@@ -26,14 +26,17 @@ def linear_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def raw_hooks(model: nn.Module, kept: dict[str, Tensor]) -> list[RemovableHandle]:
-    """Store the output of every linear layer with torch's own hooks, as tutorials do."""
+def raw_hooks(model: nn.Module, kept: dict[str, Tensor], detach: bool = True) -> list[RemovableHandle]:
+    """Store the output of every linear layer with torch's own hooks, as tutorials do; or as it is, graph and all."""
 
     def keeper(name: str) -> Callable[..., None]:
         def keep(_module: nn.Module, _args: object, output: Tensor) -> None:
             kept[name] = output.detach()
 
-        return keep
+        def keep_live(_module: nn.Module, _args: object, output: Tensor) -> None:
+            kept[name] = output
+
+        return keep if detach else keep_live
 
     return [module.register_forward_hook(keeper(name)) for name, module in linear_layers(model)]
 

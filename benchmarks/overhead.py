@@ -54,7 +54,8 @@ def attached() -> dict[str, list[float]]:
         {
             "bare": twin_with(lambda model: None),
             "bare again": twin_with(lambda model: None),  # A model of its own too: where it lies in memory is noise.
-            "raw torch hooks, references": twin_with(lambda model: raw_hooks(model, {})),
+            "raw torch hooks, detached": twin_with(lambda model: raw_hooks(model, {})),
+            "raw torch hooks, live": twin_with(lambda model: raw_hooks(model, {}, detach=False)),
             "a forward shadowed by hand, references": twin_with(lambda model: shadow(model, {})),
             "hookline, safe (copy on write)": hooked(lambda hooks: hooks.capture(nn.Linear)),
             "hookline, clone=False": hooked(lambda hooks: hooks.capture(nn.Linear, clone=False)),

@@ -92,7 +92,8 @@ def one_shot(model: nn.Sequential) -> dict[str, list[float]]:
     return compare(
         {
             "bare": lambda: model(x),
-            f"raw torch hooks, all {DEPTH}": with_raw(lambda: raw_hooks(model, {})),
+            f"raw torch hooks, all {DEPTH}, detached": with_raw(lambda: raw_hooks(model, {})),
+            f"raw torch hooks, all {DEPTH}, live": with_raw(lambda: raw_hooks(model, {}, detach=False)),
             f"forwards shadowed by hand, all {DEPTH}": by_hand,
             f"hookline, all {DEPTH}": within(lambda: hl.capture(model, nn.Linear)),
             "raw torch hooks, 1": with_raw(lambda: [model[DEPTH].register_forward_hook(lambda *_: None)]),

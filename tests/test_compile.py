@@ -426,6 +426,20 @@ def test_more_sets_of_hooks_than_torch_makes_graphs_for_are_told_and_right() -> 
         assert case.graphs == 3
 
 
+@pytest.mark.parametrize("hooked", ["the model", "what was compiled"])
+def test_a_model_of_torchs_own_that_ran_uncompiled_is_told_too(hooked: str) -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    compiled: Any = torch.compile(model, backend="eager")
+    x, on = torch.ones(1, 2), model if hooked == "the model" else compiled
+    with torch._dynamo.config.patch(recompile_limit=2), torch.no_grad():
+        for site in ("0", "1"):
+            with hl.capture(on, site):
+                compiled(x)
+        with pytest.warns(hl.HooklineWarning, match="Sequential ran uncompiled"), hl.capture(on, "2") as acts:
+            compiled(x)
+    assert_same(acts["2"], model(x))
+
+
 def test_more_sets_of_hooks_than_torch_makes_whole_graphs_for_raise() -> None:
     case = compiled_gpt()
     with torch._dynamo.config.patch(recompile_limit=1):

@@ -23,7 +23,7 @@ from hookline.sites import Site
 from hookline.tree import Names, replaced_by, unwrap
 from hookline.twins import warn_of_twins
 from hookline.wiring.forwards import Forward
-from hookline.wiring.modules import attach, attached_to, detach, following, graph_limit
+from hookline.wiring.modules import attach, attached_to, detach, following
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
 
 NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
@@ -257,11 +257,9 @@ class Ledger:
 
     def _explain_limit(self) -> list[tuple[bool, str]]:
         """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
-        is_whole = type(self.wrapped).__name__ == "OptimizedModule" or self.model.__dict__.get("_compiled_call_impl")
-        limit = graph_limit(self.around) if is_whole and not self.session.ran else 0
-        if not limit:
+        if not self.session.gave_up:
             return []
-        name = type(self.model).__name__
+        name, limit = type(self.model).__name__, sys.modules["torch._dynamo.config"].cache_size_limit
         why = f"torch makes at most {limit} graphs of one function, and each set of hooks takes one"
         advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
         return [(False, f"{name} ran uncompiled: {why}; {advice}")]

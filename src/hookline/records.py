@@ -39,6 +39,7 @@ class Session:
     was_full = False  # Whether that was because no more could be kept.
     stopped = False  # Whether one of them was ended early.
     ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
+    gave_up = False  # Whether it ran uncompiled because torch makes no further graph of it.
     elsewhere = False  # Whether it ran on another thread or task than the block's.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     over = ""  # Why no further value will come.
@@ -55,7 +56,7 @@ class Session:
         """Count anew, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
-        self.ran = self.elsewhere = self.stopped = self.rested = False
+        self.ran = self.gave_up = self.elsewhere = self.stopped = self.rested = False
         self.over = ""
 
     def say_dropped(self) -> None:

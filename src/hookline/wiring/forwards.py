@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 
@@ -74,6 +76,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         if peek_interpreter_stack() is not None:
             _refuse_transforms(forward)
         tap.session.forwards += 1
+        if "torch._dynamo.eval_frame" in sys.modules and _has_given_up():
+            tap.session.gave_up = True
         if forward.stops:
             waiting |= forward.left(here)
         if forward.links:
@@ -130,6 +134,12 @@ def reached(tap: Tap) -> None:
             waiting.discard(tap)
             if not waiting:
                 raise StopForward(waiting)
+
+
+def _has_given_up() -> bool:
+    """Whether dynamo runs this compiled model as it is, having made as many graphs of it as it may."""
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
+    return callback is False
 
 
 def _refuse_transforms(forward: Forward) -> None:

@@ -178,16 +178,6 @@ def forget_locks() -> None:
     _changing = threading.RLock()
 
 
-def graph_limit(tap: Tap) -> int:
-    """Return how many graphs dynamo makes of the shadow a tap is on, if it has made them all; else 0."""
-    dynamo, config = (sys.modules.get(f"torch._dynamo.{name}") for name in ("eval_frame", "config"))
-    method: Any = tap.watch.method if isinstance(tap.watch, Watch) else None
-    if dynamo is None or config is None or method is None:
-        return 0
-    limit: int = config.cache_size_limit  # Its name of old, which newer versions know too.
-    return limit if len(dynamo._debug_get_cache_entry_list(method.__func__.__code__)) >= limit else 0
-
-
 @cache
 def _keep_dynamo_out() -> None:
     """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""

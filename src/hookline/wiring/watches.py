@@ -64,8 +64,7 @@ def shadow(held: Tap) -> Any:
         try:
             is_tensor = type(output) is Tensor
             if is_tensor and action.copies_on_write and output.is_cpu and not output.is_quantized:
-                # Without the graph, and without its count of writes, which a copy does not need: quicker than detach().
-                value = lazy_clone(output.data if output.requires_grad else output)
+                value = lazy_clone(output.detach() if output.requires_grad else output)
             elif is_tensor and action.refers and is_next:
                 value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
                 record.version = value._version
