@@ -61,8 +61,11 @@ def put_number(number: Tensor, old: Tensor) -> Tensor:
 
 
 def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
-    """Return a number as a tensor, where the model is; None if it is no number, or nothing is compiled here."""
-    if "torch._dynamo" not in sys.modules or type(value) not in (int, float) or not abs(value) <= 1 << 53:
+    """Return a number as a tensor, where the model is; None if it is no number, or nothing was compiled yet."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is None or not getattr(dynamo, "FRAME_COUNTER", 1):
+        return None
+    if type(value) not in (int, float) or not abs(value) <= 1 << 53:
         return None
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device

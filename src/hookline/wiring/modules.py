@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -23,15 +23,15 @@ from hookline.wiring import calls, checkpoints, forwards, functions, gradients, 
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
 
+Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
 _changing = threading.RLock()
 
 
 def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
     """Let taps act; if the blocks are given in which they will, the first call need not look that up."""
-    is_compiling = "torch._dynamo.eval_frame" in sys.modules
-    if is_compiling:
+    if "torch._dynamo.eval_frame" in sys.modules:
         _keep_dynamo_out()
-    noted: dict[type, dict[str, Any] | None] = {}
+    noted: dict[type, Common | None] = {}
     with _changing:
         for tap in taps:
             tap.here = here
@@ -47,17 +47,21 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
                 continue
             # The usual case: a plain capture on a module that nobody has touched.
             function = shadow(tap)
-            function.__dict__ = common
-            if is_compiling:
-                function.__code__ = code_for(kind.__qualname__, True)
+            function.__dict__, code = common
+            if code is not None:
+                function.__code__ = code
             tap.watch = names["forward"] = MethodType(function, module)
 
 
-def _note(kind: type[nn.Module], noted: dict[type, dict[str, Any] | None]) -> dict[str, Any] | None:
+def _note(kind: type[nn.Module], noted: dict[type, Common | None]) -> Common | None:
     """Note what all shadows of a class have in common; None if its forward is no function, but a staticmethod, say."""
     is_function = type(kind.__dict__.get("forward") or methods.written_in(kind, "forward")) is FunctionType
-    noted[kind] = {"__wrapped__": kind.forward} if is_function else None  # For inspect.signature(model.forward).
+    noted[kind] = _common(kind) if is_function else None
     return noted[kind]
+
+
+def _common(kind: type[nn.Module]) -> Common:
+    return {"__wrapped__": kind.forward}, code_for(kind, True)  # The first is for inspect.signature(model.forward).
 
 
 def _attach(tap: Tap) -> None:
@@ -95,9 +99,8 @@ def _leave_hot_path(plain: Tap, tap: Tap) -> None:
 def _take_hot_path(plain: Tap, watch: Watch) -> None:
     """Let a plain tap stand alone again."""
     function = shadow(plain)
-    function.__dict__ = {"__wrapped__": type(plain.module).forward}
-    if "torch._dynamo.eval_frame" in sys.modules:
-        function.__code__ = code_for(type(plain.module).__qualname__, True)
+    function.__dict__, code = _common(type(plain.module))
+    function.__code__ = code or function.__code__
     method = MethodType(function, plain.module)
     plain.module.__dict__["forward"] = plain.watch = method
     watch.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.

@@ -12,7 +12,6 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable
-from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -165,8 +164,7 @@ class Watch:
         self.name = name
         if name == "forward":
             function: Any = _shadow(self, kind.forward)
-            if "torch._dynamo.eval_frame" in sys.modules:
-                function.__code__ = code_for(kind.__qualname__, False)
+            function.__code__ = code_for(kind, False) or function.__code__
             self.method = MethodType(function, module)
         else:
             function = methods.shadow(self, name, own if before is None else before)
@@ -307,18 +305,21 @@ def is_shadow(held: object) -> bool:
     return methods.is_shadow(held, _CODES)
 
 
-@lru_cache(maxsize=1024)
-def code_for(name: str, is_plain: bool) -> CodeType:
-    """Return the code of a shadow as one of a class's own.
+def code_for(kind: type, is_plain: bool) -> CodeType | None:
+    """Return the code of a shadow as one of a class's own, where dynamo is in use.
 
     Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
     each other.
     """
-    code = (CODE if is_plain else _WATCHING).replace(co_name=f"{name}.forward")
-    _CODES.add(code)
-    if is_plain:
-        _PLAIN_CODES.add(code)
-    return code
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return None
+    codes = _codes_of.get(kind)
+    if codes is None:
+        name = f"{kind.__name__}.forward"
+        codes = _codes_of[kind] = CODE.replace(co_name=name), _WATCHING.replace(co_name=name)
+        _PLAIN_CODES.add(codes[0])
+        _CODES.update(codes)
+    return codes[0] if is_plain else codes[1]
 
 
 def gone(watch: Watch | None = None) -> Tap:
@@ -331,5 +332,6 @@ def gone(watch: Watch | None = None) -> Tap:
 GONE = gone()
 CODE = shadow(GONE).__code__
 _WATCHING: CodeType = _shadow(None, len).__code__  # type: ignore[arg-type]
+_codes_of: weakref.WeakKeyDictionary[type, tuple[CodeType, CodeType]] = weakref.WeakKeyDictionary()
 _PLAIN_CODES = {CODE}
 _CODES = {CODE, _WATCHING, methods.CODE}
