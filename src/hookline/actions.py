@@ -74,7 +74,7 @@ class Save:
         self.offloads = detach and device is not None and torch.device(device).type == "cpu"
 
     def keep(self, value: Any, call: Call | None = None) -> Any:
-        """Return what to keep of a whole value. On the CPU the hot path in wiring/modules.py does the usual case."""
+        """Return what to keep of a whole value. On the CPU the hot path in wiring/watches.py does the usual case."""
         if not self.quick or type(value) is not Tensor:
             sent = None
             if self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda:

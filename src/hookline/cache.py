@@ -245,7 +245,7 @@ class Cache(Mapping[str, Any]):
         name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
         for site, record in self._records.items():
             if record.family == {} and site.path == (key.path if isinstance(key, Site) else _path(key)):
-                return record.reason or f"{name} was not captured: nothing has passed '{site}' yet"
+                return _reason(record) or f"{name} was not captured: nothing has passed '{site}' yet"
             if record.family is not None and str(site) == str(key):
                 first = next(iter(record.family.values())).site
                 return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
@@ -257,7 +257,7 @@ class Cache(Mapping[str, Any]):
         if session.forked:
             return f"'{record.site}' can't be read here: this process was forked from the one that placed the hooks"
         if record.reason:
-            return record.reason
+            return _reason(record)
         if record.value is not EMPTY:
             return f"nothing passed '{record.site}' in the latest forward, which failed before it"
         if session.elsewhere and not session.any_forward:
@@ -307,6 +307,10 @@ class Cache(Mapping[str, Any]):
         sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
         found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
         return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
+
+
+def _reason(record: Record) -> str:
+    return record.reason.replace("{site}", str(record.site))
 
 
 def _path(key: Key) -> str | None:

@@ -27,6 +27,7 @@ from hookline.wiring.modules import attach, attached_to, detach, following
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
 
 NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
+REMOVED = "nothing passed '{site}' before its hook was removed"  # The site is put in when somebody reads it.
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 
 _order = itertools.count(1)
@@ -121,7 +122,7 @@ class Ledger:
             tap.blocks = NO_BLOCKS
             tap.removed = True
             if tap.record is not None and tap.record.value is EMPTY and not tap.record.family:
-                tap.record.explain(tap.record.reason or f"nothing passed '{tap.site}' before its hook was removed")
+                tap.record.explain(tap.record.reason or REMOVED)
         self._wire(taps)
         self.taps = self.forward.taps = [tap for tap in self.taps if not tap.removed]
         self.forward.stops = [tap for tap in self.forward.stops if not tap.removed]

@@ -63,7 +63,7 @@ class Tap:
     active: bool
     blocks: Blocks
     is_plain: bool  # Whether it captures the whole output of every call: see plain_taps.
-    here: Blocks | None  # Blocks in which it is known to act: see the hot path in modules.py.
+    here: Blocks | None  # Blocks in which it is known to act: see the hot path in watches.py.
     watch: Watch | Reads | MethodType | None  # While it is attached; on the hot path, the shadow itself.
     order: int  # Taps of one module act in this order.
     fired: bool
