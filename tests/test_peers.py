@@ -131,3 +131,8 @@ def test_questions_are_answered_by_everyone_that_ran() -> None:
         ["one", "no"],
         ["two", "no"],
     ]
+
+
+def test_the_readme_shows_the_short_table_of_the_last_run() -> None:
+    table = (PEERS / "table.txt").read_text().split("the short table of the README\n")[1].split("\n\n")[0]
+    assert table in (PEERS.parents[1] / "README.md").read_text()
