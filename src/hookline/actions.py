@@ -69,16 +69,16 @@ class Save:
         # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
         self.keeps_own = not detach and clone is not True
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
-        self.copies_on_write = self.quick and clone is None
-        self.refers = self.quick and clone is False
         self.offloads = detach and device is not None and torch.device(device).type == "cpu"
+        stays = detach and (device is None or self.offloads)  # What is on the CPU, that is: see the hot path.
+        self.copies_on_write = stays and (clone, dtype, transform) == (None, None, None)
+        self.refers = self.quick and clone is False
 
     def keep(self, value: Any, call: Call | None = None) -> Any:
         """Return what to keep of a whole value. On the CPU the hot path in wiring/watches.py does the usual case."""
         if not self.quick or type(value) is not Tensor:
-            sent = None
-            if self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda:
-                sent = offload.send(value.detach(), self.dtype)
+            sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
+            sent = offload.send(value.detach(), self.dtype) if sends else None
             return self.keep_part(value, False, call) if sent is None else sent
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
         try:
