@@ -69,6 +69,8 @@ ORDER = [
     "trial",
     "scan",
     "listing",
+    "harvest.masks",
+    "harvest",
     "points.lens",
     "points.point",
     "points.roots",

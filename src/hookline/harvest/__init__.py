@@ -1,0 +1,1 @@
+"""A model over a dataset, into a store."""
