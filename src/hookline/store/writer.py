@@ -1,0 +1,302 @@
+"""Writing a store: units, each of which is there wholly or not at all, whoever writes it and however often.
+
+Data first, the record last: a unit is done if and only if its record exists. Attempts at one unit share no files, so
+that one who comes too late can't touch what is done.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from hookline.errors import StoreError, did_you_mean
+from hookline.store.places import Place
+from hookline.store.records import (
+    DATA,
+    END,
+    MANIFEST,
+    MORE,
+    UNITS,
+    Array,
+    File,
+    Manifest,
+    Record,
+    data_name,
+    end_from_json,
+    end_to_json,
+    positions_name,
+    unit_name,
+)
+from hookline.store.shards import Shard
+
+_RECORD = re.compile(r"(\d{8,})\.json")
+_PART = re.compile(r"\d{4,}")
+_FILE = re.compile(r"(\d{8,})-([0-9a-f]{16})(-\d+)?\.safetensors")
+_POSITIONS = Array("positions", torch.int64, ())
+_SYNCS = 4  # Files that wait for the disk at once.
+
+
+class Unit:
+    """One attempt at one unit. As a context manager, it is given up at the end of the block unless it was committed."""
+
+    def __init__(self, place: Place, manifest: Manifest, unit: int) -> None:
+        self.unit = unit
+        self.attempt = os.urandom(8).hex()
+        self._place = place
+        self._arrays = manifest.arrays
+        self._shards: dict[int, Shard] = {}
+        self._positions: dict[int, Shard] = {}
+
+    def append(self, array: int, rows: Tensor) -> None:
+        """Write rows of an array straight to disk. Each array is fed by one thread at a time."""
+        told = self._arrays[array]
+        if rows.dtype != told.dtype or rows.shape[1:] != told.shape or not rows.dim() or not rows.is_cpu:
+            found = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
+            raise StoreError(f"rows of {told} were expected, on the CPU, but came as {found}")
+        self._write(self._shards, array, data_name(array, self.unit, self.attempt), told, rows)
+
+    def positions(self, group: int, positions: Tensor) -> None:
+        """Write where in their samples the rows of a group of arrays were, where that is not 0, 1, 2, ...."""
+        name = positions_name(self.unit, self.attempt, group)
+        self._write(self._positions, group, name, _POSITIONS, positions.to("cpu", torch.int64))
+
+    def commit(
+        self,
+        *,
+        first: int,
+        samples: int,
+        lengths: Sequence[int | Sequence[int]],
+        order: Sequence[int] | None = None,
+        skipped: Mapping[int, str] | None = None,
+        inputs: str = "",
+        groups: Sequence[int] | None = None,
+    ) -> bool:
+        """Finish the files, wait for the disk, then create the record; False if another attempt was first.
+
+        Args:
+            samples: How many sample numbers the unit spans, those in `skipped` included.
+            lengths: For each array the rows of each stored sample in stored order, or how many rows each one has.
+            order: The stored samples as offsets from `first`, if they are not ascending.
+            groups: For each array the group of its positions. Without it, arrays with equal lengths are one group,
+                and groups are numbered as they come.
+        """
+        try:
+            different, uses = _distinct(lengths)
+            own = [group if group in self._positions else None for group in groups or uses]
+            for array in range(len(self._arrays)):
+                if array not in self._shards:
+                    self.append(array, torch.empty(0, *self._arrays[array].shape, dtype=self._arrays[array].dtype))
+            files, positions = self._finish()
+            record = Record(
+                self.unit, self.attempt, first, samples, tuple(files), different, tuple(uses),
+                None if order is None else tuple(order), dict(skipped or {}), inputs, positions, tuple(own),
+            )  # fmt: skip
+            self._check(record)
+            committed = self._place.create(unit_name(self.unit), record.to_json())
+        except BaseException:
+            self.discard()
+            raise
+        if not committed:
+            self.discard()
+            return False
+        for shard in self._all():
+            shard.close()
+        return True
+
+    def discard(self) -> None:
+        """Remove what was written; nothing happens after a commit, or the second time."""
+        for shard in self._all():
+            shard.discard()
+
+    def __enter__(self) -> Unit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _all(self) -> list[Shard]:
+        return [*self._shards.values(), *self._positions.values()]
+
+    def _write(self, shards: dict[int, Shard], key: int, name: str, array: Array, rows: Tensor) -> None:
+        try:
+            if key not in shards:
+                shards[key] = Shard(self._place, name, array)
+            shards[key].append(rows)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _finish(self) -> tuple[list[File], dict[int, File]]:
+        """Finish every file, several at once: most of that is waiting for the disk."""
+        ordered = [self._shards[array] for array in range(len(self._arrays))] + list(self._positions.values())
+        if len(ordered) == 1:
+            files = [ordered[0].finish()]
+        else:
+            with ThreadPoolExecutor(_SYNCS) as pool:
+                files = list(pool.map(Shard.finish, ordered))
+        count = len(self._arrays)
+        return files[:count], dict(zip(self._positions, files[count:], strict=True))
+
+    def _check(self, record: Record) -> None:
+        try:
+            record.check(self._arrays)
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"unit {self.unit} can't be committed: {error}") from error
+
+
+def begin(place: Place, manifest: Manifest) -> Manifest:
+    """Create harvest.json, or return the one that is there; refuse a store of something else."""
+    if MANIFEST not in place.names(""):
+        place.create(MANIFEST, manifest.to_json())
+    found = read_manifest(place)
+    if found.hash != manifest.hash:
+        raise StoreError(f"{str(place)!r} is of another harvest: {_difference(found, manifest)}; give another path")
+    return found
+
+
+def begin_part(place: Place, manifest: Manifest) -> tuple[Place, Manifest]:
+    """Begin to append to a store, or go on with a part that was begun: return its place and its manifest.
+
+    Where there is no store yet, this begins one. The parts before it must be complete, of the same arrays and model.
+    """
+    if MANIFEST not in place.names(""):
+        place.create(MANIFEST, manifest.to_json())
+    first = read_manifest(place)
+    for part in (place, *parts(place)):
+        found = read_manifest(part)
+        if found.hash == manifest.hash:
+            return part, found
+        _check_complete(part, found)
+    model, own = first.spec.get("model"), manifest.spec.get("model")
+    if first.arrays != manifest.arrays or model != own:
+        reason = _difference(first, manifest) if first.arrays != manifest.arrays else f"its model is {model}, not {own}"
+        raise StoreError(f"{str(place)!r} can't be appended to: {reason}; give another path")
+    number = len(parts(place)) + 1
+    place.child(f"{MORE}/{number:04d}").create(MANIFEST, manifest.to_json())
+    return begin_part(place, manifest)  # Whoever was first: if it is another, its part comes before this one.
+
+
+def end(place: Place, units: int) -> bool:
+    """Say that the data ended after this many units, where that was not known before; False if it was said already."""
+    created = place.create(END, end_to_json(units))
+    told = how_many(place, read_manifest(place))
+    if told != units:
+        raise StoreError(f"{str(place)!r} ended after {told} units before, and now after {units}: is it the same data?")
+    return created
+
+
+def how_many(place: Place, manifest: Manifest) -> int | None:
+    """Return how many units the store has when it is complete; None if the data have not ended yet."""
+    if manifest.units is not None:
+        return manifest.units
+    try:
+        return end_from_json(place.read(END), _named(place, END))
+    except FileNotFoundError:
+        return None
+
+
+def committed(place: Place) -> set[int]:
+    """Return the units that are done."""
+    return {int(found[1]) for name in place.names(UNITS) if (found := _RECORD.fullmatch(name))}
+
+
+def parts(place: Place) -> list[Place]:
+    """Return the places of the appended parts, in order."""
+    names = [name for name in place.names(MORE) if _PART.fullmatch(name)]
+    children = [place.child(f"{MORE}/{name}") for name in sorted(names, key=int)]
+    return [child for child in children if MANIFEST in child.names("")]
+
+
+def sweep(place: Place) -> list[str]:
+    """Remove data files that no record names and no living writer holds; return their names."""
+    removed = [name for folder in ("", UNITS) for name in place.remove_temporary(folder)]
+    for folder in (f"{DATA}/{name}" for name in place.names(DATA)):
+        removed += place.remove_temporary(folder)
+        for name in place.names(folder):
+            found = _FILE.fullmatch(name)
+            if found and place.remove_dead(f"{folder}/{name}", partial(_is_of_record, place, found)):
+                removed.append(f"{folder}/{name}")
+    for part in parts(place):
+        removed += [f"{part}/{name}" for name in sweep(part)]
+    return removed
+
+
+def read_manifest(place: Place) -> Manifest:
+    """Return the manifest of a store."""
+    try:
+        return Manifest.from_json(place.read(MANIFEST), _named(place, MANIFEST))
+    except FileNotFoundError as error:
+        raise StoreError(f"{str(place)!r} is no store: it has no {MANIFEST}; harvest to it first") from error
+
+
+def _named(place: Place, name: str) -> str:
+    return repr(f"{place}/{name}")
+
+
+def _is_of_record(place: Place, found: re.Match[str]) -> bool:
+    """Whether a data file belongs to a finished unit. A record that can't be read keeps its unit's files."""
+    try:
+        data = place.read(unit_name(int(found[1])))
+    except FileNotFoundError:
+        return False
+    return found[2].encode() in data or b'"attempt"' not in data
+
+
+def _check_complete(place: Place, manifest: Manifest) -> None:
+    units, done = how_many(place, manifest), committed(place)
+    if units is None or len(done) < units:
+        found = f"{len(done)} of {'an unknown number of' if units is None else units} units"
+        raise StoreError(f"{str(place)!r} has {found}; finish it before appending: run its harvest again")
+
+
+def _distinct(lengths: Sequence[int | Sequence[int]]) -> tuple[tuple[int | tuple[int, ...], ...], list[int]]:
+    """Return the different lengths, and for each array which of them."""
+    numbers: dict[int | tuple[int, ...], int] = {}
+    seen: dict[int, int] = {}  # By identity, since mostly all arrays are given one and the same list.
+    uses = []
+    for one in lengths:
+        if id(one) not in seen:
+            told = one if isinstance(one, int) else tuple(map(int, one))
+            if isinstance(told, tuple) and told and len(set(told)) == 1:
+                told = told[0]
+            seen[id(one)] = numbers.setdefault(told, len(numbers))
+        uses.append(seen[id(one)])
+    return tuple(numbers), uses
+
+
+def _difference(found: Manifest, wanted: Manifest) -> str:
+    """Say how two manifests differ, in the words of the first difference."""
+    ours, theirs = {one.name: one for one in wanted.arrays}, {one.name: one for one in found.arrays}
+    for name in ours.keys() - theirs.keys():
+        return f"it has no {name!r}, which this run is to keep{did_you_mean(name, theirs)}"
+    for name in theirs.keys() - ours.keys():
+        return f"it has {name!r}, which this run does not keep"
+    for name, array in ours.items():
+        if theirs[name] != array:
+            return f"it has {theirs[name]}, this run {array}"
+    return _difference_of_specs(found.spec, wanted.spec) or "its arrays come in another order"
+
+
+def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()) -> str:
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in sorted({*found, *wanted}, key=str):
+            told = _difference_of_specs(found.get(key), wanted.get(key), (*path, str(key)))
+            if told:
+                return told
+        return ""
+    listed = list(wanted) if isinstance(wanted, tuple) else wanted
+    return "" if found == listed else f"its {'.'.join(path)} is {_short(found)}, that of this run {_short(listed)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
