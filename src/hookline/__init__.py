@@ -3,6 +3,7 @@
 from hookline.attached import attached, clear
 from hookline.cache import Cache
 from hookline.errors import (
+    BadSample,
     CacheFull,
     EditError,
     HooklineError,
@@ -14,6 +15,7 @@ from hookline.errors import (
     StopForward,
     StoreError,
 )
+from hookline.harvest import Harvest, harvest
 from hookline.hooks import Hook, Hooks
 from hookline.listing import sites
 from hookline.points import HookedModel, HookPoint, auto_hook, check
@@ -24,9 +26,11 @@ from hookline.verbs import capture, edit, patch, run, skip
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadSample",
     "Cache",
     "CacheFull",
     "EditError",
+    "Harvest",
     "Hook",
     "HookPoint",
     "HookedModel",
@@ -46,6 +50,7 @@ __all__ = [
     "check",
     "clear",
     "edit",
+    "harvest",
     "patch",
     "run",
     "scan",

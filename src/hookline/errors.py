@@ -44,6 +44,10 @@ class CacheFull(HooklineError, MemoryError):
     """More than a capture may keep in memory."""
 
 
+class BadSample(HooklineError, RuntimeError):
+    """A sample that could not be loaded, or on which the model failed."""
+
+
 class HooklineWarning(UserWarning):
     """The run is valid, but probably not what was meant."""
 
@@ -79,7 +83,7 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
 
 
 for _public in (
-    HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, CacheFull, HooklineWarning,
-    StopForward,
+    HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, CacheFull, BadSample,
+    HooklineWarning, StopForward,
 ):  # fmt: skip
     _public.__module__ = "hookline"  # So that a traceback names them as users do.

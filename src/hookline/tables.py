@@ -40,6 +40,19 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def size(nbytes: float) -> str:
+    """Return a number of bytes as people write it.
+
+    >>> size(48), size(3_100_000)
+    ('48 B', '3.1 MB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while nbytes >= 999.5 and len(units) > 1:
+        nbytes /= 1000
+        units.pop(0)
+    return f"{nbytes:.3g} {units[0]}"
+
+
 def _shorten(cells: list[list[str]]) -> tuple[list[list[str]], int]:
     if len(cells) <= MOST_ROWS:
         return cells, 0

@@ -209,6 +209,12 @@ def committed(place: Place) -> set[int]:
     return {int(found[1]) for name in place.names(UNITS) if (found := _RECORD.fullmatch(name))}
 
 
+def read_record(place: Place, manifest: Manifest, unit: int) -> Record:
+    """Return the record of a unit that is done."""
+    name = unit_name(unit)
+    return Record.from_json(place.read(name), _named(place, name), unit, manifest.arrays)
+
+
 def parts(place: Place) -> list[Place]:
     """Return the places of the appended parts, in order."""
     names = [name for name in place.names(MORE) if _PART.fullmatch(name)]

@@ -1,0 +1,229 @@
+"""One batch through the model: what passed at the sites, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline import offload
+from hookline.errors import HooklineError, SiteError
+from hookline.harvest.masks import token_mask
+from hookline.harvest.rows import Choice, Rows, Rule, cast, takes_output
+from hookline.harvest.sources import Batch, on
+from hookline.hooks import Hooks
+from hookline.sites import Site
+from hookline.store.records import Array
+from hookline.values import leaves, map_tensors
+from hookline.where import Where, find
+
+CALLS = {"one": None, "sequence": 1, "batch": 0}  # Along which dimension the calls of a site in one batch are joined.
+Column = Callable[..., Any]  # Of the batch, or of the batch and the output.
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows that one batch gives to one array; on their way to the host, if they come from a GPU."""
+
+    rows: Tensor | offload.Copy
+    choice: Choice
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, rows: Tensor, choice: Choice) -> Part:
+        """Send rows on their way."""
+        return cls(_sent(rows), choice, rows.dtype, tuple(rows.shape), rows.nbytes)
+
+    def arrived(self) -> Tensor:
+        """Return the rows, once they are in host memory."""
+        return self.rows.wait() if isinstance(self.rows, offload.Copy) else self.rows
+
+    def array(self, name: str) -> Array:
+        """Return the array to which they could belong."""
+        return Array(name, self.dtype, self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How batches go through a model and become rows."""
+
+    rows: Rule | Mapping[str, Rule] = "batch"
+    dtype: torch.dtype | None = None
+    transform: Callable[[Any], Any] | None = None
+    stop: bool | None = None
+    columns: Mapping[str, Column] | None = None
+    call: Callable[[nn.Module, Any], Any] | None = None
+    calls: str = "one"
+    loss: Callable[[Any, Any], Tensor] | None = None
+    device: torch.device | None = None
+
+
+class Pass:
+    """A model with captures at some places. The same hooks serve for every batch."""
+
+    def __init__(self, model: nn.Module, where: Sequence[Where], manner: Manner, *, stop: bool) -> None:
+        self.model = model
+        self.manner = manner
+        self.where = where
+        self.places = find(model, where)
+        self.has_gradients = any(place.site.is_gradient for place in self.places)
+        if stop and self.has_gradients:
+            raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
+        self.hooks = Hooks(model, active=False)
+        self.hooks.capture(*where, keep="all", stop=stop)
+        self.device = manner.device if manner.device is not None else _device(model)
+        self._rules: dict[str, Rule] = {}
+        self._sites: dict[str, Site] = {}
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self.hooks.remove()
+
+    def run(self, batch: Batch) -> dict[str, Part]:
+        """Return what the batch gives to each array."""
+        manner, found = self.manner, {}
+        near = _near(batch.value, manner.rows)
+        with self.hooks as cache:
+            output = self._forward(on(batch.value, self.device))
+        values = {name: self._joined(name, cache.calls(name)) for name in cache}
+        cache.clear()
+        rows = Rows(near, len(batch.samples), output, self._mask)
+        with torch.no_grad():
+            for name in list(values):
+                value = values.pop(name)
+                value = value if manner.transform is None else manner.transform(value)
+                found[name] = self._part(rows, name, self._site(name), value)
+            for name, column in (manner.columns or {}).items():
+                found[name] = self._part(rows, name, None, _column(name, column, near, output))
+        offload.flush()
+        return found
+
+    def _forward(self, value: Any) -> Any:
+        """Give a batch to the model; nothing but its output comes of it."""
+        call = self.manner.call or give
+        if not self.has_gradients:
+            with torch.no_grad():
+                return call(self.model, value)
+        with torch.enable_grad(), _own_gradients(self.model):
+            output = call(self.model, value)
+            loss = getattr(output, "loss", None) if self.manner.loss is None else self.manner.loss(output, value)
+            if not isinstance(loss, Tensor):
+                raise HooklineError(
+                    "gradients need a loss, and the model gives none; give loss=, a function of (output, batch)"
+                )
+            loss.backward()
+            return output
+
+    def _joined(self, name: str, calls: list[Any]) -> Any:
+        """Return the value of a site, which may have passed in several calls."""
+        along = CALLS[self.manner.calls]
+        if len(calls) == 1:
+            return calls[0]
+        if along is None:
+            raise HooklineError(f"{name!r} was called {len(calls)} times for one batch; name one, as in '{name}#0', "
+                                'or join them: calls="sequence" along dimension 1, calls="batch" along 0')  # fmt: skip
+        if not all(isinstance(one, Tensor) for one in calls):
+            raise HooklineError(
+                f"the calls of {name!r} are no tensors, so they can't be joined; name a part, '{name}[0]'"
+            )
+        return torch.cat(calls, along)
+
+    def _part(self, rows: Rows, name: str, site: Site | None, value: Any) -> Part:
+        chosen, choice = rows.choose(name, site, value, self._rule(name))
+        return Part.of(cast(chosen, self.manner.dtype).detach(), choice)
+
+    def _mask(self, site: Site, batch: Any, output: Any, shape: tuple[int, int]) -> Tensor | None:
+        """Return where real tokens are: the call itself may know best."""
+        own = getattr(self.manner.call, "token_mask", None)
+        if own is not None:
+            found: Tensor | None = own(site, batch, output, shape)
+            return found
+        both = getattr(getattr(self.model, "config", None), "is_encoder_decoder", None)
+        return token_mask(site, batch if isinstance(batch, Mapping) else None, shape, encoder_decoder=both)
+
+    def _site(self, name: str) -> Site:
+        if name not in self._sites:
+            self._sites[name] = Site.parse(name)
+        return self._sites[name]
+
+    def _rule(self, name: str) -> Rule:
+        """Return the row rule of an array: of a mapping the first that means it."""
+        rules = self.manner.rows
+        if not isinstance(rules, Mapping):
+            return rules
+        if name not in self._rules:
+            means = [rule for where, rule in rules.items() if where == name or name in self._names(where)]
+            self._rules[name] = means[0] if means else "batch"
+        return self._rules[name]
+
+    def _names(self, where: str) -> set[str]:
+        if where in (self.manner.columns or {}):
+            return set()
+        return {str(place.site) for place in find(self.model, [where])}
+
+
+def give(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch: a mapping holds keyword arguments, a tuple or list of tensors positional ones."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)) and leaves(batch):
+        return model(*batch)
+    return model(batch)
+
+
+def needs_output(manner: Manner) -> bool:
+    """Return whether anything looks at what the model returns."""
+    rules = manner.rows.values() if isinstance(manner.rows, Mapping) else [manner.rows]
+    functions = [*rules, *(manner.columns or {}).values()]
+    return manner.call is not None or any(callable(one) and takes_output(one) for one in functions)
+
+
+def _sent(rows: Tensor) -> Tensor | offload.Copy:
+    """Return rows on their way to the host, or there."""
+    if rows.is_cuda:
+        copy = offload.send(rows)
+        return rows.cpu() if copy is None else copy
+    return rows.cpu().contiguous()
+
+
+def _near(value: Any, rows: Any) -> Any:
+    """Return a batch with its masks on the host: to ask for them after the forward would wait for all of that."""
+    if rows == "batch" or not isinstance(value, Mapping):
+        return value
+    return {
+        key: map_tensors(lambda tensor: tensor.cpu(), one) if "mask" in str(key) else one for key, one in value.items()
+    }
+
+
+def _column(name: str, column: Column, batch: Any, output: Any) -> Tensor:
+    """Return a column of a batch."""
+    try:
+        value = column(batch, output) if takes_output(column) else column(batch)
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        raise HooklineError(f"column {name!r} can't be had from the batch as a tensor: {error!r}") from error
+
+
+def _device(model: nn.Module) -> torch.device | None:
+    """Return where a model's weights are, if that is one place; those of several move their inputs themselves."""
+    devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    return devices.pop() if len(devices) == 1 and not any(device.type == "meta" for device in devices) else None
+
+
+@contextmanager
+def _own_gradients(model: nn.Module) -> Iterator[None]:
+    """Give the parameters back the gradients that they had."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient

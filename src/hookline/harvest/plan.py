@@ -1,0 +1,348 @@
+"""A harvest as an object: what goes through which model, what is kept of it, and where. It can be pickled."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.errors import HooklineError, SiteError, StoreError, warn
+from hookline.harvest.digests import function_text, model_digest
+from hookline.harvest.passes import CALLS, Manner, Part, Pass, needs_output
+from hookline.harvest.rows import Rule, check_rule
+from hookline.harvest.running import run
+from hookline.harvest.sources import Batch, Source, source
+from hookline.harvest.units import ON_ERROR, Runner, Told
+from hookline.store.places import Place, place
+from hookline.store.records import Array, Manifest
+from hookline.store.writer import begin, begin_part, committed, how_many, read_record
+from hookline.tables import size as written
+from hookline.where import Where
+
+_LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
+_LONGEST = 60.0  # Seconds that one unit may take.
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a harvest will take: rows of all arrays together; None where nobody can know."""
+
+    samples: int | None
+    rows: int | None
+    bytes: int | None
+    units: int | None
+    free: int | None
+
+    def __str__(self) -> str:
+        if self.rows is None or self.bytes is None:
+            return "an unknown number of samples" + (
+                f"; {written(self.free)} are free" if self.free is not None else ""
+            )
+        free = f", of {written(self.free)} free" if self.free is not None else ""
+        return (
+            f"{self.samples:,} samples, about {self.rows:,} rows, {written(self.bytes)}{free}, in {self.units:,} units"
+        )
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a harvest has come."""
+
+    done: int
+    units: int | None
+    rows: int
+    skipped: int
+
+    def __str__(self) -> str:
+        units = "an unknown number of" if self.units is None else f"{self.units:,}"
+        skipped = f", {self.skipped:,} samples skipped" if self.skipped else ""
+        return f"{self.done:,} of {units} units done, {self.rows:,} rows{skipped}"
+
+
+class Harvest:
+    """A dataset through a model, onto disk: what passes at the places, as rows.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    >>> plan = Harvest(model, torch.ones(10, 4), "0", to=folder, batch_size=4)
+    >>> print(plan.estimate())  # doctest: +ELLIPSIS
+    10 samples, about 10 rows, 320 B, of ... free, in 1 units
+    >>> plan.run()["0"].shape
+    torch.Size([10, 8])
+
+    Args:
+        model: A module, or a function that makes one: that is what travels to other machines.
+        data: An iterable of batches, a DataLoader, or samples by number with `batch_size`.
+        where: The places, as everywhere.
+        to: A folder, or whatever fsspec knows ("s3://...").
+        rows: What a row is: "batch" (a sample), "tokens" (a position that is no padding), a function of the batch that
+            gives a mask [samples, positions], or a mapping of place to these.
+        dtype: Cast floats to this before they leave the device.
+        transform: Keep `transform(value)` instead.
+        stop: End each forward after the last place; None does if nothing after it is needed.
+        columns: More to keep: names of the batch's entries, or name to function of the batch.
+        call: How a batch is given to the model, `call(model, batch)`.
+        calls: "one", or how the calls of a place in one batch are joined: along the "sequence" or the "batch".
+        loss: `loss(output, batch)`, for gradients.
+        batch_size: How many samples to a batch.
+        collate: Makes a batch of a list of samples.
+        sort_by_length: Put samples of like length into a batch; rows are found in the samples' order all the same.
+        unit: How many samples (of an iterable: batches) are one unit of work. Not more are lost if the run dies.
+        device: Where batches go; None is where the model is.
+        on_error: "raise", or "skip" a sample that fails and list it.
+        append: Add to a store that is there.
+        progress: Whether to show it; None does in a terminal.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        data: Any,
+        *where: Where,
+        to: str | os.PathLike[str],
+        rows: Rule | Mapping[str, Rule] = "batch",
+        dtype: torch.dtype | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        stop: bool | None = None,
+        columns: Sequence[Any] | Mapping[str, Any] | None = None,
+        call: Callable[[nn.Module, Any], Any] | None = None,
+        calls: str | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        batch_size: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        sort_by_length: bool = False,
+        unit: int | None = None,
+        device: torch.device | str | None = None,
+        on_error: str = "raise",
+        append: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        if not where:
+            raise SiteError('harvest what? Give sites, as in harvest(model, data, "h.*.mlp", to="acts/")')
+        calls = str(calls or getattr(call, "calls", "one"))
+        _refuse(calls, CALLS, "calls")
+        _refuse(on_error, ON_ERROR, "on_error")
+        check_rule(rows)
+        if unit is not None and (type(unit) is not int or unit < 1):
+            raise HooklineError(f"unit= is a number of samples or batches from 1 on, not {unit!r}")
+        self.model = model
+        self.data = data
+        self.where = where
+        self.to = to
+        self.unit = unit
+        self.on_error = on_error
+        self.append = append
+        self.progress = progress
+        self._batching = (batch_size, collate, sort_by_length)
+        where_to = None if device is None else torch.device(device)
+        self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the store is."""
+        return place(self.to)
+
+    @cached_property
+    def source(self) -> Source:
+        """The numbered samples."""
+        return source(self.data, *self._batching)
+
+    @cached_property
+    def live(self) -> Live:
+        """The model with its hooks, and what the first batch told."""
+        return Live(self)
+
+    def estimate(self) -> Estimate:
+        """Return how much will be stored, from what the first batch gives, and how much room there is."""
+        live, samples = self.live, self.source.samples
+        free = self.place.free()
+        if samples is None:
+            return Estimate(None, None, None, live.manifest.units, free)
+        per_sample = [part.shape[0] / live.first_samples for part in live.first.values()]
+        rows = sum(per_sample) * samples
+        nbytes = sum(part.nbytes / live.first_samples for part in live.first.values()) * samples
+        return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free)
+
+    def status(self) -> Status:
+        """Return how far it has come, whoever works on it."""
+        place, manifest = self.live.begun()
+        records = [read_record(place, manifest, unit) for unit in sorted(committed(place))]
+        rows = sum(file.rows for record in records for file in record.files)
+        return Status(len(records), how_many(place, manifest), rows, sum(len(record.skipped) for record in records))
+
+    def run(self) -> Any:
+        """Run what is not done yet, and return the store. Other processes may run the same at the same time."""
+        from hookline.store.store import Store  # type: ignore[import-not-found, unused-ignore]
+
+        run(self)
+        return Store(self.to)
+
+    def run_unit(self, unit: int) -> bool:
+        """Run one unit, in whatever process: the primitive for engines. Return False if it was done already."""
+        place, manifest = self.live.begun()
+        if unit in committed(place):
+            return False
+        told = Heard()
+        self.live.runner(told).run([unit], manifest.plan["unit"], lambda *_: None)
+        return told.committed > 0
+
+    def pending(self) -> list[int]:
+        """Return the units that are not done, where their number is known."""
+        place, manifest = self.live.begun()
+        units = how_many(place, manifest)
+        if units is None:
+            raise HooklineError(
+                "how many units an iterator will give is not known before; give something with a length"
+            )
+        return sorted(set(range(units)) - committed(place))
+
+
+class Heard(Told):
+    """Counts the units that were committed."""
+
+    committed = 0
+
+    def finished(self, unit: int, committed: bool) -> None:
+        """Count."""
+        self.committed += committed
+
+
+class Live:
+    """A harvest in this process: the model with its hooks, and what a first batch gave. This part is not pickled."""
+
+    def __init__(self, plan: Harvest) -> None:
+        self.plan = plan
+        self.model = plan.model if isinstance(plan.model, nn.Module) else plan.model()
+        if not isinstance(self.model, nn.Module):
+            raise HooklineError(f"harvest takes a model or a function that makes one, not {type(plan.model).__name__}")
+        if self.model.training and any(module.training for module in self.model.modules()):
+            warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
+        manner = _with_defaults(plan.manner)
+        batch = plan.source.first()
+        began = time.perf_counter()
+        self.first = self._try(batch, manner)
+        self.seconds = time.perf_counter() - began
+        self.first_samples = len(batch.samples)
+        self.manner = manner
+        self.manifest = self._manifest()
+        self._begun: tuple[Place, Manifest] | None = None
+
+    def _try(self, batch: Batch, manner: Manner) -> dict[str, Part]:
+        """Run the first batch to its end: which sites there are, how often they are called, and what their rows are."""
+        trial = Pass(self.model, self.plan.where, manner, stop=False)
+        try:
+            found = trial.run(batch)
+        finally:
+            trial.close()
+        for part in found.values():
+            part.arrived()
+        taken = [name for name in manner.columns or {} if name in {str(place.site) for place in trial.places}]
+        if taken:
+            raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
+        self.stops = self._stops(manner, trial)
+        return found
+
+    def _stops(self, manner: Manner, trial: Pass) -> bool:
+        if manner.stop is not None:
+            return manner.stop
+        return not (trial.has_gradients or manner.calls != "one" or needs_output(manner))
+
+    def _manifest(self) -> Manifest:
+        plan, manner = self.plan, self.manner
+        arrays = tuple(part.array(name) for name, part in self.first.items())
+        rows = manner.rows if isinstance(manner.rows, Mapping) else {"": manner.rows}
+        spec = {
+            "model": model_digest(self.model),
+            "data": plan.source.known(),
+            "rows": {str(name): function_text(rule) for name, rule in rows.items()},
+            "dtype": None if manner.dtype is None else str(manner.dtype),
+            "transform": function_text(manner.transform),
+            "columns": {name: function_text(column) for name, column in (manner.columns or {}).items()},
+            "call": function_text(manner.call),
+            "calls": manner.calls,
+            "loss": function_text(manner.loss),
+        }
+        unit = plan.unit or self._unit(arrays)
+        return Manifest(spec, arrays, plan.source.units(unit), {"unit": unit, "batch_size": plan.source.batch_size})
+
+    def _unit(self, arrays: tuple[Array, ...]) -> int:
+        """Return how many samples (or batches) make a unit that is worth a file, and not too long to be lost."""
+        source = self.plan.source
+        per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1
+        largest = _LARGEST
+        if source.samples is not None:
+            total = per_batch * source.samples / self.first_samples
+            largest = int(min(max(total / _PARTS, _SMALLEST), _LARGEST))
+        batches = max(1, min(largest // per_batch, int(_LONGEST / max(self.seconds, 1e-6))))
+        return batches if source.batch_size is None else batches * source.batch_size
+
+    def begun(self) -> tuple[Place, Manifest]:
+        """Begin the store, or go on with it: return where, and what it says of itself."""
+        if self._begun is None:
+            plan = self.plan
+            where, found = begin_part(plan.place, self.manifest) if plan.append else (
+                plan.place, begin(plan.place, self.manifest))  # fmt: skip
+            if plan.unit is not None and found.plan["unit"] != plan.unit:
+                raise StoreError(
+                    f"{str(plan.to)!r} has units of {found.plan['unit']}, not {plan.unit}; leave unit= out"
+                )
+            self.manifest = found
+            self._begun = where, found
+        return self._begun
+
+    @cached_property
+    def passing(self) -> Pass:
+        """The hooks of the run: now at the sites that fired, by name, so that a batch that misses one is told of."""
+        names = [name for name in self.first if name not in (self.manner.columns or {})]
+        return Pass(self.model, names, self.manner, stop=self.stops)
+
+    def runner(self, told: Told) -> Runner:
+        """Return what runs units."""
+        place, manifest = self.begun()
+        threads = min(4, os.cpu_count() or 1)
+        return Runner(
+            self.passing, self.plan.source, place, manifest, on_error=self.plan.on_error, told=told, threads=threads
+        )
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        if "passing" in vars(self):
+            self.passing.close()
+
+
+def _with_defaults(manner: Manner) -> Manner:
+    """Return a manner with what a call says of itself."""
+    return replace(manner, stop=getattr(manner.call, "stop", None)) if manner.stop is None else manner
+
+
+def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, Callable[..., Any]] | None:
+    """Return columns as functions of the batch."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        columns = [columns]
+    pairs = columns.items() if isinstance(columns, Mapping) else [(str(key), key) for key in columns]
+    return {name: column if callable(column) else Entry(column) for name, column in pairs}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a batch, as a function."""
+
+    key: Any
+
+    def __call__(self, batch: Any) -> Any:
+        return batch[self.key]
+
+
+def _refuse(given: Any, known: Any, name: str) -> None:
+    if given not in known:
+        raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {given!r}")

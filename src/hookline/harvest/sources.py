@@ -1,0 +1,398 @@
+"""What goes into the model: numbered samples, in batches, in units.
+
+`Samples` is a map-style dataset: any unit can be had by itself. `Batches` is any iterable of batches: to reach a unit,
+all before it are passed over. Both give the batches of the units asked for, in that order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.harvest.digests import digest
+from hookline.values import leaves, map_tensors
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_SPREAD = 16  # Samples of a dataset by which it is known again.
+
+
+@dataclass
+class Batch:
+    """Some samples, as the model takes them; `failures` are those that could not be loaded."""
+
+    samples: Sequence[int]  # Their numbers, in the order in which they stand.
+    value: Any
+    failures: dict[int, Exception] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Numbered samples in units of a size: of samples, or for an iterable of batches."""
+
+    batch_size: int | None  # Of samples, where units are counted in them.
+    samples: int | None  # How many there are, where that's known.
+
+    def known(self) -> dict[str, Any]:
+        """Return by what the data is known again."""
+
+    def first(self) -> Batch:
+        """Return the first batch. An iterator gives it again when its time has come."""
+
+    def units(self, size: int) -> int | None:
+        """Return how many units there are, if that's known."""
+
+    def batches(
+        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
+    ) -> Iterator[tuple[int, Batch]]:
+        """Return the batches of some units, each with its unit; tell of those that were passed over."""
+
+    def singles(self, batch: Batch) -> list[Batch]:
+        """Return the samples of a batch one by one, as far as that can be done."""
+
+
+def source(
+    data: Any, batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
+) -> Source:
+    """Return whatever was given as numbered samples."""
+    from torch.utils.data import DataLoader
+
+    if isinstance(data, DataLoader):
+        return _of_loader(data, batch_size, collate, sort_by_length)
+    if batch_size is None:
+        batch_size = getattr(data, "batch_size", None)
+    if batch_size is not None:
+        if isinstance(data, Mapping):
+            data = Columns(data)
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+            raise HooklineError(
+                f"batch_size= needs numbered samples (a dataset, a list, a tensor), but {type(data).__name__} has no "
+                "length and index; give an iterable of batches, without batch_size"
+            )
+        return Samples(data, batch_size, collate or getattr(data, "collate", None), sort_by_length)
+    if isinstance(data, (Tensor, Mapping)) or not hasattr(data, "__iter__"):
+        raise HooklineError(f"{type(data).__name__} is no iterable of batches; to batch its samples, give batch_size=")
+    if sort_by_length or collate is not None:
+        raise HooklineError(
+            "sort_by_length and collate make batches of samples; give a dataset and batch_size= for that"
+        )
+    return Batches(data)
+
+
+def _of_loader(
+    loader: DataLoader[Any], batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
+) -> Source:
+    """Return a DataLoader's dataset if it passes over that in order; else its batches, as they come."""
+    from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+    sampler = loader.sampler
+    if isinstance(sampler, RandomSampler):
+        raise HooklineError("the loader shuffles, so its samples could not be found again; harvest with shuffle=False "
+                            "and shuffle what was harvested: store.dataset(..., shuffle=True)")  # fmt: skip
+    if isinstance(sampler, DistributedSampler):
+        raise HooklineError("DistributedSampler repeats samples to give every rank as many; leave it out: the ranks of "
+                            "a harvest share its units by themselves")  # fmt: skip
+    is_plain = type(loader.batch_sampler) is BatchSampler and type(sampler) is SequentialSampler
+    if is_plain and not isinstance(loader.dataset, IterableDataset):
+        size = batch_size or loader.batch_size or 1
+        return Samples(loader.dataset, size, collate or loader.collate_fn, sort_by_length, loader)
+    if sort_by_length or collate is not None or batch_size is not None:
+        raise HooklineError("a loader with batches of its own takes no batch_size, collate or sort_by_length; give its "
+                            "dataset instead")  # fmt: skip
+    return Batches(loader)
+
+
+class Columns:
+    """Tensors (or lists) of the same length as a dataset: a sample is a dict with one of each."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns = dict(columns)
+        if len({len(column) for column in self.columns.values()}) != 1:
+            sizes = ", ".join(f"{name!r} {len(column)}" for name, column in self.columns.items())
+            raise HooklineError(f"all of a mapping must hold as many samples, but these hold: {sizes or 'nothing'}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+class Loaded:
+    """A dataset that gives a batch of samples with those that failed, instead of failing."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, numbers: list[int]) -> Batch:
+        try:
+            many = getattr(self.dataset, "__getitems__", None)
+            found = many(numbers) if many is not None else [self.dataset[number] for number in numbers]
+            return Batch(numbers, self.collate(found))
+        except Exception as error:
+            return self._one_by_one(numbers, error)
+
+    def _one_by_one(self, numbers: list[int], error: Exception) -> Batch:
+        found, failures = {}, {}
+        for number in numbers:
+            try:
+                found[number] = self.dataset[number]
+                self.collate([found[number]])
+            except Exception as failure:
+                found.pop(number, None)
+                failures[number] = failure
+        if not failures:
+            raise HooklineError(
+                f"samples {numbers[0]} to {numbers[-1]} don't go into one batch: {error}; give collate=, a function "
+                "from a list of samples to a batch"
+            ) from error
+        return Batch(list(found), self.collate(list(found.values())) if found else None, failures)
+
+
+class Samples:
+    """A map-style dataset. Batches are made inside a unit, the same each time, whoever asks."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        collate: Callable[[list[Any]], Any] | None,
+        sort_by_length: bool = False,
+        loader: DataLoader[Any] | None = None,
+    ) -> None:
+        from torch.utils.data import default_collate
+
+        if type(batch_size) is not int or batch_size < 1:
+            raise HooklineError(f"batch_size is a number of samples from 1 on, not {batch_size!r}")
+        self.batch_size: int | None = batch_size
+        self._dataset = dataset
+        self._loaded = Loaded(dataset, collate or default_collate)
+        self._sorted = sort_by_length
+        self._workers = _settings(loader)
+        self.samples: int | None = len(dataset)
+        if loader is not None and loader.drop_last:
+            self.samples = len(dataset) // batch_size * batch_size
+        if not self.samples:
+            raise HooklineError("there are no samples to harvest: the dataset is empty")
+
+    def known(self) -> dict[str, Any]:
+        """Return the dataset's own fingerprint, or some of its samples'."""
+        own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
+        if own is not None:
+            return {"samples": self.samples, "fingerprint": str(own() if callable(own) else own)}
+        assert self.samples is not None
+        chosen = sorted({index * (self.samples - 1) // (_SPREAD - 1) for index in range(_SPREAD)})
+        return {"samples": self.samples, "digest": digest([self._safe(number) for number in chosen])}
+
+    def _safe(self, number: int) -> Any:
+        try:
+            return self._dataset[number]
+        except Exception:  # It will be met again, and told of then.
+            return None
+
+    def first(self) -> Batch:
+        """Return the first batch of which something could be loaded."""
+        assert self.samples is not None
+        for start in range(0, self.samples, self.batch_size or 1):
+            batch = self._loaded.__getitems__(list(range(start, min(start + (self.batch_size or 1), self.samples))))
+            if batch.samples:
+                return batch
+        number, failure = next(iter(batch.failures.items()))
+        raise HooklineError(f"no sample could be loaded; sample {number}: {failure!r}") from failure
+
+    def units(self, size: int) -> int:
+        """Return how many units of so many samples there are."""
+        assert self.samples is not None
+        return -(-self.samples // size)
+
+    def batches(
+        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
+    ) -> Iterator[tuple[int, Batch]]:
+        """Return the batches of some units, loaded as the user's own loader would."""
+        from torch.utils.data import DataLoader
+
+        coming: deque[int] = deque()
+        order = _Order(units, lambda unit: self._numbers(unit, size), coming)
+        loader: DataLoader[Any] = DataLoader(self._loaded, batch_sampler=order, collate_fn=_itself, **self._workers)  # type: ignore[arg-type]
+        for batch in loader:
+            yield coming.popleft(), batch
+
+    def _numbers(self, unit: int, size: int) -> Iterator[list[int]]:
+        """Return the numbers of a unit's samples, a list for each batch."""
+        assert self.samples is not None
+        numbers = list(range(unit * size, min((unit + 1) * size, self.samples)))
+        if self._sorted:
+            numbers.sort(key=lambda number: -self._length(number))  # A batch too large for memory comes first.
+        step = self.batch_size or 1
+        return iter([numbers[start : start + step] for start in range(0, len(numbers), step)])
+
+    def _length(self, number: int) -> int:
+        sample = self._safe(number)
+        length = getattr(self._dataset, "length", None)
+        if callable(length) and sample is not None:
+            return int(length(sample))
+        if isinstance(sample, Mapping):
+            sample = sample.get("input_ids", next(iter(sample.values()), None))
+        elif isinstance(sample, (tuple, list)) and sample and hasattr(sample[0], "__len__"):
+            sample = sample[0]
+        return len(sample) if sample is not None and hasattr(sample, "__len__") else 0
+
+    def singles(self, batch: Batch) -> list[Batch]:
+        """Return each sample of a batch as one of its own."""
+        return [self._loaded.__getitems__([number]) for number in batch.samples]
+
+
+class _Order:
+    """The batches of the units that come: which, is asked only when the loader wants to load them."""
+
+    def __init__(self, units: Iterable[int], numbers: Callable[[int], Iterator[list[int]]], coming: deque[int]) -> None:
+        self.units = units
+        self.numbers = numbers
+        self.coming = coming
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for unit in self.units:
+            for numbers in self.numbers(unit):
+                self.coming.append(unit)
+                yield numbers
+
+
+def _itself(batch: Batch) -> Batch:
+    return batch
+
+
+def _settings(loader: DataLoader[Any] | None) -> dict[str, Any]:
+    """Return how the user's loader loads."""
+    if loader is None:
+        return {}
+    names = ["num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "generator"]
+    return {name: getattr(loader, name) for name in [*names, *(["prefetch_factor"] if loader.num_workers else [])]}
+
+
+class Batches:
+    """Any iterable of batches; a unit is so many of them. An iterator can be passed over once only."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batch_size: int | None = None
+        self.samples: int | None = None
+        self._given = batches
+        self._is_iterator = iter(batches) is batches
+        self._peeked: list[Any] = []
+        self._rest: Iterator[Any] | None = None
+        self._count = len(batches) if isinstance(batches, Sized) else None
+
+    def known(self) -> dict[str, Any]:
+        """Return nothing but the first batch: the others are compared when they are passed over."""
+        return {"first": digest(self.first().value)}
+
+    def first(self) -> Batch:
+        """Return the first batch."""
+        if not self._peeked:
+            self._rest = iter(self._given)
+            self._peeked = list(itertools.islice(self._rest, 1))
+        if not self._peeked:
+            raise HooklineError("there are no batches to harvest; if it is an iterator, it may have been used up")
+        return Batch(range(samples_in(self._peeked[0])), self._peeked[0])
+
+    def units(self, size: int) -> int | None:
+        """Return how many units there are, if they can be counted."""
+        return None if self._count is None else -(-self._count // size)
+
+    def _pass(self) -> Iterator[tuple[int, Batch]]:
+        """Pass over all batches once."""
+        if self._is_iterator and self._rest is None:
+            raise HooklineError("the iterator of batches has been used up; give something that can be iterated again "
+                                "(a list, a DataLoader, a dataset), or make it anew")  # fmt: skip
+        again = itertools.chain(self._peeked, self._rest or ()) if self._is_iterator else iter(self._given)
+        if self._is_iterator:
+            self._peeked, self._rest = [], None
+        first, number = 0, -1
+        for number, value in enumerate(again):
+            count = samples_in(value)
+            yield number, Batch(range(first, first + count), value)
+            first += count
+        self._count = number + 1
+
+    def batches(
+        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
+    ) -> Iterator[tuple[int, Batch]]:
+        """Return the batches of some units; those that lie before the last one asked for cost another pass."""
+        coming = self._pass()
+        ahead = next(coming, None)
+        for unit in units:
+            if ahead is None or ahead[0] > unit * size:
+                if unit >= (self.units(size) or unit + 1):
+                    return  # The data has ended.
+                coming = self._pass()
+                ahead = next(coming, None)
+            over = Over(passed)
+            while ahead is not None and ahead[0] < unit * size:
+                over.add(ahead[0] // size, ahead[1], ends=(ahead[0] + 1) % size == 0)
+                ahead = next(coming, None)
+            if ahead is None:
+                return
+            while ahead is not None and ahead[0] < (unit + 1) * size:
+                yield unit, ahead[1]
+                ahead = next(coming, None)
+
+    def singles(self, batch: Batch) -> list[Batch]:
+        """Return each sample as a batch of one, if all tensors have the batch in front; else the batch as it is."""
+        count = len(batch.samples)
+        if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
+            return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
+        if any(tensor.dim() == 0 or len(tensor) != count for tensor in leaves(batch.value)):
+            return [batch]
+        return [
+            Batch([number], map_tensors(lambda tensor, at=index: tensor[at : at + 1], batch.value))  # type: ignore[misc]
+            for index, number in enumerate(batch.samples)
+        ]
+
+
+class Over:
+    """What is passed over of a unit: its digest is told when it has passed whole."""
+
+    def __init__(self, passed: Callable[[int, str], None]) -> None:
+        self.passed = passed
+        self.text = ""
+
+    def add(self, unit: int, batch: Batch, ends: bool) -> None:
+        """Note a batch."""
+        self.text = digest(batch.value, self.text)
+        if ends:
+            self.passed(unit, self.text)
+            self.text = ""
+
+
+def samples_in(value: Any) -> int:
+    """Return how many samples a batch holds: the first dimension of its first tensor."""
+    tensors = leaves(value)
+    if tensors and tensors[0].dim():
+        return len(tensors[0])
+    if isinstance(value, (list, tuple)) and value and not tensors:
+        return len(value)
+    raise HooklineError(f"a batch holds tensors with the samples in front, or a list of samples; this is {value!r:.80}")
+
+
+def on(value: Any, device: torch.device | None) -> Any:
+    """Return a batch with its tensors on a device, if one was given; the copy is waited for by nobody."""
+    if device is None:
+        return value
+    if device.type != "cuda":
+        return map_tensors(lambda tensor: tensor.to(device), value)
+    return map_tensors(lambda tensor: _pinned(tensor).to(device, non_blocking=True), value)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """Return a tensor in pinned memory: to copy from other memory would wait for all that the device has to do."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor
