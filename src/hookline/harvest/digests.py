@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from hookline.values import children
 
 _SAMPLE = 256  # Elements of each tensor of a model that are looked at one by one.
 _ROUNDS = 20  # Levels of nested data.
+_WRAPPERS = re.compile(r"(^module\.|\b_orig_mod\.|\b_checkpoint_wrapped_module\.|\b_fsdp_wrapped_module\.)")
 _PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor))
 
 
@@ -67,9 +69,9 @@ def model_digest(model: nn.Module) -> dict[str, Any]:
     found = hashlib.blake2b(digest_size=16)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+            found.update(f"{_WRAPPERS.sub('', name)} {tensor.dtype} {tuple(tensor.shape)} ".encode())
             found.update(_of_weight(tensor))
-    return {"class": type(model).__qualname__, "weights": found.hexdigest()}
+    return {"class": type(model).__qualname__.removeprefix("FSDP"), "weights": found.hexdigest()}
 
 
 def _of_weight(tensor: Tensor) -> bytes:

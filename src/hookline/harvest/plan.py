@@ -166,9 +166,13 @@ class Harvest:
         free = self.place.free()
         if samples is None:
             return Estimate(None, None, None, live.manifest.units, free)
-        per_sample = [part.shape[0] / live.first_samples for part in live.first.values()]
-        rows = sum(per_sample) * samples
-        nbytes = sum(part.nbytes / live.first_samples for part in live.first.values()) * samples
+        rows = nbytes = 0.0
+        for part in live.first.values():
+            times = samples / live.first_samples
+            if part.shape[0] != live.first_samples:
+                times *= self.source.longer(live.first_samples)
+            rows += part.shape[0] * times
+            nbytes += part.nbytes * times
         return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free)
 
     def status(self) -> Status:
@@ -191,7 +195,10 @@ class Harvest:
         if unit in committed(place):
             return False
         told = Heard()
-        self.live.runner(told).run([unit], manifest.plan["unit"], lambda *_: None)
+        try:
+            self.live.runner(told).run([unit], manifest.plan["unit"], lambda *_: None)
+        finally:
+            self.live.close()
         return told.committed > 0
 
     def pending(self) -> list[int]:
@@ -316,6 +323,7 @@ class Live:
         """Take the hooks away."""
         if "passing" in vars(self):
             self.passing.close()
+            del self.passing
 
 
 def _with_defaults(manner: Manner) -> Manner:

@@ -22,7 +22,7 @@ from hookline.values import leaves, map_tensors
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-_SPREAD = 16  # Samples of a dataset by which it is known again.
+_SPREAD = 32  # Samples of a dataset by which it is known again.
 
 
 @dataclass
@@ -57,6 +57,9 @@ class Source(Protocol):
     def singles(self, batch: Batch) -> list[Batch]:
         """Return the samples of a batch one by one, as far as that can be done."""
 
+    def longer(self, first: int) -> float:
+        """Return how many times as long samples are as the first few, as far as a look at some of them tells."""
+
 
 def source(
     data: Any, batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
@@ -64,6 +67,9 @@ def source(
     """Return whatever was given as numbered samples."""
     from torch.utils.data import DataLoader
 
+    if callable(data) and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        made = data()
+        data = Again(data) if isinstance(made, Iterator) else made
     if isinstance(data, DataLoader):
         return _of_loader(data, batch_size, collate, sort_by_length)
     if batch_size is None:
@@ -107,6 +113,16 @@ def _of_loader(
         raise HooklineError("a loader with batches of its own takes no batch_size, collate or sort_by_length; give its "
                             "dataset instead")  # fmt: skip
     return Batches(loader)
+
+
+class Again:
+    """An iterable of batches made anew by a function each time."""
+
+    def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.function())
 
 
 class Columns:
@@ -191,9 +207,12 @@ class Samples:
         own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
         if own is not None:
             return {"samples": self.samples, "fingerprint": str(own() if callable(own) else own)}
+        return {"samples": self.samples, "digest": digest([self._safe(number) for number in self._spread()])}
+
+    def _spread(self) -> list[int]:
+        """Return the numbers of some samples from all over the data."""
         assert self.samples is not None
-        chosen = sorted({index * (self.samples - 1) // (_SPREAD - 1) for index in range(_SPREAD)})
-        return {"samples": self.samples, "digest": digest([self._safe(number) for number in chosen])}
+        return sorted({index * (self.samples - 1) // (_SPREAD - 1) for index in range(_SPREAD)})
 
     def _safe(self, number: int) -> Any:
         try:
@@ -247,6 +266,12 @@ class Samples:
         elif isinstance(sample, (tuple, list)) and sample and hasattr(sample[0], "__len__"):
             sample = sample[0]
         return len(sample) if sample is not None and hasattr(sample, "__len__") else 0
+
+    def longer(self, first: int) -> float:
+        """Return how much longer samples are than the first ones, by those from all over the data."""
+        own = [self._length(number) for number in range(min(first, _SPREAD))]
+        spread = [self._length(number) for number in self._spread()]
+        return sum(spread) / len(spread) * len(own) / sum(own) if sum(own) else 1.0
 
     def singles(self, batch: Batch) -> list[Batch]:
         """Return each sample of a batch as one of its own."""
@@ -345,6 +370,10 @@ class Batches:
             while ahead is not None and ahead[0] < (unit + 1) * size:
                 yield unit, ahead[1]
                 ahead = next(coming, None)
+
+    def longer(self, first: int) -> float:
+        """Return 1: nobody knows before they come."""
+        return 1.0
 
     def singles(self, batch: Batch) -> list[Batch]:
         """Return each sample as a batch of one, if all tensors have the batch in front; else the batch as it is."""

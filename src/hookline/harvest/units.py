@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -116,8 +117,10 @@ class Runner:
     def run(self, units: Iterable[int], size: int, passed: Callable[[int, str], None]) -> None:
         """Run some units, one after the other. What is not finished when something goes wrong leaves nothing behind."""
         try:
+            coming = self.source.batches(units, size, passed)
+            first = list(itertools.islice(coming, 1))  # Processes that load are started before threads that write.
             with self.lanes:
-                for number, batch in self.source.batches(units, size, passed):
+                for number, batch in itertools.chain(first, coming):
                     if self.open is None or self.open.number != number:
                         self._close()
                         self.open = Open(self.place, self.manifest, number)

@@ -1,0 +1,119 @@
+"""What it costs to harvest one middle layer onto disk, as ratios to the bare forward up to that layer.
+
+python benchmarks/harvest.py             prints the tables and writes them to benchmarks/harvest.txt
+
+Every contender runs the same batches. A harvest is the whole call: the first batch that is tried, the model's and the
+data's fingerprints, the files, their checksums and the wait for the disk. The processor time is that of all threads.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from harness import compare, publish, report, usual
+from torch import Tensor, nn
+
+import hookline as hl
+
+DEPTH, WIDTH, HEADS, TOKENS, BATCH = 8, usual(512, quick=64), 8, 64, 2
+BATCHES = usual(100, quick=3)
+MIDDLE = DEPTH // 2 - 1
+Run = Callable[[], object]
+
+
+def model_of(depth: int) -> nn.Sequential:
+    """Blocks of a transformer, the same weights in each model."""
+    torch.manual_seed(0)
+    blocks = [nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True, dropout=0) for _ in range(depth)]
+    return nn.Sequential(*blocks).eval()
+
+
+class Folder:
+    """A new folder for each run; the one before is removed first, outside of what is measured."""
+
+    def __init__(self) -> None:
+        self.path = ""
+
+    def new(self) -> str:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path = tempfile.mkdtemp(prefix="hookline-benchmark-")
+        return self.path
+
+
+def bare(model: nn.Module, batches: list[Tensor]) -> Run:
+    """Run every batch, and keep nothing."""
+
+    def run() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
+
+    return run
+
+
+def by_hand(model: nn.Sequential, batches: list[Tensor], folder: Folder) -> Run:
+    """Keep all in a list and save it at the end, as tutorials do."""
+
+    def run() -> None:
+        kept: list[Tensor] = []
+        handle = model[MIDDLE].register_forward_hook(lambda _module, _args, output: kept.append(output.cpu()))
+        bare(model[: MIDDLE + 1], batches)()
+        handle.remove()
+        torch.save(torch.cat(kept), Path(folder.new()) / "acts.pt")
+
+    return run
+
+
+def harvested(model: nn.Module, batches: list[Tensor], folder: Folder, *where: str, **options: object) -> Run:
+    """The whole call."""
+
+    def run() -> None:
+        hl.harvest(model, batches, *where, to=Path(folder.new()) / "acts", progress=False, **options)
+
+    return run
+
+
+def contenders(folder: Folder) -> dict[str, Run]:
+    """Return what is compared."""
+    whole, half = model_of(DEPTH), model_of(MIDDLE + 1)
+    batches = list(torch.randn(BATCHES, BATCH, TOKENS, WIDTH))
+    site = str(MIDDLE)
+    return {
+        "bare, up to that layer": bare(half, batches),
+        "hook, list, torch.save": by_hand(whole, batches, folder),
+        "hl.harvest, rows are samples": harvested(whole, batches, folder, site),
+        "hl.harvest, rows are tokens, bfloat16": harvested(
+            whole, batches, folder, site, rows="tokens", dtype=torch.bfloat16
+        ),
+        "hl.harvest, the last token": harvested(whole, batches, folder, f"{site}[:, -1]"),
+        f"hl.harvest, all {MIDDLE + 1} layers up to it": harvested(
+            whole, batches, folder, f"{{{','.join(map(str, range(MIDDLE + 1)))}}}"
+        ),
+    }
+
+
+def tables() -> Iterator[str]:
+    """Measure with both clocks."""
+    folder = Folder()
+    size = BATCHES * BATCH * TOKENS * WIDTH * 4
+    about = (
+        f"{BATCHES} batches of {BATCH} × {TOKENS} tokens, width {WIDTH}: {size / 1e6:.0f} MB of float32 for each layer"
+    )
+    try:
+        for name, clock in (("processor time", time.process_time), ("wall clock", time.perf_counter)):
+            found = compare(contenders(folder), rounds=5, repeat=1, clock=clock)
+            yield report(f"{about}; {name}", found)
+    finally:
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    publish(__file__, tables)
