@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -34,6 +35,13 @@ class Stats(Mapping[str, Numbers]):
     def __init__(self, tensors: Mapping[str, list[Tensor]] | Iterable[tuple[str, list[Tensor]]]) -> None:
         pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
         self._numbers = {site: numbers(found) for site, found in pairs}
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Numbers]) -> Stats:
+        """Return statistics that were made elsewhere, as the same table."""
+        stats = cls({})
+        stats._numbers = dict(numbers)
+        return stats
 
     def __getitem__(self, site: str) -> Numbers:
         return self._numbers[site]
@@ -73,6 +81,31 @@ def numbers(tensors: list[Tensor]) -> Numbers:
         nan=flat.isnan().double().mean().item(),
         inf=flat.isinf().double().mean().item(),
     )
+
+
+@torch.no_grad()
+def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
+    """Return the statistics of all elements together, of which only one piece need be in memory at a time."""
+    count = seen = zeros = nan = inf = 0
+    mean = squares = total = 0.0  # `squares` of the distances to the mean: sums of squares alone would lose digits.
+    least, most = float("inf"), float("-inf")
+    for piece in pieces:
+        flat = _real(piece.detach())
+        finite = flat[flat.isfinite()]
+        count += flat.numel()
+        zeros, nan, inf = zeros + int((flat == 0).sum()), nan + int(flat.isnan().sum()), inf + int(flat.isinf().sum())
+        new = finite.numel()
+        if new:
+            distance = finite.mean().item() - mean
+            squares += (finite - finite.mean()).square().sum().item() + distance**2 * seen * new / (seen + new)
+            mean += distance * new / (seen + new)
+            seen, total = seen + new, total + finite.square().sum().item()
+            least, most = min(least, finite.min().item()), max(most, finite.max().item())
+    if not seen:
+        mean = least = most = squares = float("nan")
+    share = max(count, 1)
+    std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if count else float("nan")
+    return Numbers(mean, std, least, most, norm, zeros / share, nan / share, inf / share)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -72,10 +72,11 @@ class LocalPlace:
             _wait_for(folder)
         return created
 
-    def read(self, name: str) -> bytes:
-        """Return the whole of a small file."""
-        with open(os.path.join(self.path, name), "rb") as file:
-            return file.read()
+    def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
+        """Return a small file, or a part of one."""
+        with open(os.path.join(self.path, name), "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(nbytes)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""

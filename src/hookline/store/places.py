@@ -41,8 +41,8 @@ class Place(Protocol):
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, whole and durable; return False, and change nothing, if it was there already."""
 
-    def read(self, name: str) -> bytes:
-        """Return the whole of a small file; FileNotFoundError if it is absent."""
+    def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
+        """Return a small file, or `nbytes` of one from `start` on; FileNotFoundError if it is absent."""
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""

@@ -18,6 +18,7 @@ from hookline.nodes import stored
 from hookline.store.places import Place, Sink
 from hookline.store.records import Array, File
 
+POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
 _PAGE = 4096
 _MOST_ROWS = 1 << 62
 _PIECE = 4 << 20  # Bytes written at a time: what the checksum has read is still near when it is written.

@@ -34,12 +34,12 @@ from hookline.store.records import (
     positions_name,
     unit_name,
 )
-from hookline.store.shards import Shard
+from hookline.store.shards import POSITIONS, Shard
 
 _RECORD = re.compile(r"(\d{8,})\.json")
 _PART = re.compile(r"\d{4,}")
 _FILE = re.compile(r"(\d{8,})-([0-9a-f]{16})(-\d+)?\.safetensors")
-_POSITIONS = Array("positions", torch.int64, ())
+
 _SYNCS = 4  # Files that wait for the disk at once.
 
 
@@ -65,7 +65,7 @@ class Unit:
     def positions(self, group: int, positions: Tensor) -> None:
         """Write where in their samples the rows of a group of arrays were, where that is not 0, 1, 2, ...."""
         name = positions_name(self.unit, self.attempt, group)
-        self._write(self._positions, group, name, _POSITIONS, positions.to("cpu", torch.int64))
+        self._write(self._positions, group, name, POSITIONS, positions.to("cpu", torch.int64))
 
     def commit(
         self,

@@ -1,0 +1,129 @@
+"""Whether a store is what it was when it was written: its sizes on opening, every byte when asked."""
+
+from __future__ import annotations
+
+import posixpath
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from hookline.errors import StoreError
+from hookline.store.index import Index, from_records, read_records
+from hookline.store.layout import Part
+from hookline.store.places import Place
+from hookline.store.records import Array, File, Manifest, data_name
+from hookline.store.shards import POSITIONS, file_bytes, header
+from hookline.store.writer import read_manifest
+from hookline.tables import count
+
+_PIECE = 4 << 20  # Bytes read at a time.
+_READERS = 4  # Files read at once.
+_MOST_NAMED = 20
+_REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which makes that unit anew"
+
+
+class Verified(NamedTuple):
+    """What was found to be as it was written."""
+
+    units: int
+    files: int
+    bytes: int
+
+
+def check_units(place: Place, index: Index) -> None:
+    """Raise where units overlap, or one does not begin where the unit before it ended."""
+    units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
+    expected = [(0, 0)] + [(unit + 1, first + count) for unit, first, count in zip(units, firsts, samples, strict=True)]
+    for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):
+        if first < next_first or (unit == next_unit and first != next_first):
+            raise StoreError(
+                f"'{place}': unit {unit} begins at sample {first}, but those before it end at {next_first}"
+            )
+
+
+def check_sizes(place: Place, manifest: Manifest, index: Index) -> None:
+    """Raise where a data file is missing, or not as long as its record says."""
+    files = list(_files(manifest, index))
+    sizes = _sizes(place, files)
+    told = [(name, _wrong_size(sizes.get(name), file, array)) for name, file, array in files]
+    _refuse([f"'{place}/{name}' {problem}" for name, problem in told if problem])
+
+
+def verify(parts: Sequence[Part]) -> Verified:
+    """Read every byte of a store; raise one StoreError that names every damaged file."""
+    problems: list[str] = []
+    units = files = nbytes = 0
+    for part in parts:
+        found = list(_files(part.manifest, _fresh(part, problems)))
+        sizes = _sizes(part.place, found)
+        with ThreadPoolExecutor(_READERS) as pool:
+            jobs = [pool.submit(_damage, part.place, *one, sizes.get(one[0])) for one in found]
+            told = [(one[0], job.result()) for one, job in zip(found, jobs, strict=True)]
+        problems += [f"'{part.place}/{name}' {damage}" for name, damage in told if damage]
+        units += len(part.index)
+        files += len(found)
+        nbytes += sum(file.nbytes for _, file, _ in found)
+    _refuse(problems)
+    return Verified(units, files, nbytes)
+
+
+def _fresh(part: Part, problems: list[str]) -> Index:
+    """Return what manifest and records say now, and note where that is not what they said on opening."""
+    records = []
+    try:
+        if read_manifest(part.place).hash != part.manifest.hash:
+            problems.append(f"'{part.place}/harvest.json' is another one than when the store was opened")
+    except StoreError as error:
+        problems.append(str(error))
+    for unit in part.index.unit("unit").tolist():
+        try:
+            records += read_records(part.place, part.manifest, [unit])
+        except StoreError as error:
+            problems.append(str(error))
+    return from_records(records, len(part.manifest.arrays))
+
+
+def _files(manifest: Manifest, index: Index) -> Iterable[tuple[str, File, Array]]:
+    arrays = {posixpath.dirname(data_name(number, 0, "")): array for number, array in enumerate(manifest.arrays)}
+    for name, file in index.files(manifest.arrays):
+        yield name, file, arrays.get(posixpath.dirname(name), POSITIONS)
+
+
+def _sizes(place: Place, files: Iterable[tuple[str, File, Array]]) -> dict[str, int]:
+    """Return the sizes of all files in the folders of some; one listing for each."""
+    folders = {posixpath.dirname(name) for name, _, _ in files}
+    return {f"{folder}/{name}": size for folder in folders for name, size in place.sizes(folder).items()}
+
+
+def _wrong_size(size: int | None, file: File, array: Array) -> str:
+    if size is None:
+        return "is missing"
+    if size != file.nbytes:
+        return f"has {count(size, 'byte')}, but its record says {file.nbytes:,}"
+    if size != file_bytes(array, file.rows):
+        return f"has {count(size, 'byte')}, but {file.rows:,} rows take {file_bytes(array, file.rows):,}"
+    return ""
+
+
+def _damage(place: Place, name: str, file: File, array: Array, size: int | None) -> str:
+    """Say what is wrong with a data file, or nothing."""
+    problem, expected = _wrong_size(size, file, array), header(array, file.rows)
+    if problem:
+        return problem
+    try:
+        if place.read(name, 0, len(expected)) != expected:
+            return "is damaged: its header is not what was written"
+        checksum = 0
+        for start in range(len(expected), file.nbytes, _PIECE):
+            checksum = zlib.crc32(place.read(name, start, min(_PIECE, file.nbytes - start)), checksum)
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    return "" if checksum == file.crc32 else "is damaged: its rows do not fit their checksum"
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        more = f"\n… and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        told = "\n".join(problems[:_MOST_NAMED])
+        raise StoreError(f"{told}{more}\nTo mend a damaged file, {_REMEDY}.")

@@ -1,0 +1,144 @@
+"""Which row is where: row numbers follow the samples' numbers, whatever order and files the rows are stored in."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hookline.store.index import Index
+from hookline.store.places import Place
+from hookline.store.records import Array, Manifest
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a store: what it holds, and from which number on its samples are counted."""
+
+    place: Place
+    manifest: Manifest
+    index: Index
+    first: int = 0
+
+    def number(self, name: str) -> int:
+        """Return the number of an array in this part."""
+        return next(number for number, array in enumerate(self.manifest.arrays) if array.name == name)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by name."""
+        return {array.name: array for array in self.manifest.arrays}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The stored samples in the order of their numbers: where the rows of each begin, in all and in its unit's file."""
+
+    numbers: Tensor
+    starts: Tensor  # One more than samples.
+    stored: Tensor
+
+
+class Layout:
+    """Where the rows of an array are, over all the units of all parts ("line": a unit's number in that order)."""
+
+    def __init__(self, parts: Sequence[Part], name: str, tables: dict[tuple[int, ...], Samples]) -> None:
+        self._tables = tables  # Shared by arrays whose samples have the same lengths.
+        self._parts = [(part, part.number(name)) for part in parts]
+        rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
+        self.bounds = starts_of(rows)
+        self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
+        self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return int(self.bounds[-1])
+
+    def file(self, line: int) -> tuple[Part, int, int]:
+        """Return the part of a unit, the array's number there, and the unit's line there."""
+        part = bisect.bisect_right(self._lines, line) - 1
+        return *self._parts[part], line - self._lines[part]
+
+    def where(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the line of each row's unit, and the row's number in the unit's file."""
+        lines = torch.searchsorted(self.bounds, rows, right=True) - 1
+        if self.is_ordered:
+            return lines, rows - self.bounds[lines]
+        samples = self._holding(rows)
+        return lines, self.samples.stored[samples] + rows - self.samples.starts[samples]
+
+    def numbers_of(self, rows: Tensor) -> Tensor:
+        """Return the number of the sample of each row."""
+        return self.samples.numbers[self._holding(rows)]
+
+    def offsets_of(self, rows: Tensor) -> Tensor:
+        """Return which row of its sample each one is: 0, 1, ...."""
+        return rows - self.samples.starts[self._holding(rows)]
+
+    def span(self, sample: int) -> range | None:
+        """Return the rows of one sample; None if it is not stored."""
+        numbers = self.samples.numbers
+        place = int(torch.searchsorted(numbers, sample))
+        if place == len(numbers) or int(numbers[place]) != sample:
+            return None
+        return range(int(self.samples.starts[place]), int(self.samples.starts[place + 1]))
+
+    @cached_property
+    def samples(self) -> Samples:
+        """The stored samples. Made when first needed: to read rows by number, mostly none is."""
+        codes = [part.index.array(number, "lengths").tolist() for part, number in self._parts]
+        key = tuple(itertools.chain.from_iterable(codes))
+        if key not in self._tables:
+            with torch.inference_mode(False):
+                tables = [_table(part, number) for part, number in self._parts]
+                numbers, lengths, stored = (torch.cat(columns) for columns in zip(*tables, strict=True))
+                self._tables[key] = Samples(numbers, starts_of(lengths), stored)
+        return self._tables[key]
+
+    def _holding(self, rows: Tensor) -> Tensor:
+        return torch.searchsorted(self.samples.starts, rows, right=True) - 1
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Return where each of some consecutive things begins, and where the last one ends."""
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(lengths, 0, out=starts[1:])
+    return starts
+
+
+def _table(part: Part, array: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return number, rows and place in the file of each stored sample of a part, in the order of the numbers."""
+    index = part.index
+    codes, orders, skipped = index.array(array, "lengths"), index.unit("order"), index.unit("skipped")
+    counts = index.unit("samples")
+    if not (codes >= 0).any() and not (orders >= 0).any() and not skipped.any():  # Mostly so: no loop over the units.
+        offsets = torch.arange(int(counts.sum()), device="cpu") - starts_of(counts)[:-1].repeat_interleave(counts)
+        each = (-1 - codes).repeat_interleave(counts)
+        return part.first + index.unit("first").repeat_interleave(counts) + offsets, each, offsets * each
+    gone = sorted(index.skipped)
+    empty = torch.empty(0, dtype=torch.int64, device="cpu")
+    tables = [(empty, empty, empty)] + [_unit_table(part, array, line, gone) for line in range(len(index))]
+    numbers, lengths, stored = (torch.cat(columns) for columns in zip(*tables, strict=True))
+    return numbers, lengths, stored
+
+
+def _unit_table(part: Part, array: int, line: int, gone: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    index = part.index
+    first, samples, order = (int(index.unit(column)[line]) for column in ("first", "samples", "order"))
+    code = int(index.array(array, "lengths")[line])
+    numbers = torch.arange(first, first + samples, device="cpu")
+    if index.unit("skipped")[line]:
+        own = gone[bisect.bisect_left(gone, first) : bisect.bisect_left(gone, first + samples)]
+        numbers = numbers[torch.isin(numbers, torch.tensor(own, device="cpu"), invert=True)]
+    lengths = index.list_at(code, line) if code >= 0 else torch.full((len(numbers),), -1 - code, device="cpu")
+    stored = starts_of(lengths)[:-1]
+    if order >= 0:
+        ranks = index.list_at(order, line).argsort()
+        lengths, stored = lengths[ranks], stored[ranks]
+    return numbers + part.first, lengths, stored

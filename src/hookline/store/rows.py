@@ -1,0 +1,211 @@
+"""One array of a store, read-only: rows as tensors, by number, slice, list, mask or sample, straight from mapped files.
+
+What is handed out is nobody else's: a copy, or a mapping of its own. So it may be written to, and neither the file nor
+another read sees it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.store.layout import Layout
+from hookline.store.reading import Maps, Source, empty_words, from_words
+from hookline.store.records import Array
+from hookline.store.shards import POSITIONS
+
+
+class Rows:
+    """The rows of one array, in the order of their samples: `rows[0]`, `rows[-5:]`, `rows[[3, 1, 4]]`, `rows[mask]`."""
+
+    def __init__(self, array: Array, layout: Layout, maps: Maps) -> None:
+        self.name = array.name
+        self.dtype = array.dtype
+        self._array = array
+        self._layout = layout
+        self._maps = maps
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of rows, and the shape of each."""
+        return torch.Size((len(self), *self._array.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return len(self) * self._array.row_bytes
+
+    @property
+    def bounds(self) -> list[int]:
+        """The numbers of the rows at which the units begin, and at which the last one ends."""
+        return list(self._layout.bounds.tolist())
+
+    @property
+    def samples(self) -> Labels:
+        """The number of the sample that each row is of."""
+        return Labels(len(self), self._layout.numbers_of)
+
+    @property
+    def positions(self) -> Labels:
+        """Where in its sample each row was: the token's position, where rows are tokens."""
+        return Labels(len(self), self._positions_of)
+
+    def __len__(self) -> int:
+        return self._layout.rows
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, slice):
+            return self._slice(range(*index.indices(len(self))))
+        if _is_number(index):
+            row = _row(index, len(self))
+            return self._slice(range(row, row + 1))[0]
+        return self._gather(_numbers(index, len(self)))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows in self.scan():
+            yield from rows.unbind()
+
+    def span(self, sample: int) -> range:
+        """Return the numbers of one sample's rows; IndexError if it is not in the store."""
+        found = self._layout.span(operator.index(sample))
+        if found is None:
+            raise IndexError(f"sample {sample} has no rows in {self.name!r}: it is not in the store, or was skipped")
+        return found
+
+    def sample(self, sample: int) -> Tensor:
+        """Return one sample's rows."""
+        return self._slice(self.span(sample))
+
+    def scan(self, bytes: int = 64 << 20) -> Iterator[Tensor]:
+        """Return all rows in order, as tensors of at most `bytes` bytes (and at least a row): read once, and let go."""
+        step = max(1, bytes // max(1, self._array.row_bytes))
+        bounds = self.bounds
+        for line, (begin, end) in enumerate(pairwise(bounds)):
+            source = self._source(line)
+            whole = source.own(0, end - begin) if source.place.maps and self._layout.is_ordered else None
+            for start in range(begin, end, step):
+                stop = min(start + step, end)
+                if whole is None:
+                    yield self._slice(range(start, stop))
+                else:
+                    yield from_words(whole[start - begin : stop - begin], self._array)
+
+    def __repr__(self) -> str:
+        return f"Rows({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {tuple(self.shape)})"
+
+    def _slice(self, rows: range) -> Tensor:
+        """Return evenly spaced rows: those of one file as they lie there, those of several one file after the other."""
+        if rows.step != 1 or not self._layout.is_ordered:
+            return self._gather(torch.arange(rows.start, rows.stop, rows.step, device="cpu"))
+        bounds = self._layout.bounds
+        first, last = (torch.searchsorted(bounds, torch.tensor([rows.start, rows.stop - 1]), right=True) - 1).tolist()
+        if rows and first == last:
+            begin = int(bounds[first])
+            found = self._source(first).between(rows.start - begin, rows.stop - begin, self._maps)
+            return from_words(found, self._array)
+        result = empty_words(len(rows), self._array)
+        for line in range(first, last + 1) if rows else ():
+            begin, end = bounds[line : line + 2].tolist()
+            start, stop = max(begin, rows.start), min(end, rows.stop)
+            found = self._source(line).between(start - begin, stop - begin, self._maps)
+            result[start - rows.start : stop - rows.start] = found
+        return from_words(result, self._array)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """Return any rows: one selection of each file, in the order in which they are stored."""
+        lines, places = self._layout.where(rows)
+        if len(rows) and bool((lines == lines[0]).all()):
+            return from_words(self._source(int(lines[0])).select(places, self._maps), self._array)
+        order = torch.argsort(self._layout.bounds[lines] + places)
+        places = places[order]
+        found, counts = torch.unique_consecutive(lines[order], return_counts=True)
+        result, done = empty_words(len(rows), self._array), 0
+        for line, count in zip(found.tolist(), counts.tolist(), strict=True):
+            own = slice(done, done + count)
+            self._source(line).select(places[own], self._maps, out=result[own])
+            done += count
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device="cpu")
+        return from_words(result.index_select(0, back), self._array)
+
+    def _source(self, line: int) -> Source:
+        part, array, own = self._layout.file(line)
+        rows = int(self._layout.bounds[line + 1] - self._layout.bounds[line])
+        return Source(part.place, part.index.name_of(array, own), self._array, rows)
+
+    def _positions_of(self, rows: Tensor) -> Tensor:
+        result = self._layout.offsets_of(rows)
+        lines, places = self._layout.where(rows)
+        for line in lines.unique().tolist():
+            part, array, own = self._layout.file(line)
+            told = part.index.positions_of(array, own)
+            if told is not None:
+                here = lines == line
+                source = Source(part.place, told[0], POSITIONS, told[1].rows)
+                result[here] = source.select(places[here], self._maps).view(-1)
+        return result
+
+
+class Labels:
+    """A number for each row, made when it is read: `labels[5]`, `labels[:100]`, `labels[:]`."""
+
+    def __init__(self, rows: int, of: Callable[[Tensor], Tensor]) -> None:
+        self._rows = rows
+        self._of = of
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._of(torch.arange(*index.indices(self._rows), device="cpu"))
+        if _is_number(index):
+            return int(self._of(torch.tensor([_row(index, self._rows)], device="cpu")))
+        return self._of(_numbers(index, self._rows))
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, self._rows, 65536):
+            yield from self[start : start + 65536].tolist()
+
+    def __repr__(self) -> str:
+        return f"Labels of {self._rows:,} rows"
+
+
+def _is_number(index: Any) -> bool:
+    if isinstance(index, Tensor):
+        return index.dim() == 0 and not index.is_floating_point() and index.dtype is not torch.bool
+    return hasattr(index, "__index__") and not isinstance(index, bool) and not getattr(index, "shape", ())
+
+
+def _row(index: Any, rows: int) -> int:
+    row = operator.index(index)
+    if not -rows <= row < rows:
+        raise IndexError(f"row {row} of {rows:,}")
+    return row % rows
+
+
+def _numbers(index: Any, rows: int) -> Tensor:
+    """Return the numbers that a list, a tensor, a range or a mask stands for."""
+    if index is Ellipsis or index is None or isinstance(index, (tuple, bool, str, float)):
+        kind = "..." if index is Ellipsis else type(index).__name__
+        raise TypeError(f"rows are chosen by a number, a slice, a list or a mask, not by {kind}; write rows[:8][:, 0]")
+    if isinstance(index, list) and not index:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    found = torch.as_tensor(list(index) if isinstance(index, range) else index, device="cpu")
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex():
+        raise TypeError(
+            f"rows are chosen by a list of whole numbers or a mask, not by {found.dtype} {list(found.shape)}"
+        )
+    if found.dtype is torch.bool:
+        if len(found) != rows:
+            raise IndexError(f"a mask of {len(found):,} for {rows:,} rows")
+        return found.nonzero().view(-1)
+    numbers = found.to(torch.int64)
+    if len(numbers) and not (-rows <= int(numbers.min()) and int(numbers.max()) < rows):
+        raise IndexError(f"rows {int(numbers.min())} to {int(numbers.max())} of {rows:,}")
+    return torch.where(numbers < 0, numbers + rows, numbers)

@@ -1,0 +1,182 @@
+"""`Store`: what was harvested, on disk: a mapping from site to rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
+from hookline.sites import Site, parse
+from hookline.stats import Stats, numbers_of_pieces
+from hookline.store.checks import Verified, check_sizes, check_units, verify
+from hookline.store.index import read_index
+from hookline.store.layout import Layout, Part, Samples
+from hookline.store.places import Place, place
+from hookline.store.reading import Maps
+from hookline.store.rows import Rows
+from hookline.store.writer import how_many, parts, read_manifest
+from hookline.tables import count, html_table, table
+
+_PIECE = 4 << 20  # Bytes taken at a time.
+_HEADER = ("site", "dtype", "shape", "rows", "bytes")
+
+
+class Store(Mapping[str, Rows]):
+    """The arrays of rows in a folder, in the order in which they were asked for; nothing is read until it is needed."""
+
+    def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
+        self._parts = _open(place(path), partial)
+        self._share()
+
+    @property
+    def samples(self) -> int:
+        """How many samples went in, the skipped ones included; in a partial store, those of its units."""
+        return sum(part.index.samples() for part in self._parts)
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The samples that were left out, by number, and why."""
+        return {part.first + number: why for part in self._parts for number, why in sorted(part.index.skipped.items())}
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """What the (first) harvest was of: the model, the data, what a row is."""
+        return self._parts[0].manifest.spec
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return sum(rows.nbytes for rows in self.values())
+
+    def rows(self, site: str | Site, sample: int | None = None) -> Any:
+        """Return the rows of a site, or, as a tensor, those of one sample."""
+        if sample is None:
+            return self[site]
+        if sample in self.skipped:
+            raise IndexError(f"sample {sample} was skipped: {self.skipped[sample]}")
+        return self[site].sample(sample)
+
+    def verify(self) -> Verified:
+        """Read every byte, and compare it with what was written; a StoreError names every file that is damaged."""
+        return verify(self._parts)
+
+    def stats(self) -> Stats:
+        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site; memory stays bounded."""
+        return Stats.of({name: numbers_of_pieces(rows.scan(_PIECE)) for name, rows in self.items()})
+
+    def __getitem__(self, site: str | Site) -> Rows:
+        name = self._find(site)
+        if name not in self._rows:
+            layout = Layout(self._parts, name, self._tables)
+            self._rows[name] = Rows(self._parts[0].arrays[name], layout, self._maps)
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts[0].arrays)
+
+    def __len__(self) -> int:
+        return len(self._parts[0].arrays)
+
+    def __contains__(self, site: object) -> bool:
+        try:
+            self._find(site)
+        except (NotCaptured, SiteError):
+            return False
+        return True
+
+    def __add__(self, other: Store) -> Store:
+        if not isinstance(other, Store):
+            return NotImplemented
+        both = Store.__new__(Store)
+        both._parts = _joined([*self._parts, *other._parts])
+        both._share()
+        return both
+
+    def __repr__(self) -> str:
+        return table(_HEADER, self._lines(), self._title())
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEADER, self._lines(), self._title())
+
+    def _share(self) -> None:
+        """Make what all arrays share: mapped files, and tables of samples."""
+        self._maps = Maps()
+        self._tables: dict[tuple[int, ...], Samples] = {}
+        self._rows: dict[str, Rows] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._parts = state["_parts"]
+        self._share()
+
+    def _find(self, site: object) -> str:
+        """Return the name of an array by any spelling of it."""
+        names = self._parts[0].arrays
+        if isinstance(site, str) and site in names:
+            return site
+        if isinstance(site, str):
+            wanted = [str(Site(site))]  # Text that equals a module's name is that module.
+            if wanted[0] not in names and (pattern := parse(site)).path is not None:
+                wanted.append(str(pattern.at(pattern.path)))
+        elif isinstance(site, Site):
+            wanted = [str(site)]
+        else:
+            raise NotCaptured(f"a store is read by site, not by {type(site).__name__}")
+        for name in wanted:
+            if name in names:
+                return name
+        raise NotCaptured(f"{str(site)!r} is not in this store{did_you_mean(str(site), names)}")
+
+    def _lines(self) -> list[tuple[object, ...]]:
+        found = [(name or '""', str(rows.dtype).removeprefix("torch."), rows) for name, rows in self.items()]
+        return [
+            (name, dtype, tuple(rows.shape[1:]), f"{len(rows):,}", f"{rows.nbytes:,}") for name, dtype, rows in found
+        ]
+
+    def _title(self) -> str:
+        left_out = f", {len(self.skipped):,} of them skipped" if self.skipped else ""
+        return f"{count(len(self), 'array')} of {count(self.samples, 'sample')}{left_out}, {count(self.nbytes, 'byte')}"
+
+
+def _open(root: Place, partial: bool) -> list[Part]:
+    found = [_open_part(one, partial) for one in (root, *parts(root))]
+    return _joined(found)
+
+
+def _open_part(root: Place, partial: bool) -> Part:
+    manifest = read_manifest(root)
+    index = read_index(root, manifest)
+    try:
+        check_sizes(root, manifest, index)
+    except StoreError:  # The derived index may be of a unit that was made anew.
+        index = read_index(root, manifest, trust=False)
+        check_sizes(root, manifest, index)
+    check_units(root, index)
+    units = how_many(root, manifest)
+    if not partial and (units is None or len(index) < units):
+        found = f"{len(index)} units, and its data had not ended" if units is None else f"{len(index)} of {units} units"
+        raise StoreError(f"'{root}' has {found}; run its harvest again to finish it, or open it with partial=True")
+    return Part(root, manifest, index)
+
+
+def _joined(found: Sequence[Part]) -> list[Part]:
+    """Return parts with their samples counted on, where they hold the same arrays."""
+    joined, first = [], 0
+    for part in found:
+        _check_same(found[0], part)
+        joined.append(Part(part.place, part.manifest, part.index, first))
+        first += part.index.end()
+    return joined
+
+
+def _check_same(one: Part, other: Part) -> None:
+    """Raise unless two parts hold the same arrays, in whatever order."""
+    if one.arrays == other.arrays:
+        return
+    names = [name for name in {**one.arrays, **other.arrays} if one.arrays.get(name) != other.arrays.get(name)]
+    first = names[0]
+    told = [f"'{part.place}' has {part.arrays.get(first) or f'no {first!r}'}" for part in (one, other)]
+    raise StoreError(f"only stores of the same arrays can be one: {told[0]}, but {told[1]}")
