@@ -83,6 +83,8 @@ ORDER = [
     "listing",
     "harvest.masks",
     "harvest.digests",
+    "harvest.batches",
+    "harvest.samples",
     "harvest.sources",
     "harvest.rows",
     "harvest.passes",
@@ -109,7 +111,7 @@ NAMES = {
     *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
     *("attached", "auto_hook", "capture", "check", "clear", "edit", "patch", "run", "scan", "sites", "skip"),
     *("EditError", "HooklineError", "NeverFired", "NotCaptured", "SiteError", "StaleValue", "StoreError"),
-    *("BadSample", "CacheFull", "Harvest", "harvest"),
+    *("BadSample", "CacheFull", "Harvest", "Store", "harvest"),
     *("HooklineWarning", "StopForward"),
 }
 

@@ -21,6 +21,7 @@ from hookline.listing import sites
 from hookline.points import HookedModel, HookPoint, auto_hook, check
 from hookline.scan import scan
 from hookline.sites import Site
+from hookline.store.store import Store
 from hookline.verbs import capture, edit, patch, run, skip
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "SiteError",
     "StaleValue",
     "StopForward",
+    "Store",
     "StoreError",
     "attached",
     "auto_hook",

@@ -1,22 +1,39 @@
-"""A model over a dataset, into a store."""
+"""A model over a dataset, into a store: `Harvest` is the plan, `harvest` makes one and runs it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
-
-from torch import nn
+from typing import ParamSpec
 
 from hookline.harvest.plan import Harvest
-from hookline.where import Where
+from hookline.store.store import Store
+
+Options = ParamSpec("Options")
 
 
-def harvest(model: nn.Module | Callable[[], nn.Module], data: Any, *where: Where, to: Any, **options: Any) -> Any:
-    """Run a dataset through a model, keep what passes at the places, and return the store; `Harvest` has the options.
+def _run_of(plan: Callable[Options, Harvest]) -> Callable[Options, Store]:
+    """Return a function that takes what the plan takes."""
 
-    Called again after anything went wrong, it goes on where it was.
-    """
-    return Harvest(model, data, *where, to=to, **options).run()
+    def harvest(*args: Options.args, **kwargs: Options.kwargs) -> Store:
+        """Run a dataset through a model, keep what passes at the places on disk, and return the store.
 
+        Called again after anything went wrong, it goes on where it was; `Harvest` has the options.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
+        >>> store = harvest(model, torch.ones(10, 4), "0", to="acts", batch_size=4)
+        >>> store["0"][:2].shape
+        torch.Size([2, 8])
+        """
+        return plan(*args, **kwargs).run()
+
+    harvest.__signature__ = inspect.signature(plan).replace(return_annotation=Store)  # type: ignore[attr-defined]
+    return harvest
+
+
+harvest = _run_of(Harvest)
+harvest.__qualname__ = "harvest"
 
 __all__ = ["Harvest", "harvest"]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hookline import offload
 from hookline.errors import HooklineError, SiteError
+from hookline.harvest.batches import Batch, on
 from hookline.harvest.masks import token_mask
 from hookline.harvest.rows import Choice, Rows, Rule, cast, takes_output
-from hookline.harvest.sources import Batch, on
 from hookline.hooks import Hooks
 from hookline.sites import Site
 from hookline.store.records import Array

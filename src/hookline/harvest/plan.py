@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError, SiteError, StoreError, warn
+from hookline.harvest.batches import Batch
 from hookline.harvest.digests import function_text, model_digest
 from hookline.harvest.passes import CALLS, Manner, Part, Pass, needs_output
 from hookline.harvest.rows import Rule, check_rule
 from hookline.harvest.running import run
-from hookline.harvest.sources import Batch, Source, source
+from hookline.harvest.sources import Source, source
 from hookline.harvest.units import ON_ERROR, Runner, Told
 from hookline.store.places import Place, place
 from hookline.store.records import Array, Manifest
+from hookline.store.store import Store
 from hookline.store.writer import begin, begin_part, committed, how_many, read_record
 from hookline.tables import size as written
 from hookline.where import Where
@@ -68,8 +70,8 @@ class Status:
 class Harvest:
     """A dataset through a model, onto disk: what passes at the places, as rows.
 
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    >>> plan = Harvest(model, torch.ones(10, 4), "0", to=folder, batch_size=4)
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
+    >>> plan = Harvest(model, torch.ones(10, 4), "0", to="acts", batch_size=4)
     >>> print(plan.estimate())  # doctest: +ELLIPSIS
     10 samples, about 10 rows, 320 B, of ... free, in 1 units
     >>> plan.run()["0"].shape
@@ -182,10 +184,8 @@ class Harvest:
         rows = sum(file.rows for record in records for file in record.files)
         return Status(len(records), how_many(place, manifest), rows, sum(len(record.skipped) for record in records))
 
-    def run(self) -> Any:
+    def run(self) -> Store:
         """Run what is not done yet, and return the store. Other processes may run the same at the same time."""
-        from hookline.store.store import Store  # type: ignore[import-not-found, unused-ignore]
-
         run(self)
         return Store(self.to)
 
@@ -230,12 +230,12 @@ class Live:
         self.model = plan.model if isinstance(plan.model, nn.Module) else plan.model()
         if not isinstance(self.model, nn.Module):
             raise HooklineError(f"harvest takes a model or a function that makes one, not {type(plan.model).__name__}")
-        if self.model.training and any(module.training for module in self.model.modules()):
-            warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
         manner = _with_defaults(plan.manner)
         batch = plan.source.first()
         began = time.perf_counter()
         self.first = self._try(batch, manner)
+        if any(module.training for module in self.model.modules()):
+            warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
         self.seconds = time.perf_counter() - began
         self.first_samples = len(batch.samples)
         self.manner = manner

@@ -13,8 +13,8 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.harvest.digests import bytes_of
 from hookline.harvest.masks import token_positions
-from hookline.sites import Site
-from hookline.values import describe
+from hookline.sites import Site, write_subscripts
+from hookline.values import children, describe
 
 Rule = str | Callable[..., Any]
 Mask = Callable[[Site, Any, Any, tuple[int, int]], Tensor | None]  # Of a site, a batch, the model's output and a shape.
@@ -56,7 +56,8 @@ class Rows:
     def choose(self, name: str, site: Site | None, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
         """Return the rows of a value, and which they are."""
         if not isinstance(value, Tensor):
-            raise HooklineError(f"{name!r} is {describe(value)}, no tensor; name the part to keep, as in '{name}[0]', "
+            part = write_subscripts(tuple(children(value) or (0,))[:1])
+            raise HooklineError(f"{name!r} is {describe(value)}, no tensor; name the part to keep, '{name}{part}', "
                                 "or make one of it with transform=")  # fmt: skip
         if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "

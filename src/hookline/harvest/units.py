@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from hookline.errors import BadSample, HooklineError
+from hookline.harvest.batches import Batch
 from hookline.harvest.digests import digest
 from hookline.harvest.lanes import Countdown, Lanes
 from hookline.harvest.passes import Part, Pass
 from hookline.harvest.rows import Choice
-from hookline.harvest.sources import Batch, Source
+from hookline.harvest.sources import Source
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import Unit

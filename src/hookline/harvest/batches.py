@@ -1,0 +1,156 @@
+"""Batches that are given as they are: any iterable of them. To reach a unit, all before it are passed over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.harvest.digests import digest
+from hookline.values import leaves, map_tensors
+
+
+@dataclass
+class Batch:
+    """Some samples, as the model takes them; `failures` are those that could not be loaded."""
+
+    samples: Sequence[int]  # Their numbers, in the order in which they stand.
+    value: Any
+    failures: dict[int, Exception] = field(default_factory=dict)
+
+
+class Again:
+    """An iterable of batches made anew by a function each time."""
+
+    def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.function())
+
+
+class Batches:
+    """Any iterable of batches; a unit is so many of them. An iterator can be passed over once only."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batch_size: int | None = None
+        self.samples: int | None = None
+        self._given = batches
+        self._is_iterator = iter(batches) is batches
+        self._peeked: list[Any] = []
+        self._rest: Iterator[Any] | None = None
+        self._count = len(batches) if isinstance(batches, Sized) else None
+
+    def known(self) -> dict[str, Any]:
+        """Return nothing but the first batch: the others are compared when they are passed over."""
+        return {"first": digest(self.first().value)}
+
+    def first(self) -> Batch:
+        """Return the first batch."""
+        if not self._peeked:
+            self._rest = iter(self._given)
+            self._peeked = list(itertools.islice(self._rest, 1))
+        if not self._peeked:
+            raise HooklineError("there are no batches to harvest; if it is an iterator, it may have been used up")
+        return Batch(range(samples_in(self._peeked[0])), self._peeked[0])
+
+    def units(self, size: int) -> int | None:
+        """Return how many units there are, if they can be counted."""
+        return None if self._count is None else -(-self._count // size)
+
+    def _pass(self) -> Iterator[tuple[int, Batch]]:
+        """Pass over all batches once."""
+        if self._is_iterator and self._rest is None:
+            raise HooklineError("the iterator of batches has been used up; give something that can be iterated again "
+                                "(a list, a DataLoader, a dataset), or make it anew")  # fmt: skip
+        again = itertools.chain(self._peeked, self._rest or ()) if self._is_iterator else iter(self._given)
+        if self._is_iterator:
+            self._peeked, self._rest = [], None
+        first, number = 0, -1
+        for number, value in enumerate(again):
+            count = samples_in(value)
+            yield number, Batch(range(first, first + count), value)
+            first += count
+        self._count = number + 1
+
+    def batches(
+        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
+    ) -> Iterator[tuple[int, Batch]]:
+        """Return the batches of some units; those that lie before the last one asked for cost another pass."""
+        coming = self._pass()
+        ahead = next(coming, None)
+        for unit in units:
+            if ahead is None or ahead[0] > unit * size:
+                if unit >= (self.units(size) or unit + 1):
+                    return  # The data has ended.
+                coming = self._pass()
+                ahead = next(coming, None)
+            over = Over(passed)
+            while ahead is not None and ahead[0] < unit * size:
+                over.add(ahead[0] // size, ahead[1], ends=(ahead[0] + 1) % size == 0)
+                ahead = next(coming, None)
+            if ahead is None:
+                return
+            while ahead is not None and ahead[0] < (unit + 1) * size:
+                yield unit, ahead[1]
+                ahead = next(coming, None)
+
+    def longer(self, first: int) -> float:
+        """Return 1: nobody knows before they come."""
+        return 1.0
+
+    def singles(self, batch: Batch) -> list[Batch]:
+        """Return each sample as a batch of one, if all tensors have the batch in front; else the batch as it is."""
+        count = len(batch.samples)
+        if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
+            return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
+        if any(tensor.dim() == 0 or len(tensor) != count for tensor in leaves(batch.value)):
+            return [batch]
+        return [
+            Batch([number], map_tensors(lambda tensor, at=index: tensor[at : at + 1], batch.value))  # type: ignore[misc]
+            for index, number in enumerate(batch.samples)
+        ]
+
+
+class Over:
+    """What is passed over of a unit: its digest is told when it has passed whole."""
+
+    def __init__(self, passed: Callable[[int, str], None]) -> None:
+        self.passed = passed
+        self.text = ""
+
+    def add(self, unit: int, batch: Batch, ends: bool) -> None:
+        """Note a batch."""
+        self.text = digest(batch.value, self.text)
+        if ends:
+            self.passed(unit, self.text)
+            self.text = ""
+
+
+def samples_in(value: Any) -> int:
+    """Return how many samples a batch holds: the first dimension of its first tensor."""
+    tensors = leaves(value)
+    if tensors and tensors[0].dim():
+        return len(tensors[0])
+    if isinstance(value, (list, tuple)) and value and not tensors:
+        return len(value)
+    raise HooklineError(f"a batch holds tensors with the samples in front, or a list of samples; this is {value!r:.80}")
+
+
+def on(value: Any, device: torch.device | None) -> Any:
+    """Return a batch with its tensors on a device, if one was given; the copy is waited for by nobody."""
+    if device is None:
+        return value
+    if device.type != "cuda":
+        return map_tensors(lambda tensor: tensor.to(device), value)
+    return map_tensors(lambda tensor: _pinned(tensor).to(device, non_blocking=True), value)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """Return a tensor in pinned memory: to copy from other memory would wait for all that the device has to do."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor

@@ -1,0 +1,583 @@
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import hookline as hl
+from hookline.harvest import lanes
+from hookline.harvest.digests import digest, function_text, model_digest
+from hookline.store.writer import Unit
+
+X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+class Tagger(nn.Module):
+    """A tiny model of token sequences, with the words of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 6)
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, input_ids, attention_mask=None):
+        return {"logits": self.mix(self.embed(input_ids))}
+
+
+class Texts:
+    """Samples of several lengths, padded on one side."""
+
+    def __init__(self, number: int = 23, left: bool = False) -> None:
+        self.number, self.left = number, left
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < self.number:
+            raise IndexError(index)
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, 20, (int(torch.randint(1, 9, (1,), generator=generator)),), generator=generator)
+
+    def collate(self, samples):
+        ids = torch.zeros(len(samples), max(map(len, samples)), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, sample in enumerate(samples):
+            place = slice(-len(sample), None) if self.left else slice(len(sample))
+            ids[row, place], mask[row, place] = sample, 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+def expected(model: nn.Sequential, layers: int, x: torch.Tensor = X, batch: int = 8) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat([model[:layers](part) for part in x.split(batch)])
+
+
+@pytest.fixture
+def to(tmp_path):
+    return tmp_path / "acts"
+
+
+def test_rows_are_those_that_passed(to):
+    model = net()
+    store = hl.harvest(model, X, "0", "1", "2[:, 1]", "2:input", to=to, batch_size=8, unit=16)
+    assert torch.equal(store["0"][:], expected(model, 1))
+    assert torch.equal(store["2:input"][:], expected(model, 2))
+    assert torch.equal(store["2[:, 1]"][:], expected(model, 3)[:, 1])
+    assert torch.equal(store.rows("1", sample=17), expected(model, 2)[17:18])
+    assert store["0"].samples[:].tolist() == list(range(50))
+
+
+BATCHES = [X[:8], X[8:20], X[20:21], X[21:]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        BATCHES,
+        [(batch,) for batch in BATCHES],
+        [{"input": batch} for batch in BATCHES],
+        (batch for batch in BATCHES),
+        lambda: iter(BATCHES),
+    ],
+    ids=["tensors", "tuples", "keywords", "generator", "function"],
+)
+def test_any_iterable_of_batches_will_do(data, to):
+    model = net()
+    store = hl.harvest(model, data, "1", to=to, unit=3)
+    assert torch.equal(store["1"][:], torch.cat([expected(model, 2, batch, 99) for batch in BATCHES]))
+    assert store.samples == 50
+
+
+def test_a_loader_is_passed_over_as_its_dataset_and_its_workers_load(to):
+    model = net()
+    data = TensorDataset(X)
+    store = hl.harvest(model, DataLoader(data, batch_size=8, num_workers=2), "1", to=to, unit=24)
+    assert torch.equal(store["1"][:], expected(model, 2))
+
+
+def test_a_loader_that_leaves_the_last_samples_out_does_so_here(to):
+    store = hl.harvest(net(), DataLoader(TensorDataset(X), batch_size=8, drop_last=True), "1", to=to)
+    assert len(store["1"]) == 48
+
+
+def test_a_mapping_of_tensors_is_samples_too(to):
+    model = Tagger().eval()
+    ids = torch.randint(0, 20, (10, 5))
+    store = hl.harvest(model, {"input_ids": ids}, "mix", to=to, batch_size=4)
+    with torch.no_grad():
+        assert torch.equal(store["mix"][:], torch.cat([model.mix(model.embed(part)) for part in ids.split(4)]))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "problem"),
+    [
+        (DataLoader(TensorDataset(X), batch_size=8, shuffle=True), {}, "the loader shuffles"),
+        (
+            DataLoader(TensorDataset(X), sampler=DistributedSampler(TensorDataset(X), 2, 0)),
+            {},
+            "DistributedSampler repeats samples",
+        ),
+        (X, {}, "give batch_size="),
+        (iter([X]), {"batch_size": 4}, "has no length and index"),
+        ([X], {"sort_by_length": True}, "give a dataset and batch_size="),
+        (X, {"batch_size": 0}, "from 1 on"),
+        (X[:0], {"batch_size": 4}, "no samples to harvest"),
+        ([], {}, "no batches to harvest"),
+        (iter([]), {}, "no batches to harvest"),
+        (X, {"batch_size": 4, "rows": "token"}, 'rows= is "batch", "tokens"'),
+        (X, {"batch_size": 4, "on_error": "ignore"}, "on_error= is one of 'raise', 'skip'"),
+        (X, {"batch_size": 4, "calls": "all"}, "calls= is one of"),
+        (X, {"batch_size": 4, "unit": 0}, "unit= is a number"),
+        ({"a": X, "b": X[:3]}, {"batch_size": 4}, "'a' 50, 'b' 3"),
+        ([torch.tensor(1.0)], {}, "with the samples in front"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_harvested_is_refused_in_words(data, options, problem, to):
+    with pytest.raises(hl.HooklineError, match=problem):
+        hl.harvest(net(), data, "0", to=to, **options)
+    assert not to.exists() or not list(to.iterdir())
+
+
+def test_a_place_that_is_not_there_is_refused_before_anything_runs(to):
+    with pytest.raises(hl.SiteError, match="did you mean"):
+        hl.harvest(Tagger(), X, "mixx", to=to, batch_size=4)
+    with pytest.raises(hl.SiteError, match="harvest what"):
+        hl.harvest(net(), X, to=to, batch_size=4)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("by_length", [False, True])
+def test_tokens_are_rows_without_padding_in_the_order_of_the_samples(left, by_length, to):
+    model, texts = Tagger().eval(), Texts(left=left)
+    store = hl.harvest(model, texts, "embed", "mix", to=to, batch_size=4, unit=8, rows="tokens",
+                       columns=["input_ids"], sort_by_length=by_length)  # fmt: skip
+    samples = [texts[index] for index in range(len(texts))]
+    assert torch.equal(store["input_ids"][:], torch.cat(samples))
+    assert torch.equal(store["embed"][:], model.embed.weight.detach()[torch.cat(samples)])
+    assert torch.equal(store.rows("input_ids", sample=9), samples[9])
+    assert store["mix"].samples[:].tolist() == [index for index, one in enumerate(samples) for _ in one]
+    assert store["mix"].positions[:].tolist() == [position for one in samples for position in range(len(one))]
+
+
+def test_sorting_by_length_makes_batches_of_like_length(to):
+    widths = []
+
+    class Watched(Texts):
+        def collate(self, samples):
+            widths.append(max(map(len, samples)) - min(map(len, samples)))
+            return super().collate(samples)
+
+    hl.harvest(Tagger().eval(), Watched(64), "mix", to=to / "a", batch_size=8, unit=64, rows="tokens")
+    plain, widths[:] = sum(widths), []
+    hl.harvest(
+        Tagger().eval(), Watched(64), "mix", to=to / "b", batch_size=8, unit=64, rows="tokens", sort_by_length=True
+    )
+    assert sum(widths) < plain / 2
+
+
+def test_a_function_of_the_batch_may_choose_the_rows(to):
+    model, texts = Tagger().eval(), Texts(left=True)
+    store = hl.harvest(model, texts, "embed", to=to, batch_size=4, unit=8, columns=["input_ids"],
+                       rows=lambda batch: (batch["input_ids"] % 3 == 1) & batch["attention_mask"].bool())  # fmt: skip
+    chosen = [(texts[index] % 3 == 1).nonzero().flatten().tolist() for index in range(len(texts))]
+    assert store["embed"].positions[:].tolist() == [position for one in chosen for position in one]
+    assert store["embed"].samples[:].tolist() == [index for index, one in enumerate(chosen) for _ in one]
+    assert bool((store["input_ids"][:] % 3 == 1).all())
+
+
+def test_each_place_may_have_rows_of_its_own(to):
+    model, texts = Tagger().eval(), Texts()
+    rows = {"embed": "tokens", "input_ids": "tokens"}
+    store = hl.harvest(model, texts, "embed", "mix[:, 0]", to=to, batch_size=4, rows=rows, columns=["input_ids"])
+    assert len(store["mix[:, 0]"]) == len(texts)
+    assert len(store["embed"]) == len(store["input_ids"]) == sum(len(texts[index]) for index in range(len(texts)))
+
+
+def test_sequences_of_several_lengths_need_tokens_as_rows(to):
+    with pytest.raises(hl.HooklineError, match='need rows="tokens"'):
+        hl.harvest(Tagger().eval(), Texts(), "mix", to=to, batch_size=4)
+
+
+def test_a_value_without_the_batch_in_front_is_refused(to):
+    with pytest.raises(hl.HooklineError, match="the first dimension must be the batch"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, transform=lambda value: value.T)
+    with pytest.raises(
+        hl.HooklineError, match=r"is dict of logits, no tensor; name the part to keep, '\[\"logits\"\]'"
+    ):
+        hl.harvest(Tagger().eval(), Texts(), "", to=to, batch_size=4)
+
+
+def test_floats_are_cast_and_other_numbers_are_not(to):
+    store = hl.harvest(Tagger().eval(), Texts(), "mix", to=to, batch_size=4, rows="tokens", dtype=torch.bfloat16,
+                       columns=["input_ids"])  # fmt: skip
+    assert (store["mix"].dtype, store["input_ids"].dtype) == (torch.bfloat16, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float64])
+def test_every_dtype_is_kept_to_the_bit(dtype, to):
+    model = net()
+    store = hl.harvest(model, X, "1", to=to, batch_size=8, dtype=dtype)
+    assert torch.equal(store["1"][:].view(torch.uint8), expected(model, 2).to(dtype).view(torch.uint8))
+
+
+def test_whole_numbers_and_truth_values_are_kept_too(to):
+    model = net()
+    store = hl.harvest(model, X, "1", to=to, batch_size=8, transform=lambda value: value > 0)
+    assert torch.equal(store["1"][:], expected(model, 2) > 0)
+    store = hl.harvest(model, X, "1", to=to / "b", batch_size=8, transform=lambda value: (value * 9).to(torch.int8))
+    assert torch.equal(store["1"][:], (expected(model, 2) * 9).to(torch.int8))
+
+
+def test_gradients_are_harvested_and_the_model_s_own_stay_as_they_were(to):
+    model = net()
+    before = torch.ones_like(model[0].weight)
+    model[0].weight.grad = before
+    store = hl.harvest(
+        model, X, "0", "0:grad_output", to=to, batch_size=8, loss=lambda output, batch: output.pow(2).sum()
+    )
+    x = X.clone()
+    hidden = model[0](x)
+    hidden.retain_grad()
+    model[1:](hidden).pow(2).sum().backward()
+    assert torch.allclose(store["0:grad_output"][:], hidden.grad, atol=1e-6)
+    model[0].weight.grad = before
+    hl.harvest(model, X, "0:grad_output", to=to / "b", batch_size=8, loss=lambda output, batch: output.sum())
+    assert model[0].weight.grad is before
+    assert model[2].weight.grad is not None  # That of the lines above, not of the harvest.
+    with pytest.raises(hl.HooklineError, match="gradients need a loss"):
+        hl.harvest(model, X, "0:grad_output", to=to / "c", batch_size=8)
+    with pytest.raises(hl.SiteError, match="before any gradient"):
+        hl.harvest(
+            model, X, "0:grad_output", to=to / "d", batch_size=8, stop=True, loss=lambda output, batch: output.sum()
+        )
+
+
+def test_nothing_after_the_last_place_is_computed(to):
+    model, seen = net(), []
+    model[2].register_forward_hook(lambda *_: seen.append(1))
+    hl.harvest(model, X, "0", to=to, batch_size=10)
+    assert len(seen) == 1  # The first batch is tried to its end, to see how often each place is called.
+    hl.harvest(model, X, "0", to=to / "b", batch_size=10, stop=False)
+    assert len(seen) == 1 + 1 + 5
+
+
+def test_a_module_that_is_called_twice_is_no_row_twice(to):
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.one(self.one(x))
+
+    model = Twice().eval()
+    with pytest.raises(hl.HooklineError, match=r"'one' was called 2 times for one batch; name one, as in 'one#0'"):
+        hl.harvest(model, X, "one", to=to, batch_size=8)
+    store = hl.harvest(model, X, "one#1", to=to, batch_size=8)
+    with torch.no_grad():
+        assert torch.allclose(store["one#1"][:], model(X))
+    store = hl.harvest(model, X, "one", to=to / "b", batch_size=8, calls="sequence", transform=lambda value: value)
+    assert store["one"].shape == (50, 8)
+
+
+def test_a_call_may_give_the_batch_in_its_own_way(to):
+    model, labels = net(), torch.arange(50)
+    store = hl.harvest(model, TensorDataset(X, labels), "1", to=to, batch_size=8, columns={"label": lambda one: one[1]},
+                       call=lambda model, batch: model(batch[0]))  # fmt: skip
+    assert torch.equal(store["label"][:], labels)
+    assert torch.equal(store["1"][:], expected(model, 2))
+
+
+def test_the_model_is_left_as_it_was_and_so_are_random_numbers(to):
+    model = net()
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    state = torch.get_rng_state()
+    hl.harvest(model, X, "*", to=to, batch_size=8)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert not len(hl.attached(model))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_in_training_is_warned_of(to):
+    with pytest.warns(hl.HooklineWarning, match="training mode"):
+        hl.harvest(net().train(), X, "0", to=to, batch_size=8)
+
+
+class Broken:
+    """A dataset of which one sample can't be loaded, and one is too much for the model."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7:
+            raise ValueError("no such picture")
+        return torch.full((4,), float("inf") if index == 13 else float(index))
+
+
+class Fussy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if x.isinf().any():
+            raise RuntimeError("too large")
+        return self.one(x)
+
+
+def test_a_bad_sample_is_raised_with_its_number(to):
+    with pytest.raises(hl.BadSample, match="sample 7 failed: ValueError: no such picture"):
+        hl.harvest(Fussy().eval(), Broken(), "one", to=to, batch_size=4, unit=8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_are_skipped_and_listed_when_asked(workers, to):
+    model = Fussy().eval()
+    loader = DataLoader(Broken(), batch_size=4, num_workers=workers)
+    store = hl.harvest(model, loader, "one", to=to, unit=8, on_error="skip")
+    assert store.skipped.keys() == {7, 13}
+    assert "no such picture" in store.skipped[7]
+    assert "too large" in store.skipped[13]
+    assert store["one"].samples[:].tolist() == [index for index in range(30) if index not in (7, 13)]
+    with torch.no_grad():
+        assert torch.allclose(store.rows("one", sample=20), model(torch.full((1, 4), 20.0)))
+
+
+def test_bad_samples_in_batches_that_were_given_are_found_too(to):
+    batches = [torch.zeros(4, 4), torch.full((4, 4), 2.0), torch.ones(3, 4)]
+    batches[1][2] = float("inf")
+    model = Fussy().eval()
+    with pytest.raises(hl.BadSample, match="sample 6 failed: RuntimeError: too large"):
+        hl.harvest(model, batches, "one", to=to)
+    store = hl.harvest(model, batches, "one", to=to, on_error="skip")
+    assert list(store.skipped) == [6]
+    assert store["one"].samples[:].tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10]
+
+
+def test_samples_that_make_no_batch_say_so(to):
+    with pytest.raises(hl.HooklineError, match="samples 0 to 3 don't go into one batch"):
+        hl.harvest(net(), [torch.ones(3), torch.ones(4), torch.ones(5), torch.ones(6)], "0", to=to, batch_size=4)
+
+
+def test_a_run_goes_on_where_it_was_and_ends_at_once_when_done(to):
+    model, seen = net(), []
+    model[0].register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
+    plan = hl.Harvest(model, X, "0", to=to, batch_size=10, unit=10)
+    assert plan.run_unit(3)
+    assert not plan.run_unit(3)
+    assert (plan.status().done, plan.status().units, plan.status().rows) == (1, 5, 10)
+    assert plan.pending() == [0, 1, 2, 4]
+    with pytest.raises(hl.StoreError, match="1 of 5"):
+        hl.Store(to)
+    assert len(hl.Store(to, partial=True)["0"]) == 10
+    seen.clear()
+    store = hl.harvest(model, X, "0", to=to, batch_size=10)
+    assert len(seen) == 1 + 4
+    assert torch.equal(store["0"][:], expected(model, 1, batch=10))
+    seen.clear()
+    hl.harvest(model, X, "0", to=to, batch_size=10)
+    assert len(seen) == 1
+
+
+def test_an_iterator_goes_on_too_and_other_data_are_refused(to):
+    model = net()
+
+    def batches(last=X[21:]):
+        yield from [*BATCHES[:3], last]
+
+    plan = hl.Harvest(model, batches, "0", to=to, unit=1)
+    assert plan.run_unit(0)
+    assert plan.run_unit(2)
+    other = [BATCHES[0] + 0, BATCHES[1], BATCHES[2] + 1, BATCHES[3]]
+    with pytest.raises(hl.StoreError, match="batches 2 to 2 were others"):
+        hl.harvest(model, iter(other), "0", to=to, unit=1)
+    store = hl.harvest(model, batches(), "0", to=to)
+    assert torch.equal(store["0"][:], torch.cat([expected(model, 1, batch, 99) for batch in BATCHES]))
+
+
+def changed(model: nn.Sequential) -> nn.Sequential:
+    with torch.no_grad():
+        model[2].weight[1, 5] += 1e-3  # Not even one that the harvest sees.
+    return model
+
+
+@pytest.mark.parametrize(
+    ("again", "problem"),
+    [
+        (lambda to: hl.harvest(changed(net()), X, "0", to=to, batch_size=8), "model.weights"),
+        (lambda to: hl.harvest(net(), X, "0", "1", to=to, batch_size=8), "it has no '1'"),
+        (lambda to: hl.harvest(net(), X, "1", to=to, batch_size=8), "it has no '1'"),
+        (lambda to: hl.harvest(net(), X + 1, "0", to=to, batch_size=8), "data"),
+        (lambda to: hl.harvest(net(), X[:49], "0", to=to, batch_size=8), "data"),
+        (lambda to: hl.harvest(net(), X, "0", to=to, batch_size=8, dtype=torch.float16), "float16"),
+        (lambda to: hl.harvest(net(), X, "0", to=to, batch_size=8, transform=lambda value: value * 2), "transform"),
+        (lambda to: hl.harvest(net(), X, "0", to=to, batch_size=8, unit=7), "has units of"),
+    ],
+    ids=["weights", "more sites", "sites", "data", "fewer", "dtype", "transform", "unit"],
+)  # fmt: skip
+def test_going_on_with_something_else_is_refused_in_words(again, problem, to):
+    hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=16).run_unit(0)
+    with pytest.raises(hl.StoreError, match=problem):
+        again(to)
+
+
+def test_a_store_is_appended_to(to):
+    model, more = net(), torch.randn(11, 4)
+    hl.harvest(model, X, "0", to=to, batch_size=8)
+    store = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)
+    assert torch.equal(store["0"][:], torch.cat([expected(model, 1), expected(model, 1, more)]))
+    again = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)  # As after a crash: nothing is doubled.
+    assert again["0"].shape == (61, 8)
+    assert store["0"].samples[:].tolist() == list(range(61))
+
+
+def test_the_estimate_says_rows_and_bytes_before_anything_is_written(to):
+    plan = hl.Harvest(net(), X, "0", "1[:, 0]", to=to, batch_size=8, unit=16)
+    told = plan.estimate()
+    assert (told.samples, told.rows, told.bytes, told.units) == (50, 100, 50 * 8 * 4 + 50 * 4, 4)
+    assert told.free > 0
+    assert not to.exists()
+    assert "50 samples, about 100 rows, 1.8 kB" in str(told)
+
+
+def test_what_can_not_fit_is_refused_before_it_starts(to):
+    class Endless(Texts):
+        def fingerprint(self) -> str:
+            return "a great deal"
+
+    with pytest.raises(hl.StoreError, match="has no room"):
+        hl.harvest(Tagger().eval(), Endless(1 << 50), "mix", to=to, batch_size=4, rows="tokens")
+
+
+def test_a_plan_can_be_pickled_and_its_weights_stay_behind_if_a_function_makes_them(to):
+    data = pickle.dumps(hl.Harvest(net, X, "0", to=to, batch_size=8))
+    assert len(data) < 4000
+    assert pickle.loads(data).run()["0"].shape == (50, 8)
+    plan = hl.Harvest(net(), X, "0", to=to, batch_size=8)
+    plan.status()
+    assert pickle.loads(pickle.dumps(plan)).status().done == 1
+
+
+def test_what_goes_wrong_while_writing_reaches_the_caller_at_once(to, monkeypatch):
+    model, seen = net(), []
+    model[0].register_forward_hook(lambda *_: seen.append(time.sleep(0.02)))
+
+    def fail(*_):
+        raise hl.StoreError("the disk is full")
+
+    monkeypatch.setattr(Unit, "append", fail)
+    with pytest.raises(hl.StoreError, match="the disk is full"):
+        hl.harvest(model, X.repeat(20, 1), "0", to=to, batch_size=10)
+    assert len(seen) < 20
+    assert not [thread for thread in threading.enumerate() if thread.name == "hookline.harvest"]
+
+
+def test_a_slow_disk_holds_the_model_back_so_that_memory_stays_bounded():
+    held, most = [0], [0]
+
+    def work() -> None:
+        time.sleep(0.002)
+        held[0] -= 1
+
+    with lanes.Lanes(2, limit=100) as threads:
+        for number in range(60):
+            held[0] += 1
+            threads.put(number, work, 30)
+            most[0] = max(most[0], held[0])
+        threads.finish()
+    assert held[0] == 0
+    assert most[0] <= 4
+
+
+def test_a_lane_takes_what_is_larger_than_the_limit_alone():
+    done = []
+    with lanes.Lanes(1, limit=10) as threads:
+        for number in range(3):
+            threads.put(0, lambda number=number: done.append(number), 1000)
+        threads.finish()
+    assert done == [0, 1, 2]
+
+
+def test_an_interrupted_run_leaves_no_threads_and_no_unfinished_files(to):
+    model = net()
+    handle = model[0].register_forward_hook(
+        lambda _module, args, _output: stop() if args[0][0, 0] == X[30, 0] else None
+    )
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hl.harvest(model, X, "0", "1", to=to, batch_size=10, unit=10)
+    assert not [thread for thread in threading.enumerate() if thread.name == "hookline.harvest"]
+    handle.remove()
+    partial = hl.Store(to, partial=True)
+    assert len(list(to.glob("data/*/*"))) == 2 * len(list(to.glob("units/*")))
+    assert torch.equal(partial["0"][:], expected(model, 1, batch=10)[: len(partial["0"])])
+
+
+def test_progress_goes_to_the_log_where_there_is_no_terminal(to, caplog):
+    with caplog.at_level(logging.INFO, logger="hookline"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8)
+    assert "50 of 50 samples, 50 rows, 1.6 kB" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="hookline"):
+        hl.harvest(net(), X, "1", to=to / "b", batch_size=8, progress=False)
+    assert not caplog.text
+
+
+def test_progress_is_a_bar_when_asked(to, capsys):
+    hl.harvest(net(), X, "0", to=to, batch_size=8, progress=True)
+    shown = capsys.readouterr()
+    assert "50 of 50 samples" in shown.err
+    assert not shown.out
+
+
+def test_a_model_is_known_by_every_bit_of_its_weights():
+    model = nn.Sequential(OrderedDict(one=nn.Linear(100, 100), two=nn.BatchNorm1d(100)))
+    before = model_digest(model)
+    assert before == model_digest(model)
+    with torch.no_grad():
+        model.one.weight[41, 43] = torch.nextafter(model.one.weight[41, 43], torch.tensor(9.0))
+    after = model_digest(model)
+    assert after != before
+    model.two.running_mean[3] += 1
+    assert model_digest(model) != after
+    assert model_digest(torch.compile(model)) ["weights"] == model_digest(model)["weights"]  # fmt: skip
+
+
+def test_functions_are_known_by_their_code_and_what_they_close_over():
+    def scaled(by):
+        return lambda value: value * by
+
+    assert function_text(scaled(2)) == function_text(scaled(2))
+    assert function_text(scaled(2)) != function_text(scaled(3))
+    assert function_text(lambda value: value + 1) != function_text(lambda value: value + 2)
+    assert function_text(lambda value: value.abs()) != function_text(lambda value: value.neg())
+    assert function_text(scaled(torch.ones(2))) != function_text(scaled(torch.zeros(2)))
+    assert function_text("tokens") == "tokens"
+    assert function_text(None) is None
+
+
+def test_data_are_known_by_all_that_is_in_them():
+    assert digest({"a": [1, "x", torch.ones(2)]}) == digest({"a": [1, "x", torch.ones(2)]})
+    assert digest({"a": [1, "x", torch.ones(2)]}) != digest({"a": [1, "y", torch.ones(2)]})
+    assert digest([torch.ones(2), torch.ones(1)]) != digest([torch.ones(1), torch.ones(2)])
+    assert digest(torch.ones(2)) != digest(torch.ones(2, dtype=torch.float64))
+    assert digest(torch.ones(2), "before") != digest(torch.ones(2))
