@@ -101,7 +101,7 @@ class Runner:
         *,
         on_error: str = "raise",
         told: Told | None = None,
-        limit: int = 1 << 28,
+        limit: int = 1 << 29,
         threads: int = 1,
     ) -> None:
         self.passing = passing
@@ -110,8 +110,9 @@ class Runner:
         self.manifest = manifest
         self.on_error = on_error
         self.told = told or Told()
-        self.lanes = Lanes(min(threads, len(manifest.arrays)), limit)
-        self.threads = min(threads, len(manifest.arrays))
+        self.threads = threads
+        self.lanes = Lanes(threads, limit)
+        self.turn = 0
         self.open: Open | None = None
         self.unfinished: list[Open] = []
 
@@ -140,7 +141,7 @@ class Runner:
         if not batch.samples:
             return
         if self.source.batch_size is None:  # What was passed over is known by it, when the run goes on.
-            self.lanes.put(0, lambda: unit.digest(batch.value))
+            self.lanes.put(self._lane(0), lambda: unit.digest(batch.value))
         for good, parts in self._through(unit, batch):
             unit.add(good.samples, parts)
             for index, part in enumerate(parts):
@@ -154,7 +155,11 @@ class Runner:
             unit.unit.append(index, rows)
             self.told.wrote(len(rows), rows.nbytes)
 
-        self.lanes.put(index, write, part.nbytes)
+        self.lanes.put(self._lane(index), write, part.nbytes)
+
+    def _lane(self, index: int) -> int:
+        """Return who writes an array: another for each unit, so that one may wait for the disk."""
+        return (self.turn + index) % self.threads
 
     def _close(self) -> None:
         """Let the unit be committed when the last of its rows is written."""
@@ -166,10 +171,12 @@ class Runner:
             self.told.finished(unit.number, unit.commit())
             self.unfinished.remove(unit)
 
-        done = Countdown(self.threads, commit)
-        for lane in range(self.threads):
+        lanes = {self._lane(index) for index in range(len(self.manifest.arrays))}
+        done = Countdown(len(lanes), commit)
+        for lane in lanes:
             self.lanes.put(lane, done)
         self.open = None
+        self.turn += len(lanes)
 
     def _through(self, unit: Open, batch: Batch) -> list[tuple[Batch, list[Part]]]:
         """Return the rows of a batch; if the model fails, of its samples one by one."""

@@ -1,0 +1,139 @@
+"""What it costs to harvest one middle layer on a CUDA device, as ratios to the bare forward up to that layer.
+
+    python benchmarks/gpu/harvest.py    # Three minutes; prints the tables and writes them to benchmarks/gpu/harvest.txt
+
+Every contender runs the same batches from host memory. A harvest is the whole call: the first batch that is tried, the
+fingerprints of model and data, the files, their checksums, and the wait for the disk.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import transformers
+from harness import machine, measure, ratios, report
+from overhead import Run, first_tensor, large
+from torch import Tensor, nn
+
+import hookline as hl
+
+BATCHES, LAYER = 100, 11
+MEMORY = Path("/dev/shm")  # A folder that is no disk.
+Batch = Mapping[str, object]
+
+
+def truncated(model: nn.Module) -> nn.Module:
+    """Return a model that ends after the layer."""
+    layers, model.layers = model.layers, nn.ModuleList()
+    half = copy.deepcopy(model)
+    model.layers = layers
+    half.layers = layers[: LAYER + 1]
+    return half
+
+
+def bare(model: nn.Module, batches: list[Batch]) -> Run:
+    """Run every batch, and keep nothing."""
+
+    def run() -> None:
+        for batch in batches:
+            model(**{name: _there(value) for name, value in batch.items()})
+        torch.cuda.synchronize()
+
+    return run
+
+
+def _there(value: object) -> object:
+    return value.pin_memory().cuda(non_blocking=True) if isinstance(value, Tensor) else value
+
+
+def by_hand(model: nn.Module, batches: list[Batch], folder: Path) -> Run:
+    """Keep all in a list on the host and save it at the end, as tutorials do."""
+
+    def run() -> None:
+        kept: list[Tensor] = []
+        hook = lambda _module, _args, output: kept.append(first_tensor(output).cpu())  # noqa: E731
+        handle = model.layers[LAYER].register_forward_hook(hook)  # type: ignore[union-attr]
+        bare(model, batches)()
+        handle.remove()
+        torch.save(torch.cat(kept), folder / "acts.pt")
+
+    return run
+
+
+def harvested(model: nn.Module, batches: list[Batch], folder: Path, *where: str, **options: object) -> Run:
+    """The whole call."""
+
+    def run() -> None:
+        shutil.rmtree(folder / "acts", ignore_errors=True)
+        hl.harvest(model, batches, *where, to=folder / "acts", progress=False, **options)
+
+    return run
+
+
+def tables(folder: Path, memory: Path) -> list[str]:
+    """Measure everything."""
+    model, ids = large()
+    model = model.model  # Without the head, which no harvest of a layer runs.
+    half = truncated(model)
+    batches: list[Batch] = [{"input_ids": ids.roll(number).cpu(), "use_cache": False} for number in range(BATCHES)]
+    site = f"layers.{LAYER}"
+    contenders = {
+        "bare, up to that layer": bare(half, batches),
+        "hook, .cpu(), list, torch.save": by_hand(half, batches, memory),
+        "hl.harvest, to memory": harvested(model, batches, memory, site, rows="tokens"),
+        "hl.harvest, to disk": harvested(model, batches, folder, site, rows="tokens"),
+        "hl.harvest, to disk, float8": harvested(
+            model, batches, folder, site, rows="tokens", dtype=torch.float8_e4m3fn
+        ),
+        "hl.harvest, to disk, the last token": harvested(model, batches, folder, f"{site}[:, -1]"),
+        "hl.harvest, to memory, 4 layers": harvested(
+            model, batches, memory, f"layers.{{2,5,8,{LAYER}}}", rows="tokens"
+        ),
+    }
+    seconds = measure(contenders, rounds=3, repeat=1)
+    size = BATCHES * ids.numel() * 2048 * 2 / 1e9
+    title = f"1.3B Llama, bfloat16, layer {LAYER} of 24, {BATCHES} batches of 8x1024 tokens, {size:.1f} GB"
+    return [report(title, ratios(seconds), seconds), disk(folder)]
+
+
+def disk(folder: Path) -> str:
+    """Say what the disk itself takes: as many bytes, in files of 128 MiB, each waited for."""
+    data = bytes(128 << 20)
+
+    def write() -> None:
+        for number in range(8):
+            with open(folder / f"{number}.bin", "wb", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+
+    taken = measure({"bare write": write}, rounds=3, repeat=1)["bare write"]
+    return f"the disk takes {8 * 128 / 1024 / min(taken):.2f} GiB/s from one thread that waits for it\n"
+
+
+def main() -> None:
+    """Run everything, print it, and keep it."""
+    device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
+    title = f"{machine()}, {device}\nratios to the bare forward up to the layer\n"
+    folders = [Path(tempfile.mkdtemp(dir=parent)) for parent in (None, MEMORY)]
+    try:
+        with torch.no_grad():
+            text = "\n".join([title, *tables(*folders)])
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder)
+    print(text)
+    Path(__file__).with_suffix(".txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
