@@ -37,13 +37,17 @@ def usual(number: int, quick: int) -> int:
 
 
 def measure(
-    contenders: Contenders, rounds: int = 60, repeat: int = 3, clock: Callable[[], float] = CLOCK
+    contenders: Contenders,
+    rounds: int = 60,
+    repeat: int = 3,
+    clock: Callable[[], float] = CLOCK,
+    after: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of each contender, in every round the best of `repeat`; those of the first are there twice.
 
     A round is every contender, `repeat` times on end: the first of these brings its own model and code into the caches,
     as any loop does. Rounds differ in their order, so that none has always the same neighbour. The garbage collector is
-    on, as it is where models run; what was there before is out of its sight.
+    on, as it is where models run; what was there before is out of its sight. What is done `after` a run is not timed.
     """
     first = next(iter(contenders))
     again = f"{first.partition(',')[0]} again"
@@ -52,7 +56,9 @@ def measure(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _, run in runs:
         run()
+        after()
         run()
+        after()
     shuffle = random.Random(0).shuffle
     gc.collect()
     gc.freeze()
@@ -60,19 +66,25 @@ def measure(
         for _ in range(usual(rounds, 2)):
             shuffle(runs)
             for name, run in runs:
-                seconds[name].append(best_of(run, usual(repeat, 1), clock))
+                seconds[name].append(best_of(run, usual(repeat, 1), clock, after))
     finally:
         gc.unfreeze()
     return seconds
 
 
-def best_of(run: Callable[[], object], repeat: int, clock: Callable[[], float] = CLOCK) -> float:
+def best_of(
+    run: Callable[[], object],
+    repeat: int,
+    clock: Callable[[], float] = CLOCK,
+    after: Callable[[], object] = lambda: None,
+) -> float:
     """Return the seconds of the fastest of a few runs."""
     best = float("inf")
     for _ in range(repeat):
         start = clock()
         run()
         best = min(best, clock() - start)
+        after()
     return best
 
 

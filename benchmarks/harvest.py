@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from harness import compare, publish, report, usual
+from harness import measure, publish, ratios, report, usual
 from torch import Tensor, nn
 
 import hookline as hl
@@ -36,18 +36,6 @@ def model_of(depth: int) -> nn.Sequential:
     return nn.Sequential(*blocks).eval()
 
 
-class Folder:
-    """A new folder for each run; the one before is removed first, outside of what is measured."""
-
-    def __init__(self) -> None:
-        self.path = ""
-
-    def new(self) -> str:
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path = tempfile.mkdtemp(prefix="hookline-benchmark-")
-        return self.path
-
-
 def bare(model: nn.Module, batches: list[Tensor]) -> Run:
     """Run every batch, and keep nothing."""
 
@@ -59,7 +47,7 @@ def bare(model: nn.Module, batches: list[Tensor]) -> Run:
     return run
 
 
-def by_hand(model: nn.Sequential, batches: list[Tensor], folder: Folder) -> Run:
+def by_hand(model: nn.Sequential, batches: list[Tensor], folder: Path) -> Run:
     """Keep all in a list and save it at the end, as tutorials do."""
 
     def run() -> None:
@@ -67,21 +55,21 @@ def by_hand(model: nn.Sequential, batches: list[Tensor], folder: Folder) -> Run:
         handle = model[MIDDLE].register_forward_hook(lambda _module, _args, output: kept.append(output.cpu()))
         bare(model[: MIDDLE + 1], batches)()
         handle.remove()
-        torch.save(torch.cat(kept), Path(folder.new()) / "acts.pt")
+        torch.save(torch.cat(kept), folder / "acts.pt")
 
     return run
 
 
-def harvested(model: nn.Module, batches: list[Tensor], folder: Folder, *where: str, **options: object) -> Run:
+def harvested(model: nn.Module, batches: list[Tensor], folder: Path, *where: str, **options: object) -> Run:
     """The whole call."""
 
     def run() -> None:
-        hl.harvest(model, batches, *where, to=Path(folder.new()) / "acts", progress=False, **options)
+        hl.harvest(model, batches, *where, to=folder / "acts", progress=False, **options)
 
     return run
 
 
-def contenders(folder: Folder) -> dict[str, Run]:
+def contenders(folder: Path) -> dict[str, Run]:
     """Return what is compared."""
     whole, half = model_of(DEPTH), model_of(MIDDLE + 1)
     batches = list(torch.randn(BATCHES, BATCH, TOKENS, WIDTH))
@@ -100,19 +88,25 @@ def contenders(folder: Folder) -> dict[str, Run]:
     }
 
 
+def clear(folder: Path) -> None:
+    """Remove what was written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
 def tables() -> Iterator[str]:
     """Measure with both clocks."""
-    folder = Folder()
+    folder = Path(tempfile.mkdtemp(prefix="hookline-benchmark-"))
     size = BATCHES * BATCH * TOKENS * WIDTH * 4
     about = (
         f"{BATCHES} batches of {BATCH} × {TOKENS} tokens, width {WIDTH}: {size / 1e6:.0f} MB of float32 for each layer"
     )
     try:
         for name, clock in (("processor time", time.process_time), ("wall clock", time.perf_counter)):
-            found = compare(contenders(folder), rounds=5, repeat=1, clock=clock)
-            yield report(f"{about}; {name}", found)
+            seconds = measure(contenders(folder), rounds=5, repeat=1, clock=clock, after=lambda: clear(folder))
+            yield report(f"{about}; {name}", ratios(seconds))
     finally:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -284,10 +284,8 @@ class Live:
         """Return how many samples (or batches) make a unit that is worth a file, and not too long to be lost."""
         source = self.plan.source
         per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1
-        largest = _LARGEST
-        if source.samples is not None:
-            total = per_batch * source.samples / self.first_samples
-            largest = int(min(max(total / _PARTS, _SMALLEST), _LARGEST))
+        count = source.units(1) if source.samples is None else source.samples / self.first_samples
+        largest = _LARGEST if count is None else min(max(int(per_batch * count) // _PARTS, _SMALLEST), _LARGEST)
         batches = max(1, min(largest // per_batch, int(_LONGEST / max(self.seconds, 1e-6))))
         return batches if source.batch_size is None else batches * source.batch_size
 
