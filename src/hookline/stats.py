@@ -91,16 +91,19 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
     least, most = float("inf"), float("-inf")
     for piece in pieces:
         flat = _real(piece.detach())
-        finite = flat[flat.isfinite()]
-        count += flat.numel()
-        zeros, nan, inf = zeros + int((flat == 0).sum()), nan + int(flat.isnan().sum()), inf + int(flat.isinf().sum())
-        new = finite.numel()
-        if new:
-            distance = finite.mean().item() - mean
-            squares += (finite - finite.mean()).square().sum().item() + distance**2 * seen * new / (seen + new)
-            mean += distance * new / (seen + new)
-            seen, total = seen + new, total + finite.square().sum().item()
-            least, most = min(least, finite.min().item()), max(most, finite.max().item())
+        count, zeros = count + flat.numel(), zeros + flat.numel() - int(flat.count_nonzero())
+        limits = flat.aminmax() if len(flat) else ()
+        if not all(limit.isfinite() for limit in limits):
+            nan, inf = nan + int(flat.isnan().sum()), inf + int(flat.isinf().sum())
+            flat = flat[flat.isfinite()]
+            limits = flat.aminmax() if len(flat) else ()
+        if limits:
+            new, all_seen = flat.numel(), seen + flat.numel()
+            middle = flat.mean().item()
+            centred, distance = flat - middle, middle - mean
+            squares += torch.dot(centred, centred).item() + distance**2 * seen * new / all_seen
+            mean, seen, total = mean + distance * new / all_seen, all_seen, total + torch.dot(flat, flat).item()
+            least, most = min(least, limits[0].item()), max(most, limits[1].item())
     if not seen:
         mean = least = most = squares = float("nan")
     share = max(count, 1)

@@ -12,7 +12,7 @@ from hookline.errors import StoreError
 from hookline.store.index import Index, from_records, read_records
 from hookline.store.layout import Part
 from hookline.store.places import Place
-from hookline.store.records import Array, File, Manifest, data_name
+from hookline.store.records import Array, File, Manifest
 from hookline.store.shards import POSITIONS, file_bytes, header
 from hookline.store.writer import read_manifest
 from hookline.tables import count
@@ -85,9 +85,9 @@ def _fresh(part: Part, problems: list[str]) -> Index:
 
 
 def _files(manifest: Manifest, index: Index) -> Iterable[tuple[str, File, Array]]:
-    arrays = {posixpath.dirname(data_name(number, 0, "")): array for number, array in enumerate(manifest.arrays)}
-    for name, file in index.files(manifest.arrays):
-        yield name, file, arrays.get(posixpath.dirname(name), POSITIONS)
+    for number, array in enumerate(manifest.arrays):
+        yield from ((name, file, array) for name, file in index.files(number))
+    yield from ((name, file, POSITIONS) for name, file in index.files_of_positions())
 
 
 def _sizes(place: Place, files: Iterable[tuple[str, File, Array]]) -> dict[str, int]:

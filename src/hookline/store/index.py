@@ -19,7 +19,8 @@ from torch import Tensor
 
 from hookline.errors import StoreError
 from hookline.store.places import Place
-from hookline.store.records import UNITS, Array, File, Manifest, Record, data_name, positions_name, unit_name
+from hookline.store.records import UNITS, File, Manifest, Record, data_name, positions_name, unit_name
+from hookline.store.shards import memory_of
 
 _FORMAT = ["hookline index", 1]
 _RECORD = re.compile(r"(\d{8,})\.json")
@@ -40,6 +41,8 @@ class Index:
         self.pool = pool
         self.positions = positions  # A line for each file: line of `table`, group, rows, nbytes, crc32.
         self.skipped = dict(skipped)
+        columns = (self.unit("unit").tolist(), self.unit("attempt").tolist())
+        self.attempts = [(unit, f"{attempt & (1 << 64) - 1:016x}") for unit, attempt in zip(*columns, strict=True)]
         self._groups = {(line, group): File(*rest) for line, group, *rest in positions.tolist()}
 
     def __len__(self) -> int:
@@ -57,18 +60,15 @@ class Index:
         """Return the list in the pool of as many numbers as a unit has stored samples."""
         return self.pool[start : start + int(self.unit("samples")[line] - self.unit("skipped")[line])]
 
-    def attempt(self, line: int) -> tuple[int, str]:
-        """Return a unit's number and the attempt that finished it."""
-        return int(self.unit("unit")[line]), f"{int(self.unit('attempt')[line]) & (1 << 64) - 1:016x}"
-
     def name_of(self, array: int, line: int) -> str:
         """Return the name of a unit's file of an array."""
-        return data_name(array, *self.attempt(line))
+        return data_name(array, *self.attempts[line])
 
     def positions_of(self, array: int, line: int) -> tuple[str, File] | None:
         """Return the file of an array's positions, if they are not 0, 1, ... in each sample."""
         group = int(self.array(array, "group")[line])
-        return None if group < 0 else (positions_name(*self.attempt(line), group), self._groups[line, group])
+        unit, attempt = self.attempts[line]
+        return None if group < 0 else (positions_name(unit, attempt, group), self._groups[line, group])
 
     def samples(self) -> int:
         """Return how many sample numbers there are, the skipped ones among them."""
@@ -78,15 +78,17 @@ class Index:
         """Return the sample number after the last."""
         return int(self.unit("first")[-1] + self.unit("samples")[-1]) if len(self) else 0
 
-    def files(self, arrays: Sequence[Array]) -> Iterable[tuple[str, File]]:
-        """Return the name and the description of every data file."""
-        numbers = [self.table[:, len(_UNIT) + len(_ARRAY) * array :][:, :3].tolist() for array in range(len(arrays))]
-        for line in range(len(self)):
-            told = self.attempt(line)
-            for array, files in enumerate(numbers):
-                yield data_name(array, *told), File(*files[line])
+    def files(self, array: int) -> Iterable[tuple[str, File]]:
+        """Return the name and the description of every file of an array."""
+        numbers = zip(*(self.array(array, column).tolist() for column in _ARRAY[:3]), strict=True)
+        for told, file in zip(self.attempts, numbers, strict=True):
+            yield data_name(array, *told), File(*file)
+
+    def files_of_positions(self) -> Iterable[tuple[str, File]]:
+        """Return the name and the description of every file of positions."""
         for (line, group), file in self._groups.items():
-            yield positions_name(*self.attempt(line), group), file
+            unit, attempt = self.attempts[line]
+            yield positions_name(unit, attempt, group), file
 
 
 def read_index(place: Place, manifest: Manifest, trust: bool = True) -> Index:
@@ -155,8 +157,8 @@ def _numbers(numbers: Sequence[object]) -> Tensor:
 
 
 def _to_bytes(index: Index) -> bytes:
-    tensors = [index.table, index.pool, index.positions]
-    data = b"".join(bytes(tensor.contiguous().untyped_storage()) for tensor in tensors)
+    tensors = [tensor.contiguous() for tensor in (index.table, index.pool, index.positions)]
+    data = b"".join(map(memory_of, tensors))
     shapes = [list(tensor.shape) for tensor in tensors]
     skipped = [[number, reason] for number, reason in index.skipped.items()]
     head = json.dumps({"format": _FORMAT, "shapes": shapes, "skipped": skipped}).encode()

@@ -52,18 +52,23 @@ class Layout:
         self._parts = [(part, part.number(name)) for part in parts]
         rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
         self.bounds = starts_of(rows)
+        self.limits: list[int] = self.bounds.tolist()  # The same, for one row at a time.
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
         self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return int(self.bounds[-1])
+        return self.limits[-1]
 
     def file(self, line: int) -> tuple[Part, int, int]:
         """Return the part of a unit, the array's number there, and the unit's line there."""
         part = bisect.bisect_right(self._lines, line) - 1
         return *self._parts[part], line - self._lines[part]
+
+    def line(self, row: int) -> int:
+        """Return the line of one row's unit."""
+        return bisect.bisect_right(self.limits, row) - 1
 
     def where(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the line of each row's unit, and the row's number in the unit's file."""

@@ -5,11 +5,12 @@ A mapped file is not an open one: no descriptor is held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+import ctypes
+import itertools
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,21 +26,24 @@ _GAP = 64 << 10  # Bytes between two rows that are cheaper read along than asked
 _READERS = 16  # Ranges asked for at once, over a network.
 
 
-class Maps(dict[tuple[str, str], Tensor]):
+class Maps(dict[str, Tensor]):
     """The files of a store that are mapped for reading, the oldest first."""
 
     def __reduce__(self) -> tuple[type[Maps], tuple[()]]:
         return Maps, ()  # Another process maps them itself.
 
 
-@dataclass(frozen=True)
 class Source:
     """One data file of an array."""
 
-    place: Place
-    name: str
-    array: Array
-    rows: int
+    __slots__ = ("array", "key", "name", "place", "rows")
+
+    def __init__(self, place: Place, name: str, array: Array, rows: int) -> None:
+        self.place = place
+        self.name = name
+        self.array = array
+        self.rows = rows
+        self.key = f"{place}/{name}"
 
     def between(self, begin: int, end: int, maps: Maps) -> Tensor:
         """Return consecutive rows: copied if they are few, else mapped for the caller alone."""
@@ -63,11 +67,10 @@ class Source:
 
     def mapped(self, maps: Maps) -> Tensor:
         """Return all rows, mapped once for everybody: not to be handed out, since it could be written to."""
-        key = (str(self.place), self.name)
-        found = maps.get(key)
+        found = maps.get(self.key)
         if found is None:
             with torch.inference_mode(False):
-                found = maps[key] = self.own(0, self.rows)
+                found = maps[self.key] = self.own(0, self.rows)
             while len(maps) > _MOST_MAPS:
                 maps.pop(next(iter(maps)), None)
         return found
@@ -77,7 +80,7 @@ class Source:
         wanted, back = torch.unique(rows, return_inverse=True)
         far = (wanted.diff() * self.array.row_bytes > _GAP).nonzero().view(-1) + 1
         edges = [0, *far.tolist(), len(wanted)]
-        spans = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in pairwise(edges)]
+        spans = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in itertools.pairwise(edges)]
         with ThreadPoolExecutor(min(_READERS, len(spans))) as pool:
             found = list(pool.map(lambda span: self.own(*span), spans))
         parts = [part[wanted[a:b] - wanted[a]] for part, a, b in zip(found, edges, edges[1:], strict=False)]
@@ -92,8 +95,9 @@ class Source:
             raise
         except (OSError, EOFError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            path = f"{self.place}/{self.name}"
-            raise StoreError(f"{path!r} can't be read: {reason}; store.verify() names every damaged file") from error
+            raise StoreError(
+                f"{self.key!r} can't be read: {reason}; store.verify() names every damaged file"
+            ) from error
 
 
 def to_words(rows: Tensor, array: Array) -> Tensor:
@@ -109,6 +113,14 @@ def from_words(words: Tensor, array: Array) -> Tensor:
     if not array.row_bytes:
         return torch.empty(len(words), *array.shape, dtype=array.dtype, device="cpu")
     return words.view(array.dtype).view(len(words), *array.shape)
+
+
+def copy_rows(sources: Sequence[Tensor], counts: Tensor, places: Tensor, out: Tensor, to: Tensor) -> None:
+    """Copy rows of many files, some of each, one by one: row `places[i]` of its file becomes row `to[i]` of `out`."""
+    width = out.shape[1] * out.itemsize
+    starts = torch.tensor([source.data_ptr() for source in sources], device="cpu").repeat_interleave(counts)
+    memory = (to * width + out.data_ptr()).tolist(), (starts + places * width).tolist()
+    collections.deque(map(ctypes.memmove, *memory, itertools.repeat(width)), maxlen=0)
 
 
 def empty_words(rows: int, array: Array) -> Tensor:

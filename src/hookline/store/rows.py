@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from hookline.store.layout import Layout
-from hookline.store.reading import Maps, Source, empty_words, from_words
+from hookline.store.reading import Maps, Source, copy_rows, empty_words, from_words
 from hookline.store.records import Array
 from hookline.store.shards import POSITIONS
+
+_FEW = 16  # Rows of a file below which they are copied one by one: a selection takes longer to begin.
 
 
 class Rows:
@@ -29,6 +31,7 @@ class Rows:
         self._array = array
         self._layout = layout
         self._maps = maps
+        self._sources: dict[int, Source] = {}
 
     @property
     def shape(self) -> torch.Size:
@@ -43,7 +46,7 @@ class Rows:
     @property
     def bounds(self) -> list[int]:
         """The numbers of the rows at which the units begin, and at which the last one ends."""
-        return list(self._layout.bounds.tolist())
+        return list(self._layout.limits)
 
     @property
     def samples(self) -> Labels:
@@ -62,8 +65,7 @@ class Rows:
         if isinstance(index, slice):
             return self._slice(range(*index.indices(len(self))))
         if _is_number(index):
-            row = _row(index, len(self))
-            return self._slice(range(row, row + 1))[0]
+            return self._one(_row(index, len(self)))
         return self._gather(_numbers(index, len(self)))
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -98,19 +100,31 @@ class Rows:
     def __repr__(self) -> str:
         return f"Rows({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {tuple(self.shape)})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": {}}
+
+    def _one(self, row: int) -> Tensor:
+        """Return one row: most of its time would go into the general case."""
+        line = self._layout.line(row)
+        source = self._source(line)
+        if not (source.place.maps and self._layout.is_ordered and self._array.row_bytes):
+            return self._slice(range(row, row + 1))[0]
+        words = source.mapped(self._maps)[row - self._layout.limits[line]]
+        return words.clone().view(self.dtype).view(self._array.shape)
+
     def _slice(self, rows: range) -> Tensor:
         """Return evenly spaced rows: those of one file as they lie there, those of several one file after the other."""
         if rows.step != 1 or not self._layout.is_ordered:
             return self._gather(torch.arange(rows.start, rows.stop, rows.step, device="cpu"))
-        bounds = self._layout.bounds
-        first, last = (torch.searchsorted(bounds, torch.tensor([rows.start, rows.stop - 1]), right=True) - 1).tolist()
+        limits = self._layout.limits
+        first, last = self._layout.line(rows.start), self._layout.line(rows.stop - 1)
         if rows and first == last:
-            begin = int(bounds[first])
+            begin = limits[first]
             found = self._source(first).between(rows.start - begin, rows.stop - begin, self._maps)
             return from_words(found, self._array)
         result = empty_words(len(rows), self._array)
         for line in range(first, last + 1) if rows else ():
-            begin, end = bounds[line : line + 2].tolist()
+            begin, end = limits[line : line + 2]
             start, stop = max(begin, rows.start), min(end, rows.stop)
             found = self._source(line).between(start - begin, stop - begin, self._maps)
             result[start - rows.start : stop - rows.start] = found
@@ -124,19 +138,26 @@ class Rows:
         order = torch.argsort(self._layout.bounds[lines] + places)
         places = places[order]
         found, counts = torch.unique_consecutive(lines[order], return_counts=True)
+        sources = [self._source(line) for line in found.tolist()]
         result, done = empty_words(len(rows), self._array), 0
-        for line, count in zip(found.tolist(), counts.tolist(), strict=True):
+        if len(rows) < _FEW * len(sources) and all(source.place.maps for source in sources):
+            copy_rows([source.mapped(self._maps) for source in sources], counts, places, result, order)
+            return from_words(result, self._array)
+        for source, count in zip(sources, counts.tolist(), strict=True):
             own = slice(done, done + count)
-            self._source(line).select(places[own], self._maps, out=result[own])
+            source.select(places[own], self._maps, out=result[own])
             done += count
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device="cpu")
         return from_words(result.index_select(0, back), self._array)
 
     def _source(self, line: int) -> Source:
-        part, array, own = self._layout.file(line)
-        rows = int(self._layout.bounds[line + 1] - self._layout.bounds[line])
-        return Source(part.place, part.index.name_of(array, own), self._array, rows)
+        found = self._sources.get(line)
+        if found is None:
+            part, array, own = self._layout.file(line)
+            rows = self._layout.limits[line + 1] - self._layout.limits[line]
+            found = self._sources[line] = Source(part.place, part.index.name_of(array, own), self._array, rows)
+        return found
 
     def _positions_of(self, rows: Tensor) -> Tensor:
         result = self._layout.offsets_of(rows)

@@ -10,6 +10,7 @@ import ctypes
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ def header(array: Array, rows: int) -> bytes:
     return length.to_bytes(8, "little") + data + b" " * (length - len(data))
 
 
+@lru_cache(maxsize=4096)
 def reserved(array: Array) -> int:
     """Return where the rows begin, however many there will be."""
     return -(-(len(_json(array, _MOST_ROWS)) + 8) // _PAGE) * _PAGE
@@ -86,9 +88,14 @@ def _json(array: Array, rows: int) -> bytes:
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
     """Return the bytes of a contiguous tensor where they lie, a few megabytes at a time."""
-    if not tensor.nbytes:
-        return
-    start = tensor.data_ptr() if _address is None else _address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
-    memory = memoryview((ctypes.c_char * tensor.nbytes).from_address(start)).cast("B")
+    memory = memory_of(tensor)
     for begin in range(0, tensor.nbytes, _PIECE):
         yield memory[begin : begin + _PIECE]
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor where they lie; the tensor must be held as long as they are."""
+    if not tensor.nbytes:
+        return memoryview(b"")
+    start = tensor.data_ptr() if _address is None else _address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(start)).cast("B")

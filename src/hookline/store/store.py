@@ -18,7 +18,7 @@ from hookline.store.rows import Rows
 from hookline.store.writer import how_many, parts, read_manifest
 from hookline.tables import count, html_table, table
 
-_PIECE = 4 << 20  # Bytes taken at a time.
+_PIECE = 1 << 20  # Bytes taken at a time.
 _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
