@@ -31,8 +31,10 @@ class Verified(NamedTuple):
     bytes: int
 
 
-def check_units(place: Place, index: Index) -> None:
-    """Raise where units overlap, or one does not begin where the unit before it ended."""
+def check_units(place: Place, index: Index, most: int | None) -> None:
+    """Raise where there are too many units, they overlap, or one does not begin where the unit before it ended."""
+    if len(index) and most is not None and index.attempts[-1][0] >= most:
+        raise StoreError(f"'{place}' has a unit {index.attempts[-1][0]}, but should have {most} in all, from 0 on")
     units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
     expected = [(0, 0)] + [(unit + 1, first + count) for unit, first, count in zip(units, firsts, samples, strict=True)]
     for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):

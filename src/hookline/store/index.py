@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,11 @@ from torch import Tensor
 
 from hookline.errors import StoreError
 from hookline.store.places import Place
-from hookline.store.records import UNITS, File, Manifest, Record, data_name, positions_name, unit_name
+from hookline.store.records import UNITS, File, Manifest, Record, data_name, positions_name, unit_name, unit_of
 from hookline.store.shards import memory_of
+from hookline.store.writer import how_many
 
 _FORMAT = ["hookline index", 1]
-_RECORD = re.compile(r"(\d{8,})\.json")
 _FEWEST = 32  # Units from which on a derived file is worth it.
 _READERS = 16  # Records read at once where each is a question over a network.
 _UNIT = ("unit", "attempt", "first", "samples", "order", "skipped")  # The columns of `table`, then these of each array:
@@ -93,15 +92,15 @@ class Index:
 
 def read_index(place: Place, manifest: Manifest, trust: bool = True) -> Index:
     """Return the index of a part: from the derived file where it is there, else, or without trust, from the records."""
-    sizes = {name: size for name, size in place.sizes(UNITS).items() if _RECORD.fullmatch(name)}
-    units = sorted(int(name.partition(".")[0]) for name in sizes)
+    sizes = {unit: size for name, size in place.sizes(UNITS).items() if (unit := unit_of(name)) is not None}
+    units = sorted(sizes)
     told = json.dumps([_FORMAT, manifest.hash, sorted(sizes.items())])
     derived = f"index-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     if trust and len(units) >= _FEWEST:
         with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
             return _from_bytes(place.read(derived))
     index = from_records(read_records(place, manifest, units), len(manifest.arrays))
-    if len(units) >= _FEWEST and manifest.units in (None, len(units)):
+    if len(units) >= _FEWEST and how_many(place, manifest) == len(units):
         with suppress(OSError):  # A store may be read where nothing can be written.
             place.create(derived, _to_bytes(index))
     return index

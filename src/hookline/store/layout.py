@@ -56,6 +56,9 @@ class Layout:
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
         self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**{name: value for name, value in self.__dict__.items() if name != "samples"}, "_tables": {}}
+
     @property
     def rows(self) -> int:
         """How many rows there are."""

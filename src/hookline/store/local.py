@@ -130,13 +130,15 @@ class LocalPlace:
         try:
             with open(path, "rb", buffering=0) as file:
                 locked = _lock(file)
-                is_dead = _age(path) > _STALE if locked is None else locked
-                if not is_dead or is_wanted():
-                    return False
+                if locked and not is_wanted():
+                    os.unlink(path)
+                    return True
+            if locked is None and _age(path) > _STALE and not is_wanted():
                 os.unlink(path)
                 return True
         except FileNotFoundError:
-            return False  # Its writer, or another sweep, was first.
+            pass  # Its writer, or another sweep, was first.
+        return False
 
     def remove_temporary(self, folder: str) -> list[str]:
         """Remove what killed processes left of files that never got their name."""
@@ -157,13 +159,14 @@ class LocalSink:
         self._reserved = reserved
         self._turn = threading.Lock()  # A file must not be closed under a write: its number may be another's by then.
         folder = os.path.dirname(path)
-        temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}")
+        temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}") if fcntl else path
         with _writing(path):
             _make(folder)
             self._file = FileIO(temporary, "xb")
             try:
-                _lock(self._file)
-                os.rename(temporary, path)
+                if temporary != path:  # Windows does not rename open files.
+                    _lock(self._file)
+                    os.rename(temporary, path)
                 self._file.seek(reserved)
             except BaseException:
                 self._file.close()
@@ -201,9 +204,9 @@ class LocalSink:
         with self._turn:
             if self._file.closed:
                 return
+            self._file.close()
             with suppress(OSError):
                 os.unlink(self.path)
-            self._file.close()
 
     def _check(self) -> None:
         if self._file.closed:

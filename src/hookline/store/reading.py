@@ -54,8 +54,12 @@ class Source:
     def own(self, begin: int, end: int) -> Tensor:
         """Return consecutive rows that nobody else can write to."""
         width = self.array.row_bytes
+        where = (self.name, reserved(self.array) + begin * width, (end - begin) * width)
         with self._reading():
-            found = self.place.rows(self.name, reserved(self.array) + begin * width, (end - begin) * width)
+            try:
+                found = self.place.rows(*where)
+            except RuntimeError:  # Too many mappings, of which the system allows some ten thousand.
+                found = torch.frombuffer(bytearray(self.place.read(*where)), dtype=torch.uint8)
         return to_words(found.view(end - begin, width), self.array)
 
     def select(self, rows: Tensor, maps: Maps, out: Tensor | None = None) -> Tensor:
@@ -69,10 +73,10 @@ class Source:
         """Return all rows, mapped once for everybody: not to be handed out, since it could be written to."""
         found = maps.get(self.key)
         if found is None:
+            while len(maps) >= _MOST_MAPS:
+                maps.pop(next(iter(maps)), None)
             with torch.inference_mode(False):
                 found = maps[self.key] = self.own(0, self.rows)
-            while len(maps) > _MOST_MAPS:
-                maps.pop(next(iter(maps)), None)
         return found
 
     def _fetch(self, rows: Tensor) -> Tensor:
@@ -103,7 +107,8 @@ class Source:
 def to_words(rows: Tensor, array: Array) -> Tensor:
     """Return rows as the widest integers that they consist of."""
     width = array.row_bytes
-    kind = next(kind for kind in (torch.int64, torch.int32, torch.int16, torch.uint8) if width % kind.itemsize == 0)
+    kinds = (torch.int64, torch.int32, torch.int16) if width else ()
+    kind = next((kind for kind in kinds if width % kind.itemsize == 0), torch.uint8)
     flat = rows.view(torch.uint8) if rows.dtype is not torch.uint8 else rows
     return flat.view(len(rows), width).view(kind)
 

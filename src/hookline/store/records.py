@@ -193,6 +193,13 @@ def end_from_json(data: bytes, name: str) -> int:
     return int(units)
 
 
+def unit_of(name: str) -> int | None:
+    """Return the unit whose record has this name; None if no record is named so."""
+    digits = name.removesuffix(".json")
+    unit = int(digits) if re.fullmatch("[0-9]{8,15}", digits) else -1
+    return unit if name == f"{unit:08d}.json" else None
+
+
 def unit_name(unit: int) -> str:
     """Return the name of a unit's record."""
     return f"{UNITS}/{unit:08d}.json"

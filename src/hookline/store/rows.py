@@ -115,7 +115,7 @@ class Rows:
     def _slice(self, rows: range) -> Tensor:
         """Return evenly spaced rows: those of one file as they lie there, those of several one file after the other."""
         if rows.step != 1 or not self._layout.is_ordered:
-            return self._gather(torch.arange(rows.start, rows.stop, rows.step, device="cpu"))
+            return self._gather(_spread(rows))
         limits = self._layout.limits
         first, last = self._layout.line(rows.start), self._layout.line(rows.stop - 1)
         if rows and first == last:
@@ -184,7 +184,7 @@ class Labels:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self._of(torch.arange(*index.indices(self._rows), device="cpu"))
+            return self._of(_spread(range(*index.indices(self._rows))))
         if _is_number(index):
             return int(self._of(torch.tensor([_row(index, self._rows)], device="cpu")))
         return self._of(_numbers(index, self._rows))
@@ -210,6 +210,12 @@ def _row(index: Any, rows: int) -> int:
     return row % rows
 
 
+def _spread(rows: range) -> Tensor:
+    """Return evenly spaced numbers; a step may be larger than torch can count."""
+    step = rows.step if len(rows) > 1 else 1
+    return torch.arange(len(rows), device="cpu") * step + rows.start
+
+
 def _numbers(index: Any, rows: int) -> Tensor:
     """Return the numbers that a list, a tensor, a range or a mask stands for."""
     if index is Ellipsis or index is None or isinstance(index, (tuple, bool, str, float)):
@@ -217,7 +223,10 @@ def _numbers(index: Any, rows: int) -> Tensor:
         raise TypeError(f"rows are chosen by a number, a slice, a list or a mask, not by {kind}; write rows[:8][:, 0]")
     if isinstance(index, list) and not index:
         return torch.empty(0, dtype=torch.int64, device="cpu")
-    found = torch.as_tensor(list(index) if isinstance(index, range) else index, device="cpu")
+    try:
+        found = _spread(index) if isinstance(index, range) else torch.as_tensor(index, device="cpu")
+    except (RuntimeError, ValueError) as error:
+        raise TypeError(f"rows are chosen by whole numbers, not by this {type(index).__name__}: {error}") from None
     if found.dim() != 1 or found.is_floating_point() or found.is_complex():
         raise TypeError(
             f"rows are chosen by a list of whole numbers or a mask, not by {found.dtype} {list(found.shape)}"

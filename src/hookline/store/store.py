@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
+
+from torch import Tensor
 
 from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.sites import Site, parse
@@ -49,13 +51,23 @@ class Store(Mapping[str, Rows]):
         """The bytes of all rows."""
         return sum(rows.nbytes for rows in self.values())
 
-    def rows(self, site: str | Site, sample: int | None = None) -> Any:
+    @overload
+    def rows(self, site: str | Site) -> Rows: ...
+
+    @overload
+    def rows(self, site: str | Site, sample: int) -> Tensor: ...
+
+    def rows(self, site: str | Site, sample: int | None = None) -> Rows | Tensor:
         """Return the rows of a site, or, as a tensor, those of one sample."""
         if sample is None:
             return self[site]
-        if sample in self.skipped:
-            raise IndexError(f"sample {sample} was skipped: {self.skipped[sample]}")
-        return self[site].sample(sample)
+        try:
+            return self[site].sample(sample)
+        except IndexError:
+            why = self.skipped.get(sample)
+            if why is None:
+                raise
+            raise IndexError(f"sample {sample} was skipped: {why}") from None
 
     def verify(self) -> Verified:
         """Read every byte, and compare it with what was written; a StoreError names every file that is damaged."""
@@ -154,8 +166,8 @@ def _open_part(root: Place, partial: bool) -> Part:
     except StoreError:  # The derived index may be of a unit that was made anew.
         index = read_index(root, manifest, trust=False)
         check_sizes(root, manifest, index)
-    check_units(root, index)
     units = how_many(root, manifest)
+    check_units(root, index, units)
     if not partial and (units is None or len(index) < units):
         found = f"{len(index)} units, and its data had not ended" if units is None else f"{len(index)} of {units} units"
         raise StoreError(f"'{root}' has {found}; run its harvest again to finish it, or open it with partial=True")

@@ -33,12 +33,12 @@ from hookline.store.records import (
     end_to_json,
     positions_name,
     unit_name,
+    unit_of,
 )
 from hookline.store.shards import POSITIONS, Shard
 
-_RECORD = re.compile(r"(\d{8,})\.json")
-_PART = re.compile(r"\d{4,}")
-_FILE = re.compile(r"(\d{8,})-([0-9a-f]{16})(-\d+)?\.safetensors")
+_PART = re.compile(r"[0-9]{4,9}")
+_FILE = re.compile(r"([0-9]{8,15})-([0-9a-f]{16})(-[0-9]+)?\.safetensors")
 
 _SYNCS = 4  # Files that wait for the disk at once.
 
@@ -53,6 +53,7 @@ class Unit:
         self._arrays = manifest.arrays
         self._shards: dict[int, Shard] = {}
         self._positions: dict[int, Shard] = {}
+        self._is_over = False
 
     def append(self, array: int, rows: Tensor) -> None:
         """Write rows of an array straight to disk. Each array is fed by one thread at a time."""
@@ -106,12 +107,14 @@ class Unit:
         if not committed:
             self.discard()
             return False
+        self._is_over = True
         for shard in self._all():
             shard.close()
         return True
 
     def discard(self) -> None:
         """Remove what was written; nothing happens after a commit, or the second time."""
+        self._is_over = True
         for shard in self._all():
             shard.discard()
 
@@ -130,6 +133,10 @@ class Unit:
         try:
             if key not in shards:
                 shards[key] = Shard(self._place, name, array)
+            if (
+                self._is_over
+            ):  # Asked after a new file was made: a thread that gives up sees that file, or this sees it.
+                raise StoreError(f"unit {self.unit} takes no more rows: it was committed or given up")
             shards[key].append(rows)
         except BaseException:
             self.discard()
@@ -178,7 +185,7 @@ def begin_part(place: Place, manifest: Manifest) -> tuple[Place, Manifest]:
         _check_complete(part, found)
     model, own = first.spec.get("model"), manifest.spec.get("model")
     if first.arrays != manifest.arrays or model != own:
-        reason = _difference(first, manifest) if first.arrays != manifest.arrays else f"its model is {model}, not {own}"
+        reason = _difference_of_arrays(first, manifest) or f"its model is {_short(model)}, not {_short(own)}"
         raise StoreError(f"{str(place)!r} can't be appended to: {reason}; give another path")
     number = len(parts(place)) + 1
     place.child(f"{MORE}/{number:04d}").create(MANIFEST, manifest.to_json())
@@ -206,7 +213,7 @@ def how_many(place: Place, manifest: Manifest) -> int | None:
 
 def committed(place: Place) -> set[int]:
     """Return the units that are done."""
-    return {int(found[1]) for name in place.names(UNITS) if (found := _RECORD.fullmatch(name))}
+    return {unit for name in place.names(UNITS) if (unit := unit_of(name)) is not None}
 
 
 def read_record(place: Place, manifest: Manifest, unit: int) -> Record:
@@ -239,9 +246,12 @@ def sweep(place: Place) -> list[str]:
 def read_manifest(place: Place) -> Manifest:
     """Return the manifest of a store."""
     try:
-        return Manifest.from_json(place.read(MANIFEST), _named(place, MANIFEST))
-    except FileNotFoundError as error:
+        data = place.read(MANIFEST)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"{str(place)!r} is no store: it has no {MANIFEST}; harvest to it first") from error
+    except OSError as error:
+        raise StoreError(f"{_named(place, MANIFEST)} can't be read: {error.strerror or error}") from error
+    return Manifest.from_json(data, _named(place, MANIFEST))
 
 
 def _named(place: Place, name: str) -> str:
@@ -281,6 +291,10 @@ def _distinct(lengths: Sequence[int | Sequence[int]]) -> tuple[tuple[int | tuple
 
 def _difference(found: Manifest, wanted: Manifest) -> str:
     """Say how two manifests differ, in the words of the first difference."""
+    return _difference_of_arrays(found, wanted) or _difference_of_specs(found.spec, wanted.spec)
+
+
+def _difference_of_arrays(found: Manifest, wanted: Manifest) -> str:
     ours, theirs = {one.name: one for one in wanted.arrays}, {one.name: one for one in found.arrays}
     for name in ours.keys() - theirs.keys():
         return f"it has no {name!r}, which this run is to keep{did_you_mean(name, theirs)}"
@@ -289,7 +303,7 @@ def _difference(found: Manifest, wanted: Manifest) -> str:
     for name, array in ours.items():
         if theirs[name] != array:
             return f"it has {theirs[name]}, this run {array}"
-    return _difference_of_specs(found.spec, wanted.spec) or "its arrays come in another order"
+    return "its arrays come in another order" if found.arrays != wanted.arrays else ""
 
 
 def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()) -> str:

@@ -1,0 +1,426 @@
+"""Opening, joining, checking and printing a store; and whatever is wrong with one is said."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from hookline import Cache, NotCaptured, Site, StoreError
+from hookline.store.places import place
+from hookline.store.records import Array, Manifest
+from hookline.store.store import Store
+from hookline.store.writer import Unit, begin, begin_part, end
+from tests.store.stores import Plan, bits, same, write, write_unit
+
+ARRAYS = (Array("h.0", torch.bfloat16, (3,)), Array("h.1:input[:, -1]", torch.int8, ()))
+
+
+def plans(units=2, samples=2, seed=0):
+    return [
+        Plan(samples, [{one: bits(1 + one, (3,), torch.bfloat16, seed + unit) for one in range(samples)},
+                       {one: bits(1, (), torch.int8, seed + unit) for one in range(samples)}],
+             positions={one: torch.arange(1 + one) + 5 for one in range(samples)})
+        for unit in range(units)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def acts(tmp_path):
+    write(tmp_path / "acts", ARRAYS, plans())
+    return tmp_path / "acts"
+
+
+def files(path):
+    return sorted(found for found in Path(path).rglob("*") if found.is_file())
+
+
+def test_any_spelling_of_a_site_finds_it(acts):
+    store = Store(acts)
+    for site in ("h.1:input[:, -1]", "h.1:input[:,-1]", Site.parse("h.1:input[:, -1]"), "h.1:input[ : , -1 ]"):
+        assert store[site].name == "h.1:input[:, -1]"
+        assert site in store
+    assert "h.0:output" in store
+    assert list(store) == ["h.0", "h.1:input[:, -1]"]
+
+
+def test_a_site_that_is_not_there_says_what_is_near(acts):
+    with pytest.raises(NotCaptured, match="'h.2' is not in this store; did you mean 'h.0'"):
+        Store(acts)["h.2"]
+    assert "h.*" not in Store(acts)
+    assert 3 not in Store(acts)
+    with pytest.raises(NotCaptured, match="not by Linear"):
+        Store(acts)[torch.nn.Linear(1, 1)]
+
+
+def test_a_store_prints_as_a_table(acts):
+    assert repr(Store(acts)) == textwrap.dedent("""\
+        2 arrays of 4 samples, 40 bytes
+        site              dtype     shape  rows  bytes
+        ────────────────  ────────  ─────  ────  ─────
+        h.0               bfloat16  (3,)      6     36
+        h.1:input[:, -1]  int8      ()        4      4""")
+    assert "<td style='text-align:left'>bfloat16</td>" in Store(acts)._repr_html_()
+    assert repr(Store(acts)["h.0"]) == "Rows('h.0', bfloat16, (6, 3))"
+
+
+def test_statistics_are_those_of_all_rows_together(tmp_path):
+    rows = torch.randn(300, 7) * 3 + 1
+    rows[5, 2], rows[6, 0], rows[7, :3] = float("nan"), float("-inf"), 0
+    write(tmp_path, (Array("h", torch.float32, (7,)),), [Plan(300, [dict(enumerate(rows.split(1)))])])
+    found, wanted = Store(tmp_path).stats(), Cache({"h": rows}).stats()
+    assert found["h"] == pytest.approx(wanted["h"], rel=1e-9)
+    assert repr(found) == repr(wanted)
+
+
+@pytest.mark.parametrize("pieces", [1, 100])
+def test_statistics_of_pieces_are_those_of_the_whole(pieces):
+    from hookline.stats import numbers, numbers_of_pieces
+
+    for whole in (torch.randn(1000) + 1e6, torch.zeros(0), torch.full((9,), float("nan")), torch.arange(1000) % 2 == 0):
+        found = numbers_of_pieces(whole.chunk(pieces))
+        assert found == pytest.approx(numbers([whole]), rel=1e-9, nan_ok=True)
+
+
+def test_a_skipped_sample_is_listed_and_has_no_rows(tmp_path):
+    plan = Plan(3, [{0: torch.ones(2, 3), 2: torch.zeros(1, 3)}], skipped={1: "too long"})
+    write(tmp_path, (Array("h", torch.float32, (3,)),), [plan, plan])
+    store = Store(tmp_path)
+    assert store.skipped == {1: "too long", 4: "too long"}
+    assert store["h"].samples[:].tolist() == [0, 0, 2, 3, 3, 5]
+    assert "6 samples, 2 of them skipped" in repr(store)
+    with pytest.raises(IndexError, match="sample 4 was skipped: too long"):
+        store.rows("h", sample=4)
+    with pytest.raises(IndexError, match="sample 6 has no rows in 'h'"):
+        store.rows("h", sample=6)
+
+
+def test_a_partial_store_opens_only_when_asked(tmp_path):
+    root = place(tmp_path / "acts")
+    told = begin(root, Manifest({}, ARRAYS, 3))
+    every = plans(3)
+    for unit in (0, 2):
+        write_unit(Unit(root, told, unit), ARRAYS, 2 * unit, every[unit])
+    with pytest.raises(StoreError, match="has 2 of 3 units; run its harvest again to finish it, or open it with pa"):
+        Store(tmp_path / "acts")
+    store = Store(tmp_path / "acts", partial=True)
+    assert store["h.0"].samples[:].tolist() == [0, 1, 1, 4, 5, 5]
+    assert same(store.rows("h.0", sample=5), every[2].rows[0][1])
+    write_unit(Unit(root, told, 1), ARRAYS, 2, every[1])
+    assert store.samples == 4
+    assert Store(tmp_path / "acts").samples == 6
+
+
+def test_a_store_of_unknown_length_is_complete_when_its_end_is_told(tmp_path):
+    root = place(tmp_path / "acts")
+    told = begin(root, Manifest({}, ARRAYS, None))
+    write_unit(Unit(root, told, 0), ARRAYS, 0, plans(1)[0])
+    with pytest.raises(StoreError, match="has 1 units, and its data had not ended"):
+        Store(root.path)
+    assert end(root, 1)
+    assert not end(root, 1)
+    with pytest.raises(StoreError, match="ended after 1 units before, and now after 2"):
+        end(root, 2)
+    assert Store(root.path).samples == 2
+
+
+def test_stores_of_the_same_arrays_are_joined(tmp_path, acts):
+    write(
+        tmp_path / "other",
+        ARRAYS[::-1],
+        [Plan(1, [{0: bits(1, (), torch.int8, 9)}, {0: bits(2, (3,), torch.bfloat16, 9)}])],
+    )
+    first, second = Store(acts), Store(tmp_path / "other")
+    both = first + second + first
+    assert both.samples == 9
+    assert same(both["h.0"][:], torch.cat([first["h.0"][:], second["h.0"][:], first["h.0"][:]]))
+    assert both["h.0"].samples[:].tolist() == [0, 1, 1, 2, 3, 3, 4, 4, 5, 6, 6, 7, 8, 8]
+    assert same(both.rows("h.0", sample=4), second["h.0"][:])
+    assert both["h.0"].positions[:].tolist() == [5, 5, 6, 5, 5, 6, 0, 1, 5, 5, 6, 5, 5, 6]
+    assert both.verify().units == 5
+
+
+def test_stores_of_other_arrays_are_not_joined(tmp_path, acts):
+    write(tmp_path / "other", (Array("h.0", torch.float16, (3,)), ARRAYS[1]), [])
+    with pytest.raises(StoreError, match=r"same arrays can be one.*'h.0' \(bfloat16.*but.*'h.0' \(float16"):
+        Store(acts) + Store(tmp_path / "other")
+    write(tmp_path / "fewer", ARRAYS[:1], [])
+    with pytest.raises(StoreError, match=r"has no 'h.1:input"):
+        Store(acts) + Store(tmp_path / "fewer")
+
+
+def test_what_is_appended_comes_after(acts):
+    more, root = plans(1, seed=50), place(acts)
+    part, told = begin_part(root, Manifest({"model": "tiny", "data": "more"}, ARRAYS, 1))
+    with pytest.raises(StoreError, match=r"more.0001' has 0 of 1 units"):
+        Store(acts)
+    write_unit(Unit(part, told, 0), ARRAYS, 0, more[0])
+    store = Store(acts)
+    assert store.samples == 6
+    assert same(store.rows("h.0", sample=5), more[0].rows[0][1])
+    assert store["h.0"].samples[-3:].tolist() == [4, 5, 5]
+    assert store.verify().files == 9
+    last, _ = begin_part(root, Manifest({"model": "tiny", "data": "last"}, ARRAYS, 0))
+    assert last.path.endswith("0002")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "model", "message"),
+    [
+        (ARRAYS[:1], "tiny", "it has 'h.1:input.*which this run does not keep"),
+        ((Array("h.0", torch.float16, (3,)), ARRAYS[1]), "tiny", "it has 'h.0'.*bfloat16.*this run 'h.0' .float16"),
+        (ARRAYS, "other", "its model is 'tiny', not 'other'"),
+        (ARRAYS[::-1], "tiny", "its arrays come in another order"),
+    ],
+)
+def test_something_else_is_not_appended(acts, arrays, model, message):
+    with pytest.raises(StoreError, match=message):
+        begin_part(place(acts), Manifest({"model": model, "data": "more"}, arrays, 1))
+    assert not (acts / "more").exists()
+
+
+def test_verify_says_what_it_read(acts):
+    assert Store(acts).verify() == (2, 6, sum(found.stat().st_size for found in files(acts / "data")))
+
+
+def test_every_length_of_a_cut_file_is_noticed(acts):
+    for found in files(acts):
+        data = found.read_bytes()
+        lengths = (
+            range(len(data))
+            if len(data) < 600
+            else [0, 1, 7, 8, 100, 4095, 4096, *range(4097, len(data)), len(data) + 1]
+        )
+        for length in lengths:
+            found.write_bytes(data[:length] if length <= len(data) else data + b" ")
+            with pytest.raises(StoreError, match=re.escape(os.path.relpath(found, acts))):
+                Store(acts)
+        found.write_bytes(data)
+    Store(acts).verify()
+
+
+def test_every_changed_byte_is_noticed(tmp_path):
+    acts = tmp_path
+    write(acts, ARRAYS, plans(1))
+    for found in files(acts):
+        data = bytearray(found.read_bytes())
+        padding = range(300, 4096) if found.suffix == ".safetensors" else range(0)
+        for changed in {*range(len(data))} - {*padding} | {*padding[::97]}:
+            data[changed] ^= 1 << changed % 8
+            found.write_bytes(data)
+            with pytest.raises(StoreError, match=re.escape(os.path.relpath(found, acts))):
+                Store(acts).verify()
+            data[changed] ^= 1 << changed % 8
+        found.write_bytes(data)
+    Store(acts).verify()
+
+
+def test_every_damaged_file_is_named_at_once(acts):
+    data = files(acts / "data")
+    store = Store(acts)
+    for found in data[:3]:
+        whole = bytearray(found.read_bytes())
+        whole[-1] ^= 1
+        found.write_bytes(whole)
+    data[3].unlink()
+    with pytest.raises(StoreError) as caught:
+        store.verify()
+    assert all(found.name in str(caught.value) for found in data[:4])
+    assert not any(found.name in str(caught.value) for found in data[4:])
+    assert "remove the record of its unit" in str(caught.value)
+    with pytest.raises(StoreError, match=rf"{data[3].name}' is missing"):
+        Store(acts)
+
+
+def test_a_unit_made_anew_takes_the_place_of_a_damaged_one(acts):
+    (acts / "units" / "00000001.json").unlink()
+    root = place(acts)
+    write_unit(Unit(root, begin(root, Manifest({"model": "tiny"}, ARRAYS, 2)), 1), ARRAYS, 2, plans(2)[1])
+    assert Store(acts).samples == 4
+
+
+def many(path, units=40):
+    values = torch.randn(units, 3)
+    write(path, (Array("h", torch.float32, (3,)),), [Plan(1, [{0: row.view(1, 3)}], skipped={}) for row in values])
+    return values
+
+
+def test_a_derived_index_is_used_and_never_believed(tmp_path, monkeypatch):
+    values, acts = many(tmp_path / "acts"), tmp_path / "acts"
+    assert same(Store(acts)["h"][:], values)
+    (derived,) = acts.glob("index-*")
+    whole = derived.read_bytes()
+
+    def refuse(*arguments):
+        raise AssertionError("the records were read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hookline.store.index.read_records", refuse)
+        assert same(Store(acts)["h"][:], values)
+    for data in (b"", whole[:100], whole[:-1], whole.replace(b"hookline", b"HOOKLINE"), b"x" * len(whole)):
+        derived.write_bytes(data)
+        assert same(Store(acts)["h"][:], values)
+    derived.write_bytes(whole)
+    # A unit that was made anew has another attempt, and a record of the same size.
+    record = acts / "units" / "00000007.json"
+    size = record.stat().st_size
+    record.unlink()
+    root = place(acts)
+    with Unit(root, begin(root, Manifest({"model": "tiny"}, (Array("h", torch.float32, (3,)),), 40)), 7) as unit:
+        unit.append(0, torch.ones(1, 3))
+        assert unit.commit(first=7, samples=1, lengths=[1])
+    for old in (acts / "data" / "0000").glob("00000007-*"):
+        if unit.attempt not in old.name:
+            old.unlink()
+    assert record.stat().st_size == size
+    assert Store(acts)["h"][7].tolist() == [1, 1, 1]
+
+
+def test_a_store_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
+    values = many(tmp_path)
+
+    def refuse(*arguments):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
+    assert same(Store(tmp_path)["h"][:], values)
+    assert not list(tmp_path.glob("index-*"))
+
+
+def seal(value):
+    """Return JSON with the right checksum, whatever it says."""
+    value.pop("checksum", None)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**value, "checksum": f"{zlib.crc32(text.encode()):08x}"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attempt": "../../../../secret"}, "its attempt"),
+        ({"attempt": "0123456789ABCDEF"}, "its attempt"),
+        ({"attempt": 5}, "its attempt"),
+        ({"unit": 1}, "it is of unit 1"),
+        ({"first": -1}, "a number"),
+        ({"first": 1}, "begins at sample 1"),
+        ({"samples": 1 << 60}, "a number"),
+        ({"samples": 3}, "2 lengths for 3 samples"),
+        ({"lengths": [[1, 2.0], 1]}, "a length"),
+        ({"lengths": []}, "without lengths"),
+        ({"lengths": [[1, 1], 1]}, "'h.0' has 3 rows, its samples 2"),
+        ({"uses": [0, -1]}, "without lengths"),
+        ({"uses": [0]}, "not a file for each array"),
+        ({"order": [0, 0]}, "its order"),
+        ({"order": [1, True]}, "its order"),
+        ({"skipped": {"9": "x"}}, "skipped sample"),
+        ({"positions": {"-1": {"rows": 3, "bytes": 4120, "crc32": "00000000"}}}, "positions|group"),
+        ({"groups": ["../x", None]}, "damaged"),
+        ({"files": 5}, "damaged"),
+        ({"files": [{"rows": 3, "bytes": 1 << 70, "crc32": "00000000"}] * 2}, "the size of a file"),
+        ({"files": [{"rows": 3, "bytes": 4114, "crc32": "zz"}] * 2}, "a checksum"),
+        ({"format": ["hookline unit", 2]}, "format .*, but this hookline reads .*; update hookline"),
+        ({"format": "tar"}, "format tar.*give a path that was harvested to"),
+    ],
+    ids=str,
+)
+def test_a_record_that_can_not_be_is_refused(acts, change, message):
+    record = acts / "units" / "00000000.json"
+    record.write_bytes(seal({**json.loads(record.read_bytes()), **change}))
+    with pytest.raises(StoreError, match=message):
+        Store(acts)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "damaged, or not from hookline"),
+        (b"\xff\xfe", "damaged, or not from hookline"),
+        (b"[" * 100_000, "damaged, or not from hookline"),
+        (b'{"format": ["hookline store", 1], "a": NaN}', "checksum"),
+        (b"[1]", "damaged, or not from hookline"),
+        (b'{"format": ["hookline store", 2]}', "update hookline"),
+        (seal({"format": ["hookline store", 1]}), "damaged"),
+        (
+            seal({"format": ["hookline store", 1], "arrays": [{"name": "h", "dtype": "os.system", "shape": []}]}),
+            "damaged",
+        ),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_a_manifest_that_can_not_be_is_refused(acts, data, message):
+    (acts / "harvest.json").write_bytes(data)
+    with pytest.raises(StoreError, match=rf"harvest.json' is .*{message}"):
+        Store(acts)
+
+
+def test_names_that_are_no_records_are_passed_over(acts):
+    for name in ("000000000.json", "0.json", "00000002.json.tmp", "notes.txt", "٠٠٠٠٠٠٠٢.json", "-0000002.json"):
+        (acts / "units" / name).write_text("{}")
+    (acts / "more").mkdir()
+    (acts / "more" / "0001").mkdir()
+    (acts / "more" / "notes").mkdir()
+    assert Store(acts).samples == 4
+
+
+def test_a_folder_or_file_that_is_no_store_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for name in ("nothing", "file", "."):
+        with pytest.raises(StoreError, match="is no store: it has no harvest.json"):
+            Store(tmp_path / name)
+
+
+def test_a_unit_too_many_is_refused(acts):
+    shutil.copy(acts / "units" / "00000001.json", acts / "units" / "00000002.json")
+    with pytest.raises(StoreError, match="it is of unit 1"):
+        Store(acts)
+    told = seal({**json.loads((acts / "units" / "00000001.json").read_bytes()), "unit": 2, "first": 4})
+    (acts / "units" / "00000002.json").write_bytes(told)
+    for found in files(acts / "data"):
+        if found.name.startswith("00000001"):
+            shutil.copy(found, found.with_name(found.name.replace("00000001", "00000002")))
+    with pytest.raises(StoreError, match="has a unit 2, but should have 2 in all"):
+        Store(acts, partial=True)
+
+
+def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
+    root = place(tmp_path / "acts")
+    array = (Array("h", torch.int64, (64,)),)
+    told = begin(root, Manifest({}, array, 8))
+    reader = subprocess.Popen([sys.executable, "-c", READER, root.path], stdout=subprocess.PIPE, text=True)
+    for number in range(8):
+        unit = Unit(root, told, number)
+        for _ in range(20):
+            unit.append(0, torch.full((50, 64), number))
+        assert unit.commit(first=1000 * number, samples=1000, lengths=[1])
+    seen = reader.communicate(timeout=60)[0].split()
+    assert reader.returncode == 0
+    assert seen[-1] == "8"
+
+
+READER = """
+import sys
+from hookline.store.store import Store
+seen = -1
+while seen < 8:
+    store = Store(sys.argv[1], partial=True)
+    units = store.samples // 1000
+    assert units >= seen and store.samples % 1000 == 0
+    if units > seen:
+        rows = store["h"]
+        assert rows[:].view(-1, 1000, 64).amin((1, 2)).tolist() == list(range(units))
+        assert rows[:].view(-1, 1000, 64).amax((1, 2)).tolist() == list(range(units))
+        store.verify()
+        print(units)
+    seen = units
+"""
