@@ -1,10 +1,16 @@
+"""Units are there wholly or not at all, and what a finished one holds is what was given, bit for bit."""
+
 from __future__ import annotations
 
 import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from hookline.errors import StoreError
 from hookline.store.places import place
@@ -91,3 +97,147 @@ def test_a_part_is_begun_once_and_after_a_complete_store(acts):
     assert (str(part), found.spec["data"]) == (os.path.join(acts.path, "more/0001"), "b")
     assert str(begin_part(acts, manifest(data="b"))[0]) == str(part)
     assert str(begin_part(acts, manifest(data="a"))[0]) == str(acts)
+
+
+def test_copy_on_write_tensors_stay_shared(acts):
+    told = begin(acts, manifest((Array("h", torch.float32, (256,)),)))
+    source = torch.randn(100, 256)
+    shared = torch._lazy_clone(source)
+    unit = Unit(acts, told, 0)
+    unit.append(0, shared)
+    unit.append(0, shared[50:])
+    assert torch._C._data_address(shared) == torch._C._data_address(source)
+    assert unit.commit(first=0, samples=150, lengths=[1])
+    rows = load_file(os.path.join(acts.path, data_name(0, 0, unit.attempt)))["rows"]
+    assert rows.equal(torch.cat([source, source[50:]]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.requires_grad_(),
+        lambda rows: rows.t().contiguous().t(),
+        lambda rows: rows[::2],
+        lambda rows: rows[:1].expand(9, 8),
+        lambda rows: torch.view_as_complex(rows.view(10, 4, 2)).conj().imag.repeat(1, 2),  # A negative view.
+        lambda rows: nn.Parameter(rows),
+        lambda rows: rows[:0],
+    ],
+)
+def test_whatever_way_rows_lie_in_memory_they_are_written_right(acts, change):
+    told = begin(acts, manifest((Array("h", torch.float32, (8,)),)))
+    rows = change(torch.randn(10, 8))
+    with Unit(acts, told, 0) as unit:
+        unit.append(0, rows)
+        assert unit.commit(first=0, samples=len(rows), lengths=[1])
+    assert load_file(os.path.join(acts.path, data_name(0, 0, unit.attempt)))["rows"].equal(rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [torch.zeros(2, 4), torch.zeros(2, 5, dtype=torch.bfloat16), torch.zeros((), dtype=torch.bfloat16),
+     torch.zeros(2, 4, dtype=torch.bfloat16, device="meta")],
+)  # fmt: skip
+def test_rows_of_another_kind_are_refused(acts, rows):
+    told = begin(acts, manifest())
+    with (
+        Unit(acts, told, 0) as unit,
+        pytest.raises(StoreError, match=r"rows of 'h.0' \(bfloat16, rows of \(4,\)\) were"),
+    ):
+        unit.append(0, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 4}, "'h.0' has 3 rows, its samples 4"),
+        ({"lengths": [[1, 1, 2], 1, 1]}, "'h.0' has 3 rows, its samples 4"),
+        ({"lengths": [[1, 2], 1, 1]}, "2 lengths for 3 samples"),
+        ({"lengths": [1, 1]}, "not a file for each array"),
+        ({"order": [0, 1, 1]}, "its order"),
+        ({"skipped": {7: "bad"}}, "skipped sample is not of this unit"),
+        ({"first": -1}, "a number"),
+    ],
+)
+def test_a_unit_that_can_not_be_is_not_committed_and_leaves_nothing(acts, options, message):
+    told = begin(acts, manifest())
+    with pytest.raises(StoreError, match=f"unit 0 can't be committed: .*{message}"):
+        write(acts, told, 0, **options)
+    assert files(acts) == []
+    assert committed(acts) == set()
+
+
+def test_what_is_over_takes_no_more_rows(acts):
+    told = begin(acts, manifest())
+    unit, _ = write(acts, told, 0)
+    kept = files(acts)
+    for _ in range(2):
+        unit.discard()
+        with pytest.raises(StoreError, match="takes no more rows"):
+            unit.append(0, torch.zeros(1, 4, dtype=torch.bfloat16))
+        with pytest.raises(StoreError, match="takes no more rows"):
+            unit.positions(3, torch.zeros(1))
+    assert files(acts) == kept
+
+
+def test_arrays_are_fed_by_threads_of_their_own(acts):
+    arrays = tuple(Array(f"h.{number}", torch.int64, (300,)) for number in range(8))
+    told = begin(acts, manifest(arrays))
+    with Unit(acts, told, 0) as unit, ThreadPoolExecutor(8) as pool:
+
+        def feed(number):
+            for piece in range(50):
+                unit.append(number, torch.full((7, 300), number * 100 + piece))
+
+        list(pool.map(feed, range(8)))
+        assert unit.commit(first=0, samples=350, lengths=[1] * 8)
+    for number in range(8):
+        rows = load_file(os.path.join(acts.path, data_name(number, 0, unit.attempt)))["rows"]
+        assert rows.equal((torch.arange(50) + number * 100).repeat_interleave(7).view(-1, 1).expand(350, 300))
+
+
+def test_a_unit_that_is_given_up_while_threads_write_leaves_nothing(acts):
+    arrays = tuple(Array(f"h.{number}", torch.int64, (300,)) for number in range(4))
+    told = begin(acts, manifest(arrays))
+    for _ in range(5):
+        unit = Unit(acts, told, 0)
+
+        def feed(number, unit=unit):
+            with suppress(StoreError):
+                for _ in range(1000):
+                    unit.append(number, torch.zeros(7, 300, dtype=torch.int64))
+
+        with ThreadPoolExecutor(4) as pool:
+            fed = [pool.submit(feed, number) for number in range(4)]
+            unit.discard()
+            assert [one.result() for one in fed] == [None] * 4
+        assert files(acts) == []
+
+
+def test_memory_does_not_grow_with_the_unit(acts):
+    told = begin(acts, manifest((Array("h", torch.float32, (1024,)),)))
+    rows = torch.randn(1000, 1024)
+    with Unit(acts, told, 0) as unit:
+        unit.append(0, rows)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(30):
+            unit.append(0, rows)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8_000  # Kilobytes, of 120,000 written.
+
+
+def test_a_spec_that_is_no_json_is_refused(acts):
+    with pytest.raises(StoreError, match="a spec or plan must be plain JSON"):
+        begin(acts, manifest(data=object()))
+
+
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.uint4], ids=str)
+def test_a_dtype_that_no_file_holds_is_refused(dtype):
+    with pytest.raises(StoreError, match=r"'h': a store can't hold torch.*; cast it"):
+        Array("h", dtype, ())
+
+
+def test_the_rows_of_every_file_begin_on_a_page(acts):
+    write(acts, begin(acts, manifest()), 0)
+    for name in files(acts):
+        with open(os.path.join(acts.path, "data", name), "rb") as file:
+            assert (int.from_bytes(file.read(8), "little") + 8) % 4096 == 0
