@@ -73,6 +73,12 @@ class Layout:
         """Return the line of one row's unit."""
         return bisect.bisect_right(self.limits, row) - 1
 
+    def positions(self, line: int) -> tuple[Place, str, int] | None:
+        """Return the place, the name and the rows of a unit's file of positions, if it has one."""
+        part, array, own = self.file(line)
+        told = part.index.positions_of(array, own)
+        return None if told is None else (part.place, told[0], told[1].rows)
+
     def where(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the line of each row's unit, and the row's number in the unit's file."""
         lines = torch.searchsorted(self.bounds, rows, right=True) - 1

@@ -162,13 +162,13 @@ class Rows:
     def _positions_of(self, rows: Tensor) -> Tensor:
         result = self._layout.offsets_of(rows)
         lines, places = self._layout.where(rows)
-        for line in lines.unique().tolist():
-            part, array, own = self._layout.file(line)
-            told = part.index.positions_of(array, own)
+        lines, order = torch.sort(lines, stable=True)
+        found, counts = torch.unique_consecutive(lines, return_counts=True)
+        for line, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
+            told = self._layout.positions(line)
             if told is not None:
-                here = lines == line
-                source = Source(part.place, told[0], POSITIONS, told[1].rows)
-                result[here] = source.select(places[here], self._maps).view(-1)
+                source = Source(told[0], told[1], POSITIONS, told[2])
+                result[own] = source.select(places[own], self._maps).view(-1)
         return result
 
 
