@@ -16,8 +16,9 @@ from hookline.errors import HooklineError, SiteError, StoreError, warn
 from hookline.harvest.batches import Batch
 from hookline.harvest.digests import function_text, model_digest
 from hookline.harvest.passes import CALLS, Manner, Part, Pass, needs_output
+from hookline.harvest.ray import on_ray
 from hookline.harvest.rows import Rule, check_rule
-from hookline.harvest.running import run
+from hookline.harvest.running import run, run_one
 from hookline.harvest.sources import Source, source
 from hookline.harvest.units import ON_ERROR, Runner, Told
 from hookline.store.places import Place, place
@@ -29,6 +30,8 @@ from hookline.where import Where
 
 _LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
 _LONGEST = 60.0  # Seconds that one unit may take.
+ENGINES = (None, "ray")
+_DATA = ("__iter__", "__getitem__", "__getitems__")  # What has one of these is data; a function has none.
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Harvest:
 
     Args:
         model: A module, or a function that makes one: that is what travels to other machines.
-        data: An iterable of batches, a DataLoader, or samples by number with `batch_size`.
+        data: An iterable of batches, a DataLoader, samples by number with `batch_size`, or a function that makes one of
+            these.
         where: The places, as everywhere.
         to: A folder, or whatever fsspec knows ("s3://...").
         rows: What a row is: "batch" (a sample), "tokens" (a position that is no padding), a function of the batch that
@@ -99,6 +103,9 @@ class Harvest:
         on_error: "raise", or "skip" a sample that fails and list it.
         append: Add to a store that is there.
         progress: Whether to show it; None does in a terminal.
+        engine: None is this process, or all that a launcher such as torchrun started; "ray" is Ray, with a function as
+            `model`.
+        workers: How many processes Ray is to have; None is one for each GPU, or else each CPU.
     """
 
     def __init__(
@@ -123,6 +130,8 @@ class Harvest:
         on_error: str = "raise",
         append: bool = False,
         progress: bool | None = None,
+        engine: str | None = None,
+        workers: int | None = None,
     ) -> None:
         if not where:
             raise SiteError('harvest what? Give sites, as in harvest(model, data, "h.*.mlp", to="acts/")')
@@ -140,11 +149,14 @@ class Harvest:
         self.on_error = on_error
         self.append = append
         self.progress = progress
+        self.engine = engine
+        self.workers = workers
         self._batching = (batch_size, collate, sort_by_length)
         where_to = None if device is None else torch.device(device)
         self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what travels: the plan, and nothing of what it has made of it here."""
         return {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
 
     @cached_property
@@ -155,7 +167,7 @@ class Harvest:
     @cached_property
     def source(self) -> Source:
         """The numbered samples."""
-        return source(self.data, *self._batching)
+        return source(self.data() if is_factory(self.data) else self.data, *self._batching)
 
     @cached_property
     def live(self) -> Live:
@@ -184,22 +196,24 @@ class Harvest:
         rows = sum(file.rows for record in records for file in record.files)
         return Status(len(records), how_many(place, manifest), rows, sum(len(record.skipped) for record in records))
 
-    def run(self) -> Store:
-        """Run what is not done yet, and return the store. Other processes may run the same at the same time."""
-        run(self)
+    def run(self, engine: str | None = None, workers: int | None = None) -> Store:
+        """Run what is not done yet, here or on another engine than was given, and return the store.
+
+        Other processes may run the same at the same time.
+        """
+        engine, workers = engine or self.engine, workers if workers is not None else self.workers
+        _refuse(engine, ENGINES, "engine")
+        if engine == "ray":
+            on_ray(self, workers)
+        elif workers is not None:
+            raise HooklineError(f'workers={workers!r} is for engine="ray"; processes of a launcher share by themselves')
+        else:
+            run(self)
         return Store(self.to)
 
     def run_unit(self, unit: int) -> bool:
-        """Run one unit, in whatever process: the primitive for engines. Return False if it was done already."""
-        place, manifest = self.live.begun()
-        if unit in committed(place):
-            return False
-        told = Heard()
-        try:
-            self.live.runner(told).run([unit], manifest.plan["unit"], lambda *_: None)
-        finally:
-            self.live.close()
-        return told.committed > 0
+        """Run one unit, in whatever process: the primitive for engines. Return False if somebody else has done it."""
+        return run_one(self, unit).committed > 0
 
     def pending(self) -> list[int]:
         """Return the units that are not done, where their number is known."""
@@ -210,16 +224,6 @@ class Harvest:
                 "how many units an iterator will give is not known before; give something with a length"
             )
         return sorted(set(range(units)) - committed(place))
-
-
-class Heard(Told):
-    """Counts the units that were committed."""
-
-    committed = 0
-
-    def finished(self, unit: int, committed: bool) -> None:
-        """Count."""
-        self.committed += committed
 
 
 class Live:
@@ -318,7 +322,7 @@ class Live:
         )
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away; the next run puts them on again."""
         if "passing" in vars(self):
             self.passing.close()
             del self.passing
@@ -347,6 +351,11 @@ class Entry:
 
     def __call__(self, batch: Any) -> Any:
         return batch[self.key]
+
+
+def is_factory(data: Any) -> bool:
+    """Return whether data are to be made by a function, where they are needed."""
+    return callable(data) and not isinstance(data, type) and not any(hasattr(data, name) for name in _DATA)
 
 
 def _refuse(given: Any, known: Any, name: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookline.errors import HooklineError, StoreError
 from hookline.harvest.progress import Progress
+from hookline.harvest.ranks import ranks, turns
+from hookline.harvest.units import Told
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import committed, end, how_many, read_record, sweep
@@ -22,40 +24,72 @@ def run(plan: Harvest) -> None:
     rank, world = ranks()
     if world > 1 and plan.source.units(1) is None:
         raise HooklineError("several processes can't share data of unknown length; give a dataset or a list of batches")
-    live = plan.live
-    place, manifest = live.begun()
-    units = how_many(place, manifest)
-    done = committed(place)
+    place, manifest = prepare(plan)
+    units, done = how_many(place, manifest), committed(place)
     if units is not None and len(done) >= units:
         return
-    sweep(place)
-    _refuse_too_large(plan, len(done), units)
     try:
         with Progress(plan.source.samples, _samples(place, manifest, done), plan.progress) as progress:
-            order = _unknown(place) if units is None else shared(place, units, rank, world)
-            live.runner(progress).run(
+            order = _unknown(place) if units is None else turns(units, lambda: committed(place), rank, world)
+            plan.live.runner(progress).run(
                 order, manifest.plan["unit"], lambda unit, text: _check(place, manifest, unit, text)
             )
     finally:
-        live.close()
+        plan.live.close()
     if units is None:
         total = plan.source.units(manifest.plan["unit"])
         assert total is not None
         end(place, total)
+    sweep(place)  # Of a process that died meanwhile.
 
 
-def ranks() -> tuple[int, int]:
-    """Return which process of how many this is, as launchers such as torchrun tell it."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+class Heard(Told):
+    """What was done."""
+
+    def __init__(self) -> None:
+        self.committed = self.samples = self.rows = self.nbytes = 0
+        self._lock = threading.Lock()  # Several threads write.
+
+    def wrote(self, rows: int, nbytes: int) -> None:
+        """Count what is on disk."""
+        with self._lock:
+            self.rows += rows
+            self.nbytes += nbytes
+
+    def passed(self, samples: int) -> None:
+        """Count what has been through the model."""
+        self.samples += samples
+
+    def finished(self, unit: int, committed: bool) -> None:
+        """Count what was kept."""
+        self.committed += committed
 
 
-def shared(place: Place, units: int, rank: int, world: int) -> Iterator[int]:
-    """Return the units that nobody has done when they come: first this process's share, then what is left."""
-    left = sorted(set(range(units)) - committed(place))
-    start = len(left) * rank // world
-    for unit in left[start:] + left[:start]:
-        if unit not in committed(place):
-            yield unit
+def run_one(plan: Harvest, unit: int) -> Heard:
+    """Run one unit, unless it is done, and take the hooks away again; return what was done."""
+    place, manifest = plan.live.begun()
+    heard, units = Heard(), how_many(place, manifest)
+    if unit < 0 or (units is not None and unit >= units):
+        raise HooklineError(f"there is no unit {unit}: the harvest has units 0 to {(units or 1) - 1}")
+    if unit in committed(place):
+        return heard
+    try:
+        plan.live.runner(heard).run([unit], manifest.plan["unit"], lambda *_: None)
+    finally:
+        plan.live.close()
+    return heard
+
+
+def prepare(plan: Harvest) -> tuple[Place, Manifest]:
+    """Begin a store, or go on with it: clear away what the dead left, and see that there is room for the rest."""
+    place, manifest = plan.live.begun()
+    sweep(place)
+    told, units = plan.estimate(), how_many(place, manifest)
+    if told.bytes is not None and told.free is not None and units:
+        left = told.bytes * (units - len(committed(place))) // units
+        if left > told.free:
+            raise StoreError(f"{str(plan.to)!r} has no room: {told}; keep fewer sites, a smaller dtype or fewer rows")
+    return place, manifest
 
 
 def _unknown(place: Place) -> Iterator[int]:
@@ -75,12 +109,3 @@ def _check(place: Place, manifest: Manifest, unit: int, text: str) -> None:
             f"the data are not those of the store: batches {unit * size} to {(unit + 1) * size - 1} were others when "
             "they were harvested; give the same data in the same order, or another path"
         )
-
-
-def _refuse_too_large(plan: Harvest, done: int, units: int | None) -> None:
-    told = plan.estimate()
-    if told.bytes is None or told.free is None or not units:
-        return
-    left = told.bytes * (units - done) // units
-    if left > told.free:
-        raise StoreError(f"{str(plan.to)!r} has no room: {told}; keep fewer sites, a smaller dtype or fewer rows")

@@ -1,0 +1,174 @@
+"""Kill a harvest at many moments, each time starting it again. A script: it loads everything once, then forks.
+
+Half of the deaths come from outside after a random time. The others are aimed: the child counts its calls of the
+functions by which files are made, and dies just before or just after one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hookline.store.places import place
+from hookline.store.writer import sweep
+from tests.harvest import small
+
+FILES = ("open", "write", "pwrite", "writev", "fsync", "fdatasync", "link", "rename", "replace", "unlink", "mkdir")
+
+
+class Deaths:
+    """Counts the calls of the functions that make files; before or after one of them, the process dies."""
+
+    def __init__(self, last: int | None = None, after: bool = False) -> None:
+        self.calls = 0
+        self.last = last
+        self.after = after
+        for name in FILES:
+            if hasattr(os, name):
+                setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            mine = self.calls == self.last
+            if mine and not self.after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if mine:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return counted
+
+
+def child(to: Path, notes: Path, last: int | None, after: bool) -> tuple[int, int]:
+    """Start the harvest in a forked process; return its number, and a pipe that tells its calls when it is done."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    status = 1
+    try:
+        tell = os.write
+        tell(writing, b"!")
+        deaths = Deaths(last, after)
+        small.harvest(to, small.Sentences(notes=notes))
+        tell(writing, str(deaths.calls).encode())
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def ended(pid: int, pipe: int) -> tuple[bool, str]:
+    """Wait for a child; return whether it was killed, and what it told."""
+    _, status = os.waitpid(pid, 0)
+    told = os.read(pipe, 100).decode()
+    os.close(pipe)
+    if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
+        raise SystemExit("a harvest failed that nobody killed")
+    return os.WIFSIGNALED(status), told
+
+
+def begun(pipe: int) -> None:
+    """Wait until a child has begun."""
+    assert os.read(pipe, 1) == b"!"
+
+
+def undisturbed(to: Path) -> tuple[float, int]:
+    """Let a harvest run to its end; return how long it takes, and its calls."""
+    pid, pipe = child(to, to.with_suffix(".notes"), None, False)
+    begun(pipe)
+    start = time.perf_counter()
+    _, told = ended(pid, pipe)
+    return time.perf_counter() - start, int(told)
+
+
+class Tally:
+    """What was seen."""
+
+    def __init__(self) -> None:
+        self.timed = self.aimed = self.stores = self.fruitful = self.spared = self.orphans = self.hidden = 0
+
+    @property
+    def kills(self) -> int:
+        """How many harvests died while they ran."""
+        return self.timed + self.aimed
+
+
+def one_attempt(to: Path, seconds: float, calls: int, chance: random.Random, tally: Tally) -> bool:
+    """Start a harvest, try to kill it, and check what it left; return whether it got to its end."""
+    before = small.committed(to)
+    notes = to.with_suffix(".notes")
+    notes.unlink(missing_ok=True)
+    is_aimed = chance.random() < 0.5
+    part = chance.choice([0.3, 0.6, 1.0])  # Of a whole run: short ones make stores that died many times.
+    last = chance.randint(1, max(int(calls * part), 1)) if is_aimed else None
+    pid, pipe = child(to, notes, last, chance.random() < 0.5)
+    begun(pipe)
+    if not is_aimed:
+        time.sleep(chance.uniform(0, seconds * part))
+        os.kill(pid, signal.SIGKILL)  # A child that is done stays until it is waited for: nobody else has its number.
+    killed, _ = ended(pid, pipe)
+    after = small.committed(to)
+    loaded = {int(line) // 4 for line in notes.read_text().split()} if notes.exists() else set()
+    assert before <= after, "a unit that was done is lost"
+    assert not killed or after - before <= loaded, "a unit was done without its samples"
+    tally.timed += killed and not is_aimed
+    tally.aimed += killed and is_aimed
+    tally.fruitful += killed and after > before
+    tally.spared += not killed
+    return not killed
+
+
+def files_of(to: Path) -> int:
+    """Return how many data files there are."""
+    return sum(1 for path in (to / "data").rglob("*") if path.is_file()) if (to / "data").is_dir() else 0
+
+
+def sweep_hidden(to: Path) -> int:
+    """Sweep a store when its hidden files are old; return how many there were. None may be left."""
+    hidden = list(to.rglob(".*"))
+    for path in hidden:
+        os.utime(path, (0, 0))
+    sweep(place(to))
+    assert not list(to.rglob(".*")), list(to.rglob(".*"))
+    return len(hidden)
+
+
+def main(number: int, seed: int) -> None:
+    """Kill until there were so many deaths; every store that got to its end is compared with the undisturbed one."""
+    chance, tally, start = random.Random(seed), Tally(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder, "undisturbed")
+        seconds, calls = undisturbed(whole)
+        expected = small.contents(whole)
+        while tally.kills < number:
+            to = Path(folder, f"store-{tally.stores}")
+            while not one_attempt(to, seconds, calls, chance, tally):
+                per_unit = len([name for name in expected if name.startswith("data/")]) // len(small.committed(whole))
+                tally.orphans += files_of(to) > per_unit * len(small.committed(to))
+            tally.hidden += sweep_hidden(to)
+            found = small.contents(to)
+            assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
+            different = [name for name in found if found[name] != expected[name]]
+            assert not different, f"store {tally.stores} differs in {different}"
+            tally.stores += 1
+    json.dump({**vars(tally), "calls": calls, "run": seconds, "seconds": time.perf_counter() - start}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,104 @@
+"""Several processes of torchrun on one store: they share its units, die, come back, and are of any number."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hookline import HooklineError
+from hookline.harvest.ranks import ranks, turns
+from tests.harvest import small
+from tests.harvest.ranked import Dying
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+UNITS = 24
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> dict:
+    """What one process writes."""
+    folder = tmp_path_factory.mktemp("alone")
+    small.harvest(folder / "store", Dying(folder))
+    assert len(small.committed(folder / "store")) == UNITS
+    return small.contents(folder / "store")
+
+
+def loaded(folder: Path, rank: object) -> list[int]:
+    """Return the units that a rank loaded, in order; not the few samples by which the data are known again."""
+    numbers = [int(line) for line in (folder / f"notes-{rank}").read_text().split()]
+    return [number // 4 for before, number in pairwise(numbers) if number % 4 == 3 and before == number - 1]
+
+
+def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
+    small.python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.harvest.ranked", tmp_path, 6)
+    assert (tmp_path / "died").exists()
+    assert small.contents(tmp_path / "store") == expected
+    # Both had their share, and did no more than they must: what was on its way when torchrun stopped them all, and at
+    # the end a unit that the other had begun.
+    first, second = loaded(tmp_path, 0), loaded(tmp_path, 1)
+    assert len({*first} - {*second}) > 4
+    assert len({*second} - {*first}) > 4
+    assert len(first) + len(second) <= UNITS + 10
+
+
+def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
+    failed = small.python(*TORCHRUN, 2, "-m", "tests.harvest.ranked", tmp_path, 4, fails=True)
+    assert "SIGKILL" in failed
+    begun = small.committed(tmp_path / "store")
+    assert 4 <= len(begun) < UNITS
+    (tmp_path / "died").unlink()
+    small.python(*TORCHRUN, 3, "-m", "tests.harvest.ranked", tmp_path, len(begun) + 1, fails=True)
+    more = small.committed(tmp_path / "store")
+    assert begun < more < {*range(UNITS)}
+    small.harvest(tmp_path / "store", Dying(tmp_path))
+    assert small.contents(tmp_path / "store") == expected
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"RANK": "1", "WORLD_SIZE": "4"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
+    ],
+)
+def test_a_launcher_tells_the_rank(told):
+    assert ranks(told) == (1, 4)
+
+
+def test_without_a_launcher_there_is_one_process():
+    assert ranks({"RANK": "3"}) == (0, 1)
+
+
+@pytest.mark.parametrize("told", [("4", "4"), ("-1", "4"), ("one", "4"), ("0", "0")])
+def test_a_rank_that_can_not_be_is_refused(told):
+    with pytest.raises(HooklineError, match="RANK=.* are no rank and number"):
+        ranks(dict(zip(("RANK", "WORLD_SIZE"), told, strict=True)))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_ranks_at_one_pace_do_every_unit_once_or_nearly(world):
+    done: set[int] = {2, 3, 11}
+    began: list[int] = []
+    coming = {rank: turns(20, lambda: done, rank, world) for rank in range(world)}
+    while coming:
+        now = {rank: next(units, None) for rank, units in coming.items()}
+        coming = {rank: coming[rank] for rank, unit in now.items() if unit is not None}
+        began += [unit for unit in now.values() if unit is not None]
+        done |= {*began}
+    assert {*began} == {*range(20)} - {2, 3, 11}
+    assert len(began) < 17 + world
+
+
+def test_a_rank_does_the_share_of_one_that_never_came():
+    done: set[int] = set()
+    for unit in turns(9, lambda: done, rank=1, world=3):
+        done.add(unit)
+    assert done == {*range(9)}
+
+
+def test_helpers_of_one_slow_rank_take_different_units():
+    helpers = [turns(40, lambda: {*range(10, 40)}, rank, 4) for rank in (1, 2, 3)]
+    assert len({next(helper) for helper in helpers}) == 3
