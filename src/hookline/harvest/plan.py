@@ -31,7 +31,6 @@ from hookline.where import Where
 _LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
 _LONGEST = 60.0  # Seconds that one unit may take.
 ENGINES = (None, "ray")
-_DATA = ("__iter__", "__getitem__", "__getitems__")  # What has one of these is data; a function has none.
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Harvest:
     @cached_property
     def source(self) -> Source:
         """The numbered samples."""
-        return source(self.data() if is_factory(self.data) else self.data, *self._batching)
+        return source(self.data, *self._batching)
 
     @cached_property
     def live(self) -> Live:
@@ -351,11 +350,6 @@ class Entry:
 
     def __call__(self, batch: Any) -> Any:
         return batch[self.key]
-
-
-def is_factory(data: Any) -> bool:
-    """Return whether data are to be made by a function, where they are needed."""
-    return callable(data) and not isinstance(data, type) and not any(hasattr(data, name) for name in _DATA)
 
 
 def _refuse(given: Any, known: Any, name: str) -> None:

@@ -79,11 +79,12 @@ class Tries:
 class Worker:
     """One actor. Its plan makes the model at the first unit, and keeps it."""
 
-    def __init__(self, held: list[Any], tries: Any) -> None:
+    def __init__(self, held: list[Any], tries: Any, most: int) -> None:
         import ray
 
         self.plan: Harvest = ray.get(held[0])
         self.tries = tries
+        self.most = most
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
         """Do the unit of a batch, and return what was done."""
@@ -93,8 +94,8 @@ class Worker:
         """Do a unit, unless it has killed workers before: Ray starts dead ones again without end."""
         import ray
 
-        if ray.get(self.tries.begin.remote(unit)) > TRIES:
-            raise HooklineError(f"unit {unit} killed its worker {TRIES} times; is there memory enough for it?")
+        if ray.get(self.tries.begin.remote(unit)) > self.most:
+            raise HooklineError(f"unit {unit} has killed its worker {self.most} times; is there memory enough for it?")
         heard = run_one(self.plan, unit)
         return {"unit": unit, "samples": heard.samples, "rows": heard.rows, "nbytes": heard.nbytes}
 
@@ -109,7 +110,7 @@ def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpu
     data.context.print_on_execution_start = False
     pool = ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1)
     done = data.map_batches(
-        Worker, fn_constructor_args=([held], tries), batch_size=1, compute=pool, num_gpus=gpus or None
+        Worker, fn_constructor_args=([held], tries, TRIES), batch_size=1, compute=pool, num_gpus=gpus or None
     )
     try:
         for row in done.iter_rows():

@@ -1,0 +1,61 @@
+"""`run_unit` in any process of any pool: what Dask, Spark or Slurm would call."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+import hookline as hl
+from tests.harvest import small
+from tests.harvest.ranked import Dying
+
+
+def run_unit(data: bytes, unit: int) -> bool:
+    """Run a unit as a stranger would: from a pickled plan, in a process that keeps it."""
+    if data not in PLANS:
+        PLANS[data] = pickle.loads(data)
+    return PLANS[data].run_unit(unit)
+
+
+PLANS: dict[bytes, hl.Harvest] = {}
+
+
+def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
+    plan = hl.Harvest(small.model, Dying(tmp_path), *small.SITES, **small.options(tmp_path / "store"))
+    assert str(plan.status()) == "0 of 24 units done, 0 rows"
+    data, pending = pickle.dumps(plan), plan.pending()
+    seen = []
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        done = [pool.submit(run_unit, data, unit) for unit in [*pending, *pending[:4]]]
+        while not all(one.done() for one in done):
+            seen.append(plan.status().done)
+            time.sleep(0.02)
+    assert sum(one.result() for one in done) == 24  # Four were asked for twice, and done once.
+    assert seen == sorted(seen)
+    assert len({*seen}) > 3
+    assert str(plan.status()).startswith("24 of 24 units done, ")
+    assert plan.pending() == []
+    small.harvest(tmp_path / "alone", Dying(tmp_path))
+    assert small.contents(tmp_path / "store") == small.contents(tmp_path / "alone")
+
+
+def test_a_unit_leaves_no_hook_and_is_done_once(tmp_path):
+    model = small.model()
+    plan = hl.Harvest(model, small.Sentences(), *small.SITES, **small.options(tmp_path / "store"))
+    assert plan.run_unit(3)
+    assert not hl.attached(model)
+    assert not plan.run_unit(3)
+    assert plan.pending() == [unit for unit in range(16) if unit != 3]
+    assert plan.run().samples == 64
+    assert not hl.attached(model)
+
+
+@pytest.mark.parametrize("unit", [-1, 16])
+def test_a_unit_that_is_not_there_is_refused(tmp_path, unit):
+    plan = hl.Harvest(small.model, small.Sentences(), *small.SITES, **small.options(tmp_path / "store"))
+    with pytest.raises(hl.HooklineError, match=f"there is no unit {unit}: the harvest has units 0 to 15"):
+        plan.run_unit(unit)
