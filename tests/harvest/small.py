@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,22 @@ def python(*arguments: object, fails: bool = False, **more: str) -> str:
     return done.stdout + (done.stderr if fails else "")
 
 
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start Python with some code in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
 def committed(to: Path) -> set[int]:
     """Return the units that are done."""
     return {int(path.stem) for path in to.glob("units/[0-9]*.json")}
+
+
+def loaded(notes: Path) -> list[int]:
+    """Return the units that were loaded, in order; not the few samples by which the data are known again."""
+    numbers = [int(line) for line in notes.read_text().split()]
+    return [number // 4 for before, number in pairwise(numbers) if number % 4 == 3 and before == number - 1]
 
 
 def contents(to: Path) -> dict[str, Any]:

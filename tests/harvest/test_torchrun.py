@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
-
 import pytest
 
 from hookline import HooklineError
@@ -25,19 +22,13 @@ def expected(tmp_path_factory) -> dict:
     return small.contents(folder / "store")
 
 
-def loaded(folder: Path, rank: object) -> list[int]:
-    """Return the units that a rank loaded, in order; not the few samples by which the data are known again."""
-    numbers = [int(line) for line in (folder / f"notes-{rank}").read_text().split()]
-    return [number // 4 for before, number in pairwise(numbers) if number % 4 == 3 and before == number - 1]
-
-
 def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
     small.python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.harvest.ranked", tmp_path, 6)
     assert (tmp_path / "died").exists()
     assert small.contents(tmp_path / "store") == expected
     # Both had their share, and did no more than they must: what was on its way when torchrun stopped them all, and at
     # the end a unit that the other had begun.
-    first, second = loaded(tmp_path, 0), loaded(tmp_path, 1)
+    first, second = small.loaded(tmp_path / "notes-0"), small.loaded(tmp_path / "notes-1")
     assert len({*first} - {*second}) > 4
     assert len({*second} - {*first}) > 4
     assert len(first) + len(second) <= UNITS + 10
