@@ -79,9 +79,8 @@ def harvest(to: Path, data: Any = None, **changes: Any) -> hl.Store:
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a process that can import hookline and the tests."""
-    found = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-    found["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return found
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **more}
 
 
 def python(*arguments: object, fails: bool = False, **more: str) -> str:

@@ -15,6 +15,7 @@ import hookline as hl
 from hookline.harvest import lanes
 from hookline.harvest.digests import digest, function_text, model_digest
 from hookline.store.writer import Unit
+from tests.harvest import small
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
 
@@ -573,6 +574,21 @@ def test_functions_are_known_by_their_code_and_what_they_close_over():
     assert function_text(scaled(torch.ones(2))) != function_text(scaled(torch.zeros(2)))
     assert function_text("tokens") == "tokens"
     assert function_text(None) is None
+
+
+def test_functions_are_known_by_the_functions_inside_them():
+    one, other = (lambda value: (lambda x: x + 1)(value)), (lambda value: (lambda x: x + 2)(value))
+    assert function_text(one) != function_text(other)
+
+
+def test_a_function_is_known_again_in_another_process(tmp_path):
+    (tmp_path / "kept.py").write_text(
+        'def kept(value):\n    return value if "x" in {"a", "b", "c", "d", "e"} else -value\n'
+    )
+    code = "from kept import kept; from hookline.harvest.digests import function_text; print(function_text(kept))"
+    paths = f"{small.environment()['PYTHONPATH']}:{tmp_path}"
+    found = {small.python("-c", code, PYTHONHASHSEED=seed, PYTHONPATH=paths) for seed in "12"}
+    assert len(found) == 1
 
 
 def test_data_are_known_by_all_that_is_in_them():

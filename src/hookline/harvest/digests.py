@@ -119,7 +119,13 @@ def _code(function: Any) -> list[Any]:
 
 
 def _constant(value: Any) -> Any:
-    return value.co_code if inspect.iscode(value) else value
+    """Return a constant of a function as it is in every process: sets have no order of their own."""
+    if inspect.iscode(value):
+        return [value.co_code, value.co_names, [_constant(one) for one in value.co_consts]]
+    if isinstance(value, (tuple, frozenset)):
+        inner = [_constant(one) for one in value]
+        return inner if isinstance(value, tuple) else sorted(inner, key=repr)
+    return value
 
 
 def _is_filled(cell: Any) -> bool:
