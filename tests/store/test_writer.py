@@ -79,6 +79,22 @@ def test_a_sweep_takes_what_nobody_holds(acts):
     assert files(acts) == kept
 
 
+def test_a_sweep_takes_another_attempt_at_a_unit_that_is_done(acts, monkeypatch):
+    told = begin(acts, manifest())
+    write(acts, told, 0)
+    write(acts, told, 1)
+    kept = files(acts)
+    late = Unit(acts, told, 1)
+    late.append(0, torch.zeros(1, 4, dtype=torch.bfloat16))
+    late._shards[0].close()
+    read: list[str] = []
+    own = acts.read
+    monkeypatch.setattr(acts, "read", lambda name: read.append(name) or own(name))
+    assert len(sweep(acts)) == 1
+    assert files(acts) == kept
+    assert {*read} == {"units/00000001.json"}  # A store with many units is not read whole.
+
+
 def test_a_store_of_something_else_is_refused_in_words(acts):
     begin(acts, manifest(data="a"))
     with pytest.raises(StoreError, match="its data is 'a', that of this run 'b'"):

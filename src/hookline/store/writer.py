@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -234,10 +235,9 @@ def sweep(place: Place) -> list[str]:
     removed = [name for folder in ("", UNITS) for name in place.remove_temporary(folder)]
     for folder in (f"{DATA}/{name}" for name in place.names(DATA)):
         removed += place.remove_temporary(folder)
-        for name in place.names(folder):
-            found = _FILE.fullmatch(name)
-            if found and place.remove_dead(f"{folder}/{name}", partial(_is_of_record, place, found)):
-                removed.append(f"{folder}/{name}")
+        for found in _doubtful(place, folder):
+            if place.remove_dead(f"{folder}/{found[0]}", partial(_is_of_record, place, found)):
+                removed.append(f"{folder}/{found[0]}")
     for part in parts(place):
         removed += [f"{part}/{name}" for name in sweep(part)]
     return removed
@@ -256,6 +256,13 @@ def read_manifest(place: Place) -> Manifest:
 
 def _named(place: Place, name: str) -> str:
     return repr(f"{place}/{name}")
+
+
+def _doubtful(place: Place, folder: str) -> list[re.Match[str]]:
+    """Return the files of units that are not done, or that have several: to look into all would take long."""
+    files = [found for name in place.names(folder) if (found := _FILE.fullmatch(name))]
+    done, attempts = committed(place), Counter((found[1], found[3]) for found in files)
+    return [found for found in files if int(found[1]) not in done or attempts[found[1], found[3]] > 1]
 
 
 def _is_of_record(place: Place, found: re.Match[str]) -> bool:
