@@ -15,6 +15,7 @@ from torch import nn
 from hookline.errors import StoreError
 from hookline.store.places import place
 from hookline.store.records import Array, Manifest, data_name
+from hookline.store.store import Store
 from hookline.store.writer import Unit, begin, begin_part, committed, sweep
 
 ARRAYS = (Array("h.0", torch.bfloat16, (4,)), Array("loss", torch.complex64, ()), Array("é" * 3000, torch.bool, (2, 3)))
@@ -257,3 +258,36 @@ def test_the_rows_of_every_file_begin_on_a_page(acts):
     for name in files(acts):
         with open(os.path.join(acts.path, "data", name), "rb") as file:
             assert (int.from_bytes(file.read(8), "little") + 8) % 4096 == 0
+
+
+class Interrupted:
+    """A place at which something happens once a record was, or was to be, created."""
+
+    def __init__(self, inner, error, before=False):
+        self.inner, self.error, self.before = inner, error, before
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def create(self, name, data):
+        if not self.before:
+            self.inner.create(name, data)
+        raise self.error
+
+
+def test_a_record_that_was_created_keeps_its_files_whatever_comes_then(acts):
+    told = begin(acts, manifest())
+    with pytest.raises(KeyboardInterrupt):
+        write(Interrupted(acts, KeyboardInterrupt()), told, 0)
+    _, is_committed = write(Interrupted(acts, StoreError("the answer was lost")), told, 1)
+    assert is_committed
+    assert len(Store(acts.path)["h.0"]) == 6
+    assert sweep(acts) == []
+
+
+def test_a_record_that_was_not_created_leaves_nothing_whatever_comes_then(acts):
+    told = begin(acts, manifest())
+    for error in (KeyboardInterrupt(), StoreError("no way there")):
+        with pytest.raises(type(error)):
+            write(Interrupted(acts, error, before=True), told, 0)
+        assert files(acts) == []

@@ -29,6 +29,7 @@ except ImportError:  # Windows: the dead are told by their age.
     fcntl = None
 
 _TEMPORARY = ".hookline-temporary"
+_LOCK = f".lock{_TEMPORARY}"  # Where there are no links; it stays.
 _STALE = 3600  # Seconds without a write after which a writer must be dead, where locks can't tell.
 _FOREVER = "or give another path; starting again goes on after the last finished unit"
 _REMEDIES = {
@@ -74,7 +75,7 @@ class LocalPlace:
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
         """Return a small file, or a part of one."""
-        with open(os.path.join(self.path, name), "rb", buffering=0) as file:
+        with open(os.path.join(self.path, name), "rb") as file:
             file.seek(start)
             return file.read(nbytes)
 
@@ -145,7 +146,7 @@ class LocalPlace:
         removed = []
         with suppress(OSError), os.scandir(os.path.join(self.path, folder)) as found:
             for entry in found:
-                if entry.name.endswith(_TEMPORARY) and _age(entry.path) > _STALE:
+                if entry.name.endswith(_TEMPORARY) and entry.name != _LOCK and _age(entry.path) > _STALE:
                     os.unlink(entry.path)
                     removed.append(f"{folder}/{entry.name}")
         return removed
@@ -287,7 +288,7 @@ def _publish_without_links(temporary: str, target: str, error: OSError) -> bool:
         except FileExistsError:
             return False
         return True
-    with open(os.path.join(os.path.dirname(target), f".lock{_TEMPORARY}"), "ab", buffering=0) as file:
+    with open(os.path.join(os.path.dirname(target), _LOCK), "ab", buffering=0) as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         except OSError:

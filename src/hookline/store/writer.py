@@ -54,7 +54,7 @@ class Unit:
         self._arrays = manifest.arrays
         self._shards: dict[int, Shard] = {}
         self._positions: dict[int, Shard] = {}
-        self._is_over = False
+        self._is_over = self._is_kept = False
 
     def append(self, array: int, rows: Tensor) -> None:
         """Write rows of an array straight to disk. Each array is fed by one thread at a time."""
@@ -101,23 +101,16 @@ class Unit:
                 None if order is None else tuple(order), dict(skipped or {}), inputs, positions, tuple(own),
             )  # fmt: skip
             self._check(record)
-            committed = self._place.create(unit_name(self.unit), record.to_json())
         except BaseException:
             self.discard()
             raise
-        if not committed:
-            self.discard()
-            return False
-        self._is_over = True
-        for shard in self._all():
-            shard.close()
-        return True
+        return self._publish(record.to_json())
 
     def discard(self) -> None:
         """Remove what was written; nothing happens after a commit, or the second time."""
         self._is_over = True
         for shard in self._all():
-            shard.discard()
+            shard.close() if self._is_kept else shard.discard()
 
     def __enter__(self) -> Unit:
         return self
@@ -137,6 +130,7 @@ class Unit:
             if (
                 self._is_over
             ):  # Asked after a new file was made: a thread that gives up sees that file, or this sees it.
+                shards[key].discard()
                 raise StoreError(f"unit {self.unit} takes no more rows: it was committed or given up")
             shards[key].append(rows)
         except BaseException:
@@ -153,6 +147,29 @@ class Unit:
                 files = list(pool.map(Shard.finish, ordered))
         count = len(self._arrays)
         return files[:count], dict(zip(self._positions, files[count:], strict=True))
+
+    def _publish(self, record: bytes) -> bool:
+        """Create the record. Whatever interrupts that, the files of a record that may be there stay."""
+        self._is_kept = True
+        try:
+            self._is_kept = self._place.create(unit_name(self.unit), record)
+        except BaseException as error:
+            found = self._is_committed()
+            self._is_kept = found is not False
+            if not (found and isinstance(error, StoreError)):  # Over a network only the answer may be lost.
+                raise
+        finally:
+            self.discard()
+        return self._is_kept
+
+    def _is_committed(self) -> bool | None:
+        """Whether the record is of this attempt; None where nobody can tell."""
+        try:
+            return self.attempt.encode() in self._place.read(unit_name(self.unit))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return None
 
     def _check(self, record: Record) -> None:
         try:
