@@ -48,6 +48,8 @@ ORDER = [
     "store.layout",
     "store.reading",
     "store.rows",
+    "store.epochs",
+    "store.datasets",
     "store.checks",
     "store.store",
     "spills",

@@ -43,6 +43,10 @@ class Samples:
     starts: Tensor  # One more than samples.
     stored: Tensor
 
+    def equal(self, other: Samples) -> bool:
+        """Whether the same samples have the same rows."""
+        return self is other or (torch.equal(self.numbers, other.numbers) and torch.equal(self.starts, other.starts))
+
 
 class Layout:
     """Where the rows of an array are, over all the units of all parts ("line": a unit's number in that order)."""
@@ -54,6 +58,7 @@ class Layout:
         self.bounds = starts_of(rows)
         self.limits: list[int] = self.bounds.tolist()  # The same, for one row at a time.
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
+        self.is_mapped = all(part.place.maps for part in parts)
         self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
 
     def __getstate__(self) -> dict[str, object]:

@@ -58,6 +58,26 @@ class Rows:
         """Where in its sample each row was: the token's position, where rows are tokens."""
         return Labels(len(self), self._positions_of)
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether reading is reading memory: not so if a part of the store is elsewhere."""
+        return self._layout.is_mapped
+
+    @property
+    def sample_numbers(self) -> Tensor:
+        """The numbers of the samples that are stored, ascending: the skipped ones are not among them."""
+        return self._layout.samples.numbers.clone()
+
+    def is_aligned_with(self, other: Rows) -> bool:
+        """Whether each row of this array and the same row of the other are of one sample and position."""
+        mine, theirs = self._layout, other._layout
+        if not torch.equal(mine.bounds, theirs.bounds) or not mine.samples.equal(theirs.samples):
+            return False
+        bounds = self.bounds
+        different = [line for line in range(len(bounds) - 1) if mine.positions(line) != theirs.positions(line)]
+        spans = [slice(bounds[line], bounds[line + 1]) for line in different]
+        return all(torch.equal(self.positions[span], other.positions[span]) for span in spans)
+
     def __len__(self) -> int:
         return self._layout.rows
 
@@ -135,7 +155,9 @@ class Rows:
         lines, places = self._layout.where(rows)
         if len(rows) and bool((lines == lines[0]).all()):
             return from_words(self._source(int(lines[0])).select(places, self._maps), self._array)
-        order = torch.argsort(self._layout.bounds[lines] + places)
+        places_of_all = self._layout.bounds[lines] + places
+        is_sorted = bool((places_of_all.diff() >= 0).all())
+        order = torch.arange(len(rows), device="cpu") if is_sorted else torch.argsort(places_of_all)
         places = places[order]
         found, counts = torch.unique_consecutive(lines[order], return_counts=True)
         sources = [self._source(line) for line in found.tolist()]
@@ -147,6 +169,8 @@ class Rows:
             own = slice(done, done + count)
             source.select(places[own], self._maps, out=result[own])
             done += count
+        if is_sorted:
+            return from_words(result, self._array)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device="cpu")
         return from_words(result.index_select(0, back), self._array)

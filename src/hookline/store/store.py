@@ -12,6 +12,7 @@ from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.sites import Site, parse
 from hookline.stats import Stats, numbers_of_pieces
 from hookline.store.checks import Verified, check_sizes, check_units, verify
+from hookline.store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
 from hookline.store.index import read_index
 from hookline.store.layout import Layout, Part, Samples
 from hookline.store.places import Place, place
@@ -68,6 +69,34 @@ class Store(Mapping[str, Rows]):
             if why is None:
                 raise
             raise IndexError(f"sample {sample} was skipped: {why}") from None
+
+    def dataset(
+        self,
+        *sites: str | Site,
+        shuffle: bool = False,
+        samples: bool = False,
+        seed: int = 0,
+        window: int | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        even: bool = False,
+    ) -> RowsDataset | SamplesDataset | ShuffledRows:
+        """Return rows as a torch dataset: tensors of one site, tuples of several, of all if none is named.
+
+        Args:
+            shuffle: An `IterableDataset` of all rows in a new order each epoch, without random access to the disk.
+            samples: Items are whole samples, with as many rows as each has.
+            seed: Of the order.
+            window: How many bytes are shuffled among each other, over all workers of a DataLoader: 256 MiB.
+            rank: Which part of how many (`world`) this is. By default that of torch.distributed where it is
+                initialized, else RANK and WORLD_SIZE as torchrun sets them, else everything.
+            world: See `rank`.
+            even: Leave out the few rows (fewer than ranks) by which ranks would differ; other ones each epoch.
+        """
+        rows = [self[site] for site in sites or self]
+        return dataset(
+            rows, shuffle=shuffle, samples=samples, seed=seed, window=window, rank=rank, world=world, even=even
+        )
 
     def verify(self) -> Verified:
         """Read every byte, and compare it with what was written; a StoreError names every file that is damaged."""
