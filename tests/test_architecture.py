@@ -40,6 +40,7 @@ ORDER = [
     "files",
     "store",
     "store.local",
+    "store.remote",
     "store.places",
     "store.records",
     "store.shards",

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hookline.errors import StoreError
 from hookline.store.local import LocalPlace
+from hookline.store.remote import RemotePlace
 
 
 class Sink(Protocol):
@@ -72,6 +72,8 @@ class Place(Protocol):
 def place(path: str | os.PathLike[str]) -> Place:
     """Return the place that a path names: a folder of this machine, or "scheme://..."."""
     text = os.fsdecode(path)
+    if text.startswith("file://"):
+        return LocalPlace(text.removeprefix("file://"))
     if "://" in text:
-        raise StoreError(f"{text!r} is no folder of this machine")
+        return RemotePlace(text)
     return LocalPlace(text)
