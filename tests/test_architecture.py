@@ -29,6 +29,8 @@ ORDER = [
     "fitting",
     "sites",
     "tree",
+    "ranks",
+    "parallel",
     "members",
     "where",
     "operations",

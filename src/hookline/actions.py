@@ -18,14 +18,26 @@ from torch._C._functorch import peek_interpreter_stack
 from hookline import offload
 from hookline.budget import Budget
 from hookline.context import call_user
-from hookline.copies import address, copy_tensor, is_parameter, share, share_on_any_device, share_tensor
+from hookline.copies import (
+    can_tell,
+    copy_tensor,
+    is_equal_parameter,
+    is_parameter,
+    share,
+    share_on_any_device,
+    share_tensor,
+    state_of,
+    versions,
+)
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit, put_number, takes_tensor
+from hookline.fitting import agree, fit, put_number, returns_another_structure, takes_tensor
 from hookline.operands import Operand, plain
+from hookline.parallel import Gathering, arrived, replicate, share_part, whole
+from hookline.ranks import is_cut
 from hookline.records import Guarded, Shared, Source
 from hookline.refusals import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
 from hookline.sites import Site
-from hookline.values import children, describe, leaves, map_tensors, members
+from hookline.values import children, describe, leaves, map_tensors
 
 NOTHING: Any = object()
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
@@ -58,6 +70,7 @@ class Save:
         transform: Callable[..., Any] | None = None,
         with_call: bool = False,
         budget: Budget | None = None,
+        gathering: Gathering | None = None,
     ) -> None:
         self.detach = detach
         self.clone = clone
@@ -71,8 +84,26 @@ class Save:
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
         self.offloads = detach and device is not None and torch.device(device).type == "cpu"
         stays = detach and (device is None or self.offloads)  # What is on the CPU, that is: see the hot path.
-        self.copies_on_write = stays and (clone, dtype, transform) == (None, None, None)
-        self.refers = self.quick and clone is False
+        self._is_usual = stays and (clone, dtype, transform) == (None, None, None)
+        self.gathering = gathering  # In a process that is one of several: see `whole`.
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take the hot path if no value can be a part of one."""
+        is_alone = self.gathering is None or self.gathering.is_alone
+        self.copies_on_write = self._is_usual and is_alone
+        self.refers = self.quick and self.clone is False and is_alone
+        self.is_traceable = self.detach and (self.gathering is None or not self.gathering.alike)
+
+    def whole(self, value: Any, site: Site) -> Any:
+        """Return a value whole, gathered from all ranks, where it is in parts; see parallel.py."""
+        if self.gathering is None:
+            return value
+        found = self.gathering.whole(value, site)
+        self._settle()
+        if self.keeps_own and found is not value:
+            raise HooklineError("detach=False gives the graph's own tensor, which is in parts here; add gather=False")
+        return found
 
     def keep(self, value: Any, call: Call | None = None) -> Any:
         """Return what to keep of a whole value. On the CPU the hot path in wiring/watches.py does the usual case."""
@@ -138,10 +169,10 @@ class Save:
             value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
         forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # The first takes 5 µs.
-        before = _written(value) if self.keeps_own else None
+        before = versions(value) if self.keeps_own else None
         with forked:
             kept = _ask(self.transform, self.with_call, value, call)
-        if self.keeps_own and _written(value) != before:
+        if self.keeps_own and versions(value) != before:
             raise EditError("the transform wrote into the model's own value, which it gets with detach=False; copy it")
         return kept
 
@@ -150,6 +181,10 @@ class Save:
     ) -> Tensor:
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         source = tensor.detach() if self.detach else tensor
+        if type(source) is not Tensor and not self.keeps_own:
+            if is_cut(source):
+                return share_part(source, self.device, self.dtype)
+            source = arrived(source)
         if self.offloads and source.is_cuda and (copy := offload.send(source, self.dtype)) is not None:
             stand_in = torch.empty(0, device="cpu")
             sent[id(stand_in)] = copy
@@ -189,17 +224,20 @@ class Set:
     kind = "patch"
     observes = False
 
-    def __init__(self, value: Any, check: bool = True, number: Tensor | None = None) -> None:
+    def __init__(
+        self, value: Any, check: bool = True, number: Tensor | None = None, gathering: Gathering | None = None
+    ) -> None:
         self.value = value
         self.check = check
         self.number = number  # The value as a tensor, for compiled graphs.
+        self.gathering = gathering
 
-    def __call__(self, value: Any, _call: Call | None, whole: bool) -> Any:
+    def __call__(self, value: Any, _call: Call | None, _is_whole: bool) -> Any:
         refuse_tracers(value)
         if self.check and self.number is not None and takes_tensor(value):
             return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
         if self.check:
-            return fit(self.value, value)
+            return fit(self.value if self.gathering is None else whole(self.value), value)
         return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
 
     def __repr__(self) -> str:
@@ -213,12 +251,18 @@ class Apply:
     observes = False
 
     def __init__(
-        self, function: Callable[..., Any], with_call: bool = False, check: bool = True, clone: bool | None = None
+        self,
+        function: Callable[..., Any],
+        with_call: bool = False,
+        check: bool = True,
+        clone: bool | None = None,
+        gathering: Gathering | None = None,
     ) -> None:
         self.function = function
         self.with_call = with_call
         self.check = check
         self.clone = clone
+        self.gathering = gathering
 
     def __call__(self, value: Any, call: Call | None, whole: bool) -> Any:
         refuse_tracers(value)
@@ -227,13 +271,13 @@ class Apply:
         if self.clone is False:
             return self._on_own(value, call, whole)
         given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
-        before = _state(given)
-        can_tell = _can_tell(given, value)
+        before = state_of(given)
+        tells = can_tell(given, value)
         result = _ask(self.function, self.with_call, given, call)
-        written = _state(given) != before
+        written = state_of(given) != before
         if result is None and written:
             raise EditError("the function wrote into its argument but returned None; return the changed value")
-        if result is None or (result is given and not written and (can_tell or _is_equal(given, value))):
+        if result is None or (result is given and not written and (tells or is_equal_parameter(given, value))):
             return value
         if self.check and whole:
             agree(result, value)
@@ -270,6 +314,7 @@ class Skip:
 
     kind = "skip"
     observes = False
+    gathering = None
 
     def __init__(self, value: Any = NOTHING) -> None:
         self.value = value
@@ -278,12 +323,13 @@ class Skip:
         """Return what is given instead of running; a module is asked whether its input can stand for its output."""
         refuse_tracers(first)
         if self.value is not NOTHING:
-            return share(self.value)
+            plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
+            return replicate(share(self.value), first) if plain else share(self.value)
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
             )
-        other = _returns_another_structure(module, first) if module is not None else ""
+        other = returns_another_structure(module, first) if module is not None else ""
         if other:
             raise EditError(f"{other}; give the value to return, as in skip(model, site, value)")
         return share(first)  # As an output it may be overwritten; the model's input may not.
@@ -297,6 +343,7 @@ class Stop:
 
     kind = "stop"
     observes = True
+    gathering = None
 
     def __repr__(self) -> str:
         return "stop"
@@ -346,55 +393,3 @@ def _may_share_on_cuda(tensor: Tensor) -> bool:
         return trees is None or trees.get_manager(tensor.get_device(), create_if_none_exists=False) is None
     except AssertionError:  # Another thread has them.
         return False
-
-
-def _written(value: Any) -> list[Any]:
-    """Return what changes when somebody writes into the tensors of a value."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in leaves(value)]
-
-
-def _can_tell(given: Any, value: Any) -> bool:
-    """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
-    return isinstance(given, Tensor) and given.is_cpu and address(given) == address(value) != 0
-
-
-def _is_equal(given: Any, value: Any) -> bool:
-    """Whether a copy of a parameter is as it was: it shows no write through `.data`."""
-    return isinstance(value, Tensor) and value.is_cpu and is_parameter(value) and torch.equal(given, value)
-
-
-def _state(value: Any, _inside: tuple[int, ...] = ()) -> Any:
-    """Return what changes when somebody writes into a value: its parts, its tensors' versions and memory."""
-    if isinstance(value, Tensor):
-        # A write through .data or numpy moves no version, but a copy-on-write tensor to memory of its own.
-        return id(value), 0 if value.is_inference() else value._version, address(value), value.requires_grad
-    parts = children(value)
-    if parts is None:
-        parts = members(value)
-    if parts is None or id(value) in _inside:
-        return id(value)
-    inside = (*_inside, id(value))
-    return [(key, _state(part, inside)) for key, part in parts.items()]
-
-
-def _returns_another_structure(module: nn.Module, first: Any) -> str:
-    """Say how the module is known to return something else than what it takes, or nothing."""
-    name = type(module).__name__
-    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-        return f"{name} returns a tuple, not what it takes"
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return f"{name} returns vectors, not the indices it takes"
-    if isinstance(module, nn.Linear) and module.in_features != module.out_features:
-        return f"{name} takes {module.in_features} features and returns {module.out_features}"
-    if isinstance(module, nn.modules.conv._ConvNd):
-        strided = any(step != 1 for step in module.stride)
-        if strided or module.in_channels != module.out_channels:
-            return (
-                f"{name} takes {module.in_channels} channels and returns {module.out_channels}, stride {module.stride}"
-            )
-    if isinstance(module, (nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)):
-        return f"{name} returns another shape than it takes"
-    annotation = str(getattr(type(module).forward, "__annotations__", {}).get("return", ""))
-    if annotation.lower().removeprefix("typing.").startswith("tuple") and not isinstance(first, tuple):
-        return f"{name}.forward is declared to return {annotation}, and takes {describe(first)}"
-    return ""

@@ -231,7 +231,8 @@ def _dense_parts(tensor: Any) -> list[Tensor]:
     if type(tensor) is Tensor and tensor.layout is torch.strided:
         return [tensor]
     if is_traceable_wrapper_subclass(tensor):
-        return [part for name in tensor.__tensor_flatten__()[0] for part in _dense_parts(getattr(tensor, name))]
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # Of a DTensor its mesh, too.
+        return [part for one in inner if isinstance(one, Tensor) for part in _dense_parts(one)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
-from hookline.values import map_tensors
+from hookline.values import children, leaves, map_tensors, members
 
 lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
 
@@ -98,3 +98,53 @@ def address(tensor: Tensor) -> int:
         return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
     except RuntimeError:  # No memory of its own: sparse, nested, a subclass that wraps others.
         return 0
+
+
+def versions(value: Any) -> list[Any]:
+    """Return what changes when somebody writes into the tensors of a value."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in leaves(value)]
+
+
+def can_tell(given: Any, value: Any) -> bool:
+    """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
+    return isinstance(given, Tensor) and given.is_cpu and address(given) == address(value) != 0
+
+
+def is_equal_parameter(given: Any, value: Any) -> bool:
+    """Whether a copy of a parameter is as it was: it shows no write through `.data`."""
+    return isinstance(value, Tensor) and value.is_cpu and is_parameter(value) and torch.equal(given, value)
+
+
+def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
+    """Return what changes when somebody writes into a value: its parts, its tensors' versions and memory."""
+    if isinstance(value, Tensor):
+        # A write through .data or numpy moves no version, but a copy-on-write tensor to memory of its own.
+        return id(value), 0 if value.is_inference() else value._version, address(value), value.requires_grad
+    parts = children(value)
+    if parts is None:
+        parts = members(value)
+    if parts is None or id(value) in _inside:
+        return id(value)
+    inside = (*_inside, id(value))
+    return [(key, state_of(part, inside)) for key, part in parts.items()]
+
+
+class Alias(torch.autograd.Function):
+    """An alias of a tensor that is no view of it: it keeps its hooks when somebody writes into it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent

@@ -85,3 +85,26 @@ def _fit_tensor(new: Any, old: Tensor) -> Tensor:
     if not isinstance(new, Tensor):
         return torch.full_like(old, new, requires_grad=False)
     return share_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
+
+
+def returns_another_structure(module: nn.Module, first: Any) -> str:
+    """Say how the module is known to return something else than what it takes, or nothing."""
+    name = type(module).__name__
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return f"{name} returns a tuple, not what it takes"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return f"{name} returns vectors, not the indices it takes"
+    if isinstance(module, nn.Linear) and module.in_features != module.out_features:
+        return f"{name} takes {module.in_features} features and returns {module.out_features}"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        strided = any(step != 1 for step in module.stride)
+        if strided or module.in_channels != module.out_channels:
+            return (
+                f"{name} takes {module.in_channels} channels and returns {module.out_channels}, stride {module.stride}"
+            )
+    if isinstance(module, (nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)):
+        return f"{name} returns another shape than it takes"
+    annotation = str(getattr(type(module).forward, "__annotations__", {}).get("return", ""))
+    if annotation.lower().removeprefix("typing.").startswith("tuple") and not isinstance(first, tuple):
+        return f"{name}.forward is declared to return {annotation}, and takes {describe(first)}"
+    return ""

@@ -19,7 +19,8 @@ from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import Owner
 from hookline.narrowing import is_at, names_output
-from hookline.options import budget_of, calls_of, refuse_clone, refuse_options, refuse_skip
+from hookline.options import budget_of, calls_of, refuse_clone, refuse_options, refuse_skip, refuse_stop
+from hookline.parallel import gathering_of
 from hookline.records import Record
 from hookline.sites import Site
 from hookline.tables import count, html_table, table
@@ -27,13 +28,7 @@ from hookline.tree import Names, unwrap
 from hookline.where import Found, Where, find, find_modules
 from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap, plain_taps
 
-PLAIN = (
-    "output",
-    "",
-    None,
-    "",
-    None,
-)  # What follows the path of a site that is a module's whole output, at every call.
+PLAIN = ("output", "", None, "", None)  # What follows the path of a site that is a module's output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -155,6 +150,7 @@ class Hooks:
         with_call: bool = False,
         limit: int | str | None = None,
         spill: bool | str | os.PathLike[str] = False,
+        gather: bool = True,
         stop: bool = False,
     ) -> Cache:
         """Keep what passes at these places, and return the cache it lands in.
@@ -167,12 +163,14 @@ class Hooks:
             with_call: Call `transform(value, call)`; see `edit`.
             limit: How many bytes these captures may keep in memory, as a number or "2 GB"; past it is a CacheFull.
             spill: A folder to which the oldest values go instead, or True for a temporary one.
+            gather: Make whole what is cut among ranks; they all have to. False keeps this rank's part, as a DTensor.
             stop: End the forward when all these places have fired.
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
         refuse_options(clone, device, dtype, transform, with_call)
-        action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach))
+        gathering = gathering_of(self._model, gather)
+        action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
         calls = calls_of(keep)
         is_usual = calls == 1 and transform is None and not stop and action.budget is None
         found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
@@ -182,8 +180,8 @@ class Hooks:
         if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
             modules = [(place.site.path, place.module, place.siblings) for place in places]
             return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name))
-        if stop and any(place.site.is_gradient for place in places):
-            raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
+        if stop:
+            refuse_stop(self._model, [place.site for place in places], detach)
         self._add_captures([self._capture(place, action, calls, name) for place in places])
         if stop:
             self._add(self._stops(places, name))
@@ -198,7 +196,8 @@ class Hooks:
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
         model = self._model
-        actions = [(where, Set(value, check, number_tensor(value, model))) for where, value in values.items()]
+        made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
+        actions = zip(values, made, strict=True)
         return self._add([tap for where, action in actions for tap in self._make(find(model, [where]), action, name)])
 
     def edit(
@@ -209,6 +208,7 @@ class Hooks:
         with_call: bool = False,
         check: bool = True,
         clone: bool | None = None,
+        gather: bool = True,
     ) -> Hooks:
         """Put `function(value)` in the place of what passes; None leaves it alone.
 
@@ -217,11 +217,13 @@ class Hooks:
                 that the hooks of this very call share, those of its gradients too.
             check: Raise if the result has another structure, shape, dtype or device than the value.
             clone: False gives the function the model's own tensors: what it writes there, the model sees.
+            gather: Give it whole what is cut among ranks, and cut its result again. False gives it this rank's part.
         """
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
         refuse_clone(clone)
-        return self._add(self._make(find(self._model, [where]), Apply(function, with_call, check, clone), name))
+        action = Apply(function, with_call, check, clone, gathering_of(self._model, gather))
+        return self._add(self._make(find(self._model, [where]), action, name))
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "") -> Hooks:
         """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own)."""
@@ -343,11 +345,8 @@ class Hooks:
             (hook.name, hook.kind, str(hook.site) or '""', repr(hook.action), "yes" if hook.active else "no")
             for hook in self
         ]
-        return (
-            ("name", "kind", "site", "action", "active"),
-            rows,
-            f"{count(len(rows), 'hook')} on {type(unwrap(self._model)).__name__}",
-        )
+        title = f"{count(len(rows), 'hook')} on {type(unwrap(self._model)).__name__}"
+        return ("name", "kind", "site", "action", "active"), rows, title
 
     def _narrow(self, taps: list[Tap]) -> Hooks:
         narrow = object.__new__(Hooks)

@@ -119,6 +119,7 @@ class Listing:
 
     kind = "list"
     observes = True
+    gathering = None
 
     def __init__(self) -> None:
         self.seen: dict[Site, Passing] = {}

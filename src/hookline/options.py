@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
 import torch
+from torch import nn
 
 from hookline.budget import Budget
 from hookline.errors import HooklineError, SiteError
+from hookline.ranks import is_sharded
 from hookline.sites import Site
 from hookline.spills import Folder
 
@@ -80,6 +83,17 @@ def refuse_clone(clone: Any) -> None:
     """Raise for what `clone` can't be."""
     if clone not in (None, True, False):
         raise HooklineError(f"clone={clone!r} is not None, True or False")
+
+
+def refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:
+    """Raise where a forward that captures can't end early."""
+    if any(site.is_gradient for site in sites):
+        raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
+    if not detach and is_sharded(model):
+        raise HooklineError(
+            "stop=True shards the weights of FSDP again at the stop, and a backward from there would need them; take "
+            "stop=True or detach=False away"
+        )
 
 
 def refuse_skip(site: Site) -> None:

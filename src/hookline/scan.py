@@ -68,6 +68,7 @@ class Observe:
 
     kind = "scan"
     observes = True
+    gathering = None
 
     def __init__(self) -> None:
         self.began: dict[Site, int] = {}

@@ -36,6 +36,14 @@ def inner(module: nn.Module) -> nn.Module | None:
     return None
 
 
+def wrapping(module: nn.Module) -> str:
+    """Return what known wrappers put before every name of the model inside: "module." or nothing."""
+    found = inner(module)
+    if found is None:
+        return ""
+    return next(f"{key}." for key, held in children_of(module).items() if held is found) + wrapping(found)
+
+
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the model inside all known wrappers."""
     found = inner(module)

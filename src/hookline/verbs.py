@@ -15,11 +15,23 @@ from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.hooks import Hooks
+from hookline.ranks import after_stop, is_running
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
 from hookline.wiring.watches import is_shadow
 
-OPTIONS_OF_CAPTURE = ("keep", "detach", "clone", "device", "dtype", "transform", "with_call", "limit", "spill")
+OPTIONS_OF_CAPTURE = (
+    "keep",
+    "detach",
+    "clone",
+    "device",
+    "dtype",
+    "transform",
+    "with_call",
+    "limit",
+    "spill",
+    "gather",
+)
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -35,6 +47,7 @@ def capture(
     with_call: bool = False,
     limit: int | str | None = None,
     spill: bool | str | os.PathLike[str] = False,
+    gather: bool = True,
     stop: bool = False,
 ) -> Hooks:
     """See what passes at these places. The options are those of `Hooks.capture`.
@@ -63,6 +76,7 @@ def capture(
         with_call=with_call,
         limit=limit,
         spill=spill,
+        gather=gather,
         stop=stop,
     )
     return hooks
@@ -88,6 +102,7 @@ def edit(
     with_call: bool = False,
     check: bool = True,
     clone: bool | None = None,
+    gather: bool = True,
 ) -> Hooks:
     """Put `function(value)` in the place of what passes. The options are those of `Hooks.edit`.
 
@@ -97,7 +112,7 @@ def edit(
     tensor([1., 1.])
     """
     hooks = brief(model)
-    hooks.edit(where, function, with_call=with_call, check=check, clone=clone)
+    hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
     return hooks
 
 
@@ -205,6 +220,8 @@ def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...],
     if is_shadow(shadow) and getattr(method, "__self__", None) is ledger.model:
         method = cast(Callable[..., Any], shadow)
     output = run_until(ledger.forward.left(open_blocks.get()), lambda: method(*args, **kwargs), ledger.model)
+    if output is STOPPED and is_running():
+        after_stop(ledger.model, is_over=True)
     if not ledger.session.since:
         ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.
     return None if output is STOPPED else output

@@ -15,8 +15,9 @@ from torch import nn
 from hookline import members
 from hookline.errors import HooklineError, SiteError, did_you_mean
 from hookline.members import Held, Holders
+from hookline.ranks import may_be_a_stage
 from hookline.sites import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
-from hookline.tree import Children, Named, Names, Survey, children_of, is_container, is_scripted, unwrap
+from hookline.tree import Children, Named, Names, Survey, children_of, is_container, is_scripted, unwrap, wrapping
 
 Predicate = Callable[[str, nn.Module], bool]
 Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable[Any]]
@@ -158,11 +159,20 @@ def _why_not_there(model: nn.Module, names: Names, site: Site, place: Any) -> st
         return f"is a parameter; did you mean '{site.path}:param', as read, or '{site.path}/*', what is made of it?"
     if parent is not None and not site.member and members.has_method(parent, name):
         return f"is a method; did you mean '{site.path}()'?"
+    if parent is not None and name in parent._modules:
+        return "is None in this model: it was left out, or is on another stage of the pipeline"
     everything = [name for name, _, _ in names.walk()]
     if site.member or site.port == "param":
         everything += [held.path for held in members.parameters(names)]
     near = did_you_mean(site.path, everything) or "; hl.sites(model) lists every name"
-    return f"matches nothing in {type(unwrap(model)).__name__}{near}"
+    return f"matches nothing in {type(unwrap(model)).__name__}{_or_elsewhere(near)}"
+
+
+def _or_elsewhere(near: str) -> str:
+    """Return a hint at what is near, with another where this process may have but one stage of a pipeline."""
+    if not may_be_a_stage():
+        return near
+    return f"{near}{'' if near.endswith('?') else '.'} Or it is on another stage of the pipeline: hook it there"
 
 
 def _parameter(site: Site, held: Held, exact: bool) -> Found:
@@ -264,10 +274,12 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
     seen = _seen(chosen)
     if not seen and pattern.member and not chosen:
         return _find_parameters(model, names, pattern)
+    around = wrapping(model) if not seen and pattern is where else ""
+    if around and pattern.text.startswith(around):  # As named_modules() of a wrapped model writes it.
+        return _find_text(model, names, pattern.text.removeprefix(around))
     if not seen:
-        raise SiteError(
-            f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{_why(where, model, chosen, everything)}"
-        )
+        why = _or_elsewhere(_why(where, model, chosen, everything))
+        raise SiteError(f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{why}")
     _, port, index, call, member, within = pattern.at("")
     make = tuple.__new__  # Half the time of Site(...) and Found(...): one of each is made for every hooked module.
     return [

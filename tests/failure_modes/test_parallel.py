@@ -139,7 +139,7 @@ def test_fsdp2_gathers_and_shards_around_our_values_as_without_us() -> None:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_tensor_parallel_value_is_the_dtensor_with_its_placement() -> None:
+def test_a_tensor_parallel_value_is_whole_or_as_asked_the_dtensor_with_its_placement() -> None:
     """E13"""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
@@ -151,12 +151,14 @@ def test_a_tensor_parallel_value_is_the_dtensor_with_its_placement() -> None:
     parallelize_module(model, init_device_mesh("cpu", (1,)), plan)
     _, expected = hl.run(bare, x, capture="*")
     output, acts = hl.run(model, x, capture="*")
+    for site, value in expected.items():
+        assert type(acts[site]) is Tensor
+        assert torch.allclose(acts[site], value), site
+    assert torch.allclose(output, bare(x))
+    with hl.capture(model, "0", gather=False) as acts:
+        model(x)
     assert isinstance(acts["0"], DTensor)
     assert acts["0"].placements == (Shard(1),)
-    for site, value in expected.items():
-        whole = acts[site].full_tensor() if isinstance(acts[site], DTensor) else acts[site]
-        assert torch.allclose(whole, value), site
-    assert torch.allclose(output, bare(x))
 
 
 TWO_RANKS = """

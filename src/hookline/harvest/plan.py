@@ -253,12 +253,12 @@ class Live:
         finally:
             trial.close()
         for part in found.values():
-            part.arrived()  # What goes wrong there goes wrong now.
+            part.arrived()
         taken = [name for name in manner.columns or {} if name in {str(place.site) for place in trial.places}]
         if taken:
             raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
         self.stops = self._stops(manner, trial)
-        return {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # The rows are not needed.
+        return found
 
     def _stops(self, manner: Manner, trial: Pass) -> bool:
         if manner.stop is not None:

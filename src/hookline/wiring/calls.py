@@ -16,6 +16,7 @@ from hookline.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
 from hookline.operands import plain
+from hookline.ranks import is_rehearsal
 from hookline.refusals import refuse_tracing
 from hookline.values import leaves
 from hookline.wiring import arguments, checkpoints, forwards, functions, gradients
@@ -54,7 +55,7 @@ def _run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 def run_taps(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks) -> Any:
     """Run a module's forward with those taps that act here."""
-    if not watch.taps:
+    if not watch.taps or is_rehearsal():
         return watch.forward(module, args, kwargs)
     called = module if watch.name == "forward" else (module, watch.name)
     event = checkpoints.event_of(called, watch.taps, here)

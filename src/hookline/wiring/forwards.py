@@ -13,8 +13,9 @@ from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 
 from hookline.actions import Save
-from hookline.context import Blocks
+from hookline.context import Blocks, resting
 from hookline.errors import HooklineError, StopForward, warn
+from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
 from hookline.records import INSIDE_TRANSFORM
 from hookline.tree import Children, replaced_by
 from hookline.wiring import gradients
@@ -30,6 +31,7 @@ class Forward:
 
     kind = "forward"
     observes = True
+    gathering = None
 
     def __init__(self) -> None:
         self.owner: object = None  # The ledger, while its hooks are attached: the model keeps it alive.
@@ -71,15 +73,20 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
     waiting: set[Tap] = set()
     has_gradients = False
+    chunk = microbatch()
+    if chunk == REHEARSAL:
+        with resting():
+            return run()
     for tap in following:
         forward: Forward = tap.action  # type: ignore[assignment]
         if peek_interpreter_stack() is not None:
             _refuse_transforms(forward)
-        tap.session.forwards += 1
+        tap.session.forwards += not chunk or not tap.session.since  # The microbatches of one step are one forward.
         if "torch._dynamo.eval_frame" in sys.modules and _has_given_up():
             tap.session.gave_up = True
         if forward.stops:
             waiting |= forward.left(here)
+            _refuse_stage(chunk, waiting)
         if forward.links:
             _warn_of_replaced(forward)
         has_gradients = has_gradients or forward.has_gradients
@@ -98,6 +105,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         return output
     for tap in following:
         tap.session.stopped = True
+    if is_running():
+        after_stop(following[0].module, is_over=False)
     return None
 
 
@@ -140,6 +149,12 @@ def _has_given_up() -> bool:
     """Whether dynamo runs this compiled model as it is, having made as many graphs of it as it may."""
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
     return callback is False
+
+
+def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
+    """Refuse to end the forward of a stage, which has to send its output on."""
+    for tap in waiting if chunk is not None else ():
+        raise HooklineError(f"'{tap.site}': a stage of a pipeline has to run to its end; take stop=True away")
 
 
 def _refuse_transforms(forward: Forward) -> None:

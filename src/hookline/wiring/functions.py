@@ -67,6 +67,7 @@ class Pause:
 
     kind = "pause"
     observes = True
+    gathering = None
 
 
 def pauses_below(tap: Tap) -> list[Tap]:

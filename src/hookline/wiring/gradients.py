@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hookline.actions import NOTHING, Call, Save
+from hookline.copies import Alias
 from hookline.errors import HooklineError, NeverFired, warn
 from hookline.records import EMPTY, Held, read
 from hookline.refusals import refuse_tracers
@@ -50,7 +51,7 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> 
             return tensor.view_as(tensor)
         if not tensor._backward_hooks:
             return tensor
-        return tensor.view_as(tensor) if tensor._is_view() else _Alias.apply(tensor)  # type: ignore[no-untyped-call]
+        return tensor.view_as(tensor) if tensor._is_view() else Alias.apply(tensor)  # type: ignore[no-untyped-call]
 
     return _watch(tap, value, call, event, alias)
 
@@ -66,27 +67,6 @@ def _has_entered(tensor: Tensor, call: Call, event: checkpoints.Event) -> bool:
 def watch_input(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     """Follow the gradient of what a module takes, through this use of it alone."""
     return _watch(tap, value, call, event, lambda tensor: tensor.view_as(tensor))
-
-
-class _Alias(torch.autograd.Function):
-    """An alias of a tensor that is no view of it: it keeps its hooks when somebody writes into it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-    @staticmethod
-    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
-        return tangent
 
 
 @contextmanager
@@ -259,16 +239,27 @@ class Arrival:
                 return None
             try:
                 self._refuse_second_part(numbers[0])
-                part = get(gradient, self.rest)
                 if isinstance(self.action, Save):
-                    self._save(self.action, numbers, part)
+                    self._save(self.action, numbers, get(self.action.whole(gradient, self.site), self.rest))
                     return None
-                new = self.action(part, self._call(numbers[0]), not self.rest)  # type: ignore[operator]
-                return None if new is part else put(gradient, self.rest, new)
+                gathering = self.action.gathering
+                change = self._change(numbers[0])
+                new = change(gradient) if gathering is None else gathering.change(gradient, self.site, change)
+                return None if new is gradient else new
             except Exception as error:
                 blame(self.site, error)
 
         return arrived
+
+    def _change(self, number: int) -> Callable[[Tensor], Tensor]:
+        """Return the function that lets the action change the gradient of one tensor."""
+
+        def change(gradient: Tensor) -> Tensor:
+            part = get(gradient, self.rest)
+            new = self.action(part, self._call(number), not self.rest)  # type: ignore[operator]
+            return gradient if new is part else put(gradient, self.rest, new)
+
+        return change
 
     def _call(self, number: int) -> Call:
         """Return the call for the user's function, without its arguments: they would hold the graph."""

@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from hookline.actions import _can_tell, _state
 from hookline.context import Blocks, call_user
-from hookline.copies import address
+from hookline.copies import address, can_tell, state_of
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
@@ -189,7 +188,7 @@ def _keep_dynamo_out() -> None:
     ours = (calls, checkpoints, forwards, functions, gradients)
     found = [function for one in ours for function in vars(one).values()]
     found = [function for function in found if function not in traced]
-    found += [Tap.act, blame, call_user, _state, _can_tell, address]
+    found += [Tap.act, blame, call_user, state_of, can_tell, address]
     for function in found:
         if isinstance(function, FunctionType):
             skip(function.__code__)

@@ -16,6 +16,7 @@ from hookline.context import RESTING, Blocks, Rest, acting
 from hookline.errors import HooklineError
 from hookline.members import Holders
 from hookline.operands import plain
+from hookline.parallel import Gathering
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline.tree import Children, Named
@@ -172,8 +173,10 @@ class Tap:
         if site.is_gradient or site.call is not None or self.star or self.is_inside:
             return False
         if isinstance(action, Save):
-            simple = action.detach and not action.with_call and action.budget is None and not self.is_family
+            simple = action.is_traceable and not action.with_call and action.budget is None and not self.is_family
             return simple and self.record is not None and self.record.keep == 1
+        if action.gathering is not None and action.gathering.alike:
+            return False
         return isinstance(action, (Set, Skip)) or (isinstance(action, Apply) and not action.with_call)
 
     def act(self, value: Any, call: Call, stamp: Any) -> Any:
@@ -192,6 +195,8 @@ class Tap:
 
     def _changed(self, value: Any, call: Call) -> Any:
         action = self.action
+        if action.gathering is not None:
+            return self._changed_whole(action.gathering, value, call)
         if not self.subscripts:
             return action(value, call, True)  # type: ignore[operator]
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
@@ -199,6 +204,20 @@ class Tap:
             part = get(whole, rest)
             new = action(part, self._at(call, subscripts), not rest)  # type: ignore[operator]
             value = value if new is part else put(value, subscripts, new)
+        return value
+
+    def _changed_whole(self, gathering: Gathering, value: Any, call: Call) -> Any:
+        """The same where a value may be one rank's part: it is made whole first, and cut again afterwards."""
+        for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
+            held, rest = split(value, subscripts)
+
+            def change(seen: Any, subscripts: tuple[Any, ...] = subscripts, rest: tuple[Any, ...] = rest) -> Any:
+                part = get(seen, rest)
+                new = self.action(part, self._at(call, subscripts), not rest)  # type: ignore[operator]
+                return seen if new is part else put(seen, rest, new)
+
+            new = gathering.change(held, call.site, change)
+            value = value if new is held else put(value, subscripts[: len(subscripts) - len(rest)], new)
         return value
 
     def _at(self, call: Call, subscripts: tuple[Any, ...]) -> Call:
@@ -229,11 +248,12 @@ class Tap:
     def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:
         forward, site = self.session.forwards, call.site
         if not self.subscripts:
+            value = value if action.gathering is None else action.whole(value, site)
             _put(self.record_at(site), action.keep(value, call), stamp, forward, action.budget)
             return
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
-            part = get(whole, rest)
+            part = get(action.whole(whole, site), rest)
             if part is None and self.star:
                 continue
             if part is None:

@@ -22,6 +22,7 @@ from torch.compiler import is_dynamo_compiling
 from hookline.actions import Skip, Stop
 from hookline.context import RESTING, open_blocks
 from hookline.copies import lazy_clone
+from hookline.ranks import is_rehearsal
 from hookline.records import Session, ticks
 from hookline.refusals import refuse_tracing
 from hookline.sites import Site
@@ -70,7 +71,7 @@ def shadow(held: Tap) -> Any:
             else:
                 if action.refers:
                     record.guard()
-                value = action.keep(output)
+                value = action.keep(output if action.gathering is None else action.whole(output, tap.site))
         except Exception as error:
             value = _keep_otherwise(tap, output, error)
         if not is_next:
@@ -90,6 +91,8 @@ def shadow(held: Tap) -> Any:
 def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a call that the hot path can't do, or not yet: whether the tap acts here is looked up once."""
     here, method = open_blocks.get(), tap.watch
+    if is_rehearsal():
+        return type(module).forward(module, *args, **kwargs)
     if type(method) is not MethodType or module is not tap.module or _graph_task() != -1 or RESTING in here:
         return calls.run(watch_for(tap), module, args, kwargs)
     if not tap.active and tap.blocks.isdisjoint(here):
@@ -116,7 +119,7 @@ def _trace(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     if module is not tap.module:
         return type(module).forward(module, *args, **kwargs)
     refuse_tracing()
-    if not tap.action.detach:  # type: ignore[union-attr]
+    if not tap.action.is_traceable:  # type: ignore[union-attr]
         return _otherwise_uncompiled(tap, module, args, kwargs)
     return tap.trace(type(module).forward(module, *args, **kwargs))
 
@@ -130,7 +133,7 @@ def _keep_otherwise(tap: Tap, output: Any, error: Exception) -> Any:
         if type(output) is not Tensor or not (tap.action.copies_on_write or tap.action.refers):  # type: ignore[union-attr]
             blame(tap.site, error)
         try:
-            return tap.action.keep(output)  # type: ignore[union-attr]
+            return tap.action.keep(tap.action.whole(output, tap.site))  # type: ignore[union-attr]
         except Exception as other:
             blame(tap.site, other)
     finally:
