@@ -100,6 +100,11 @@ ORDER = [
     "harvest.running",
     "harvest.ray",
     "harvest.plan",
+    "harvest.lines",
+    "harvest.columns",
+    "harvest.texts",
+    "harvest.images",
+    "harvest.generation",
     "harvest",
     "points.lens",
     "points.point",
@@ -119,6 +124,7 @@ NAMES = {
     *("attached", "auto_hook", "capture", "check", "clear", "edit", "patch", "run", "scan", "sites", "skip"),
     *("EditError", "HooklineError", "NeverFired", "NotCaptured", "SiteError", "StaleValue", "StoreError"),
     *("BadSample", "CacheFull", "Harvest", "Store", "harvest"),
+    *("Generation", "Images", "Texts"),
     *("HooklineWarning", "StopForward"),
 }
 

@@ -15,7 +15,7 @@ from hookline.errors import (
     StopForward,
     StoreError,
 )
-from hookline.harvest import Harvest, harvest
+from hookline.harvest import Generation, Harvest, Images, Texts, harvest
 from hookline.hooks import Hook, Hooks
 from hookline.listing import sites
 from hookline.points import HookedModel, HookPoint, auto_hook, check
@@ -31,6 +31,7 @@ __all__ = [
     "Cache",
     "CacheFull",
     "EditError",
+    "Generation",
     "Harvest",
     "Hook",
     "HookPoint",
@@ -38,6 +39,7 @@ __all__ = [
     "HooklineError",
     "HooklineWarning",
     "Hooks",
+    "Images",
     "NeverFired",
     "NotCaptured",
     "Site",
@@ -46,6 +48,7 @@ __all__ = [
     "StopForward",
     "Store",
     "StoreError",
+    "Texts",
     "attached",
     "auto_hook",
     "capture",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline.harvest.masks import token_mask, token_positions
+from hookline.harvest.masks import refuse_padding, token_mask, token_positions
 from tests.real_models import prepared
 
 LEFT = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
@@ -145,3 +145,22 @@ def test_every_module_of_a_real_encoder_decoder_gets_a_mask_that_fits(name, sour
     assert len(values) > 40
     for site, value in values.items():
         assert mask(site, batch, tuple(value.shape[:2])).shape == value.shape[:2], site
+
+
+def test_a_position_that_is_padding_is_refused_with_the_side_to_pad():
+    def refuse(site, given, value, **options):
+        refuse_padding(hl.Site.parse(site), {"attention_mask": given}, value, **options)
+
+    with pytest.raises(hl.HooklineError, match=r"'h.0\[:, 0\]' is padding in 1 of 2 samples; pad on the right"):
+        refuse("h.0[:, 0]", LEFT, torch.ones(2, 8))
+    with pytest.raises(hl.HooklineError, match=r"'h.0\[0\]\[:, -2:\]' is padding in 1 .* pad on the left"):
+        refuse("h.0[0][:, -2:]", RIGHT, torch.ones(2, 2, 8))
+    with pytest.raises(hl.HooklineError, match=r"'decoder.block.0\[:, -1\]' is padding"):
+        batch = translation(decoder_attention_mask=RIGHT)
+        refuse_padding(hl.Site.parse("decoder.block.0[:, -1]"), batch, torch.ones(2, 8))
+    refuse("h.0[:, -1]", LEFT, torch.ones(2, 8))
+    refuse("h.0", LEFT, torch.ones(2, 4, 8))
+    refuse("h.0[0]", LEFT, torch.ones(2, 4, 8))
+    refuse("attn/softmax[:, 0]", LEFT, torch.ones(2, 4, 4))  # A head.
+    refuse("h.0[0, 0]", LEFT, torch.ones(8))
+    refuse_padding(hl.Site.parse("h.0[:, 0]"), None, torch.ones(2, 8))

@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec
 
+from hookline.harvest.generation import Generation
+from hookline.harvest.images import Images
 from hookline.harvest.plan import Harvest
+from hookline.harvest.texts import Texts
 from hookline.store.store import Store
 
 Options = ParamSpec("Options")
@@ -36,4 +39,4 @@ def _run_of(plan: Callable[Options, Harvest]) -> Callable[Options, Store]:
 harvest = _run_of(Harvest)
 harvest.__qualname__ = "harvest"
 
-__all__ = ["Harvest", "harvest"]
+__all__ = ["Generation", "Harvest", "Images", "Texts", "harvest"]

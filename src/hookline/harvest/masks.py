@@ -45,14 +45,51 @@ def token_mask(
     """
     if batch is None:
         return None
-    if encoder_decoder is None:
-        encoder_decoder = any(name in batch for name in _OF_A_DECODER)
-    if encoder_decoder and _is_of_the_decoder(site):
-        return _mask_of_the_decoder(site, batch, shape)
-    if _sees_images(site, batch):
-        return _mask_of_patches(site, batch)
-    mask = batch.get("attention_mask")
-    return None if mask is None else _fitted(site, "attention_mask", torch.as_tensor(mask) != 0, batch, shape)
+    decodes = _is_decoded(site, batch, encoder_decoder)
+    found = _mask_of(site, batch, decodes)
+    if found is not None:
+        return _fitted(site, *found, batch, shape)
+    if decodes and batch.get("attention_mask") is not None and shape[1] > 1:
+        raise HooklineError(
+            f"{str(site)!r} is of the decoder, and the batch has a mask of the encoder only; add "
+            f"decoder_attention_mask {shape} (ones where nothing is filled up), or {_FIX}"
+        )
+    if not decodes and _sees_images(site, batch):
+        _refuse_filled_images(site, batch)
+    return None
+
+
+def refuse_padding(
+    site: Site, batch: Mapping[str, Any] | None, value: Tensor, *, encoder_decoder: bool | None = None
+) -> None:
+    """Refuse a site that names positions, as "h.3[:, -1]" does, where those of some samples are padding.
+
+    >>> refuse_padding(Site.parse("h.3[:, -1]"), {"attention_mask": torch.tensor([[1, 0], [1, 1]])}, torch.ones(2, 8))
+    Traceback (most recent call last):
+        ...
+    hookline.HooklineError: 'h.3[:, -1]' is padding in 1 of 2 samples; pad on the left, and the last token is there
+    """
+    named = named_positions(site)
+    if batch is None or named is None or value.ndim != (2 if isinstance(named, int) else 3):
+        return  # Of a value with more dimensions, the second may be heads.
+    found = _mask_of(site, batch, _is_decoded(site, batch, encoder_decoder))
+    if found is None or found[1].ndim != 2 or len(found[1]) != len(value):
+        return
+    real = found[1][:, named].reshape(len(value), -1).all(1)
+    if not bool(real.all()):
+        first = named if isinstance(named, int) else named.start or 0
+        side = "left, and the last token" if first < 0 else "right, and the first token"
+        raise HooklineError(
+            f"{str(site)!r} is padding in {int((~real).sum())} of {len(real)} samples; pad on the {side} is there"
+        )
+
+
+def named_positions(site: Site) -> int | slice | None:
+    """Return which positions of [batch, sequence, ...] a site takes, unless it takes all of them."""
+    for one in site.subscripts:
+        if isinstance(one, tuple) and len(one) > 1 and one[0] == slice(None) and one[1] != slice(None):
+            return one[1] if isinstance(one[1], (int, slice)) else None
+    return None
 
 
 def token_positions(selected: Tensor, real: Tensor | None = None) -> Tensor:
@@ -73,7 +110,7 @@ def _sees_images(site: Site, batch: Mapping[str, Any]) -> bool:
     return "input_ids" not in batch or _VISION.search(site.path) is not None
 
 
-def _mask_of_patches(site: Site, batch: Mapping[str, Any]) -> Tensor | None:
+def _refuse_filled_images(site: Site, batch: Mapping[str, Any]) -> None:
     """Every patch of an image is real, unless the processor filled images up."""
     filled = [name for name in ("pixel_attention_mask", "pixel_mask") if name in batch]
     if filled:
@@ -81,10 +118,16 @@ def _mask_of_patches(site: Site, batch: Mapping[str, Any]) -> Tensor | None:
         raise HooklineError(
             f"{str(site)!r}: the batch has {filled[0]} {found}, which is of pixels and not of positions; {_FIX}"
         )
-    return None
 
 
-def _is_of_the_decoder(site: Site) -> bool:
+def _is_decoded(site: Site, batch: Mapping[str, Any], encoder_decoder: bool | None) -> bool:
+    """Whether the model has an encoder and a decoder, and the site lies on the decoder's side."""
+    if encoder_decoder is None:
+        encoder_decoder = any(name in batch for name in _OF_A_DECODER)
+    return encoder_decoder and is_of_the_decoder(site)
+
+
+def is_of_the_decoder(site: Site) -> bool:
     """Whether a site of an encoder-decoder model lies on the decoder's side; so does what comes after both."""
     if _OF_THE_ENCODER.search(site.index) or _CROSS_ATTENTION.search(site.path):
         return False
@@ -92,20 +135,18 @@ def _is_of_the_decoder(site: Site) -> bool:
     return "encoder" not in names or "decoder" in names[: names.index("encoder")]
 
 
-def _mask_of_the_decoder(site: Site, batch: Mapping[str, Any], shape: tuple[int, int]) -> Tensor | None:
-    """The decoder's own mask, or where there are labels; without either, it may be padded as the encoder is."""
-    mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
-    if mask is not None:
-        return _fitted(site, "decoder_attention_mask", torch.as_tensor(mask) != 0, batch, shape)
-    given = any(name in batch for name in _OF_A_DECODER)
-    if labels is not None and not given:  # The model makes its decoder's input of them, shifted by one.
-        return _fitted(site, "labels", torch.as_tensor(labels) != NO_LABEL, batch, shape)
-    if batch.get("attention_mask") is None or shape[1] == 1:
+def _mask_of(site: Site, batch: Mapping[str, Any], decodes: bool) -> tuple[str, Tensor] | None:
+    """Return the mask of the site's side, and what it is called."""
+    if not decodes and _sees_images(site, batch):
         return None
-    raise HooklineError(
-        f"{str(site)!r} is of the decoder, and the batch has a mask of the encoder only; add "
-        f"decoder_attention_mask {shape} (ones where nothing is filled up), or {_FIX}"
-    )
+    name = "decoder_attention_mask" if decodes else "attention_mask"
+    mask, labels = batch.get(name), batch.get("labels")
+    if mask is not None:
+        return name, torch.as_tensor(mask) != 0
+    given = any(one in batch for one in _OF_A_DECODER)
+    if decodes and labels is not None and not given:  # The model makes its decoder's input of them, shifted by one.
+        return "labels", torch.as_tensor(labels) != NO_LABEL
+    return None
 
 
 def _fitted(site: Site, name: str, mask: Tensor, batch: Mapping[str, Any], shape: tuple[int, int]) -> Tensor:

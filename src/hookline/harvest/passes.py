@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from hookline import offload
 from hookline.errors import HooklineError, SiteError
 from hookline.harvest.batches import Batch, on
-from hookline.harvest.masks import token_mask
+from hookline.harvest.masks import refuse_padding, token_mask
 from hookline.harvest.rows import Choice, Rows, Rule, cast, takes_output
 from hookline.hooks import Hooks
 from hookline.sites import Site
 from hookline.store.records import Array
+from hookline.tree import unwrap
 from hookline.values import leaves, map_tensors
 from hookline.where import Where, find
 
@@ -62,6 +63,7 @@ class Manner:
     calls: str = "one"
     loss: Callable[[Any, Any], Tensor] | None = None
     device: torch.device | None = None
+    give: Callable[[nn.Module, Any], Any] | None = None  # The data's own way to call a model, where the user has none.
 
 
 class Pass:
@@ -78,6 +80,7 @@ class Pass:
         self.hooks = Hooks(model, active=False)
         self.hooks.capture(*where, keep="all", stop=stop)
         self.device = manner.device if manner.device is not None else _device(model)
+        self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
         self._sites: dict[str, Site] = {}
 
@@ -97,6 +100,7 @@ class Pass:
         with torch.no_grad():
             for name in list(values):
                 value = values.pop(name)
+                self._refuse_padding(name, near, value)
                 value = value if manner.transform is None else manner.transform(value)
                 found[name] = self._part(rows, name, self._site(name), value)
             for name, column in (manner.columns or {}).items():
@@ -106,7 +110,7 @@ class Pass:
 
     def _forward(self, value: Any) -> Any:
         """Give a batch to the model; nothing but its output comes of it."""
-        call = self.manner.call or give
+        call = self.manner.call or self.manner.give or give
         if not self.has_gradients:
             with torch.no_grad():
                 return call(self.model, value)
@@ -134,6 +138,11 @@ class Pass:
             )
         return torch.cat(calls, along)
 
+    def _refuse_padding(self, name: str, batch: Any, value: Any) -> None:
+        """Refuse the last position of samples that end before it. Where the call makes positions, it knows of them."""
+        if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.manner.call is None:
+            refuse_padding(self._site(name), batch, value, encoder_decoder=self._both)
+
     def _part(self, rows: Rows, name: str, site: Site | None, value: Any) -> Part:
         chosen, choice = rows.choose(name, site, value, self._rule(name))
         return Part.of(cast(chosen, self.manner.dtype).detach(), choice)
@@ -144,8 +153,7 @@ class Pass:
         if own is not None:
             found: Tensor | None = own(site, batch, output, shape)
             return found
-        both = getattr(getattr(self.model, "config", None), "is_encoder_decoder", None)
-        return token_mask(site, batch if isinstance(batch, Mapping) else None, shape, encoder_decoder=both)
+        return token_mask(site, batch if isinstance(batch, Mapping) else None, shape, encoder_decoder=self._both)
 
     def _site(self, name: str) -> Site:
         if name not in self._sites:

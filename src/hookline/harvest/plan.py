@@ -152,7 +152,8 @@ class Harvest:
         self.workers = workers
         self._batching = (batch_size, collate, sort_by_length)
         where_to = None if device is None else torch.device(device)
-        self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to)
+        own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
+        self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to, own)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels: the plan, and nothing of what it has made of it here."""

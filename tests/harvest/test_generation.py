@@ -1,0 +1,141 @@
+"""What passes while a model writes, through hl.harvest, against one forward over what it wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.harvest.words import MODELS, SENTENCES, alone, near, numbers, of, tokenizer
+from tests.real_models import gpt2, llama, t5
+
+
+def continued(model: Any, site: str, text: str, **options: Any) -> tuple[Tensor, list[int]]:
+    """What passes at a site of a causal model as it writes, by one forward over all but the last token it wrote."""
+    ids = torch.tensor([numbers(text)])
+    with torch.no_grad():
+        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)[:, :-1]
+        with hl.capture(model, site) as acts:
+            model(input_ids=written, attention_mask=torch.ones_like(written))
+    return acts[site][0], written[0].tolist()
+
+
+def ends_early(model: Any) -> None:
+    """Let a token end samples that the model writes at another step, or never, for another text."""
+    firsts: dict[int, list[int]] = {}
+    for text in SENTENCES:
+        ids = torch.tensor([numbers(text)])
+        written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)[
+            0
+        ]
+        written = written[1 if model.config.is_encoder_decoder else len(ids[0]) :].tolist()
+        for token in set(written):
+            firsts.setdefault(token, []).append(written.index(token))
+    suits = [token for token, steps in firsts.items() if min(steps) < 5 and (len(set(steps)) > 1 or len(steps) < 5)]
+    model.generation_config.eos_token_id = suits[0]
+    model.generation_config.pad_token_id = 0
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize(("build", "site"), [MODELS["GPT-2"], MODELS["Llama"]], ids=["GPT-2", "Llama"])
+def test_generation_has_a_row_for_each_token_that_passed_and_none_after_the_end(build, site, use_cache, tmp_path):
+    model = of(build, seed=3)
+    ends_early(model)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "use_cache": use_cache}
+    call = hl.Generation(**options)
+    columns = {"token": call.tokens} if use_cache else None
+    data = hl.Texts(SENTENCES, tokenizer("left"))
+    store = hl.harvest(
+        model, data, site, "lm_head", to=tmp_path / "acts", rows="tokens", batch_size=3, call=call, columns=columns
+    )
+    lengths = []
+    for sample, text in enumerate(SENTENCES):
+        expected, written = continued(model, site, text, **options)
+        near(store.rows(site, sample=sample), expected)
+        assert len(store.rows("lm_head", sample=sample)) == 1 + len(written) - len(numbers(text))
+        assert not use_cache or store.rows("token", sample=sample).tolist() == written
+        lengths.append(len(written) - len(numbers(text)))
+    assert min(lengths) < max(lengths) == 5  # Some ended early.
+
+
+def test_generation_of_an_encoder_decoder(tmp_path):
+    model = of(t5, seed=1)
+    model.generation_config.eos_token_id = None
+    ends_early(model)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    encoder, decoder = "encoder.block.1.layer.1", "decoder.block.1.layer.2"
+    data = hl.Texts(SENTENCES, tokenizer("right"))
+    store = hl.harvest(
+        model, data, encoder, decoder, to=tmp_path / "acts", rows="tokens", batch_size=3, call=hl.Generation(**options)
+    )
+    lengths = []
+    for sample, text in enumerate(SENTENCES):
+        ids = torch.tensor([numbers(text)])
+        with torch.no_grad():
+            written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)[:, :-1]
+        near(store.rows(encoder, sample=sample), alone(model, encoder, text, decoder_input_ids=written))
+        near(store.rows(decoder, sample=sample), alone(model, decoder, text, decoder_input_ids=written))
+        lengths.append(written.shape[1])
+    assert min(lengths) < max(lengths) == 6
+
+
+def test_sampled_continuations_are_the_same_each_time_and_leave_random_numbers_alone(tmp_path):
+    model = of(llama)
+    data = hl.Texts(SENTENCES, tokenizer("left"))
+    found = []
+    for name, seed, unit in [("a", 0, 2), ("b", 0, 5), ("c", 1, 2)]:
+        call = hl.Generation(max_new_tokens=4, do_sample=True, seed=seed)
+        torch.manual_seed(seed + unit)
+        store = hl.harvest(
+            model, data, "model.layers.1", to=tmp_path / name, rows="tokens", batch_size=1, call=call, unit=unit
+        )
+        found.append(store["model.layers.1"][:])
+    assert found[0].equal(found[1])
+    assert not found[0].equal(found[2])
+    before = torch.get_rng_state()
+    call(model, data.collate([data[0]]))
+    assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_beams": 3}, "several continuations of a sample run at once"),
+        ({"num_return_sequences": 2}, "a sample would have several continuations"),
+        ({"prompt_lookup_num_tokens": 3}, "tokens are tried"),
+        ({"stop_strings": ["it"]}, "only an end-of-sequence token"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_ways_to_write_that_give_no_rows_of_tokens_are_refused(options, reason):
+    with pytest.raises(hl.HooklineError, match=f"{next(iter(options))}=.* can't be harvested.*: {reason}"):
+        hl.Generation(max_new_tokens=3, **options)
+
+
+def test_beams_that_the_model_itself_asks_for_are_refused_too(tmp_path):
+    model = of(gpt2)
+    model.generation_config.num_beams = 2
+    data = hl.Texts(SENTENCES, tokenizer("left"))
+    with pytest.raises(
+        hl.HooklineError, match=r"num_beams=2\) can't be harvested \(it is in the model's generation_config"
+    ):
+        hl.harvest(
+            model, data, "lm_head", to=tmp_path, rows="tokens", batch_size=2, call=hl.Generation(max_new_tokens=2)
+        )
+
+
+def test_generation_after_padding_or_without_a_head_is_refused(tmp_path):
+    right = hl.Texts(SENTENCES, tokenizer("right"))
+    options: dict[str, Any] = {
+        "to": tmp_path,
+        "rows": "tokens",
+        "batch_size": 2,
+        "call": hl.Generation(max_new_tokens=2),
+    }
+    with pytest.raises(hl.HooklineError, match=r"continue after the padding.*tokenizer.padding_side = \"left\""):
+        hl.harvest(of(gpt2), right, "lm_head", **options)
+    with pytest.raises(hl.HooklineError, match=r"Linear has no generate\(\)"):
+        hl.harvest(nn.Linear(1, 1).eval(), right, "", **options)
