@@ -105,6 +105,7 @@ ORDER = [
     "harvest.texts",
     "harvest.images",
     "harvest.generation",
+    "harvest.command",
     "harvest",
     "points.lens",
     "points.point",

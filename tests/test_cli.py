@@ -41,9 +41,11 @@ def test_the_version_is_that_of_the_package():
 
 def test_help_lists_every_command_with_its_first_line():
     output = invoke("--help")
-    assert len(cli.COMMANDS) == 1
+    assert len(cli.COMMANDS) == 2
     assert "demo" in output
     assert "handwritten digits" in output
+    assert "harvest" in output
+    assert "keep what passes" in output
 
 
 def test_demo_passes_its_option_on(monkeypatch):
