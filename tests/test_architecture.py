@@ -97,6 +97,8 @@ ORDER = [
     "harvest.units",
     "harvest.progress",
     "harvest.ranks",
+    "harvest.live",
+    "harvest.replicas",
     "harvest.running",
     "harvest.ray",
     "harvest.plan",

@@ -63,6 +63,10 @@ class Batches:
         """Return how many units there are, if they can be counted."""
         return None if self._count is None else -(-self._count // size)
 
+    def count(self, unit: int, size: int) -> int:
+        """Return how many batches a unit has."""
+        return size if self._count is None else min(size, self._count - unit * size)
+
     def _pass(self) -> Iterator[tuple[int, Batch]]:
         """Pass over all batches once."""
         if self._is_iterator and self._rest is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from hookline.harvest.batches import Batch, on
 from hookline.harvest.masks import refuse_padding, token_mask
 from hookline.harvest.rows import Choice, Rows, Rule, cast, takes_output
 from hookline.hooks import Hooks
+from hookline.parallel import arrived, placement
+from hookline.ranks import is_cut
 from hookline.sites import Site
 from hookline.store.records import Array
 from hookline.tree import unwrap
@@ -35,6 +37,7 @@ class Part:
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
+    placement: str = "null"  # Where it is one process's part of a value: which.
 
     @classmethod
     def of(cls, rows: Tensor, choice: Choice) -> Part:
@@ -63,6 +66,7 @@ class Manner:
     calls: str = "one"
     loss: Callable[[Any, Any], Tensor] | None = None
     device: torch.device | None = None
+    gather: bool = True
     give: Callable[[nn.Module, Any], Any] | None = None  # The data's own way to call a model, where the user has none.
 
 
@@ -78,7 +82,7 @@ class Pass:
         if stop and self.has_gradients:
             raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
         self.hooks = Hooks(model, active=False)
-        self.hooks.capture(*where, keep="all", stop=stop)
+        self.hooks.capture(*where, keep="all", stop=stop, gather=manner.gather)
         self.device = manner.device if manner.device is not None else _device(model)
         self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
@@ -99,10 +103,10 @@ class Pass:
         rows = Rows(near, len(batch.samples), output, self._mask)
         with torch.no_grad():
             for name in list(values):
-                value = values.pop(name)
+                value, where = _own_part(name, values.pop(name))
                 self._refuse_padding(name, near, value)
                 value = value if manner.transform is None else manner.transform(value)
-                found[name] = self._part(rows, name, self._site(name), value)
+                found[name] = replace(self._part(rows, name, self._site(name), value), placement=where)
             for name, column in (manner.columns or {}).items():
                 found[name] = self._part(rows, name, None, _column(name, column, near, output))
         offload.flush()
@@ -198,6 +202,17 @@ def _sent(rows: Tensor) -> Tensor | offload.Copy:
         copy = offload.send(rows)
         return rows.cpu() if copy is None else copy
     return rows.cpu().contiguous()
+
+
+def _own_part(name: str, value: Any) -> tuple[Any, str]:
+    """Return this process's part of a value that is cut among several, and which part that is."""
+    if not isinstance(value, Tensor) or not is_cut(value):
+        return value, "null"
+    if any(one.is_partial() for one in value.placements):  # type: ignore[attr-defined]
+        raise HooklineError(
+            f"{name!r} is a sum that the ranks have yet to make, no part of it; harvest it with gather=True"
+        )
+    return arrived(value.to_local()), placement(value)  # type: ignore[attr-defined]
 
 
 def _near(value: Any, rows: Any) -> Any:

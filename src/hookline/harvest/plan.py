@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline.errors import HooklineError, SiteError, StoreError, warn
-from hookline.harvest.batches import Batch
-from hookline.harvest.digests import function_text, model_digest
-from hookline.harvest.passes import CALLS, Manner, Part, Pass, needs_output
+from hookline.errors import HooklineError, SiteError
+from hookline.harvest.live import Live
+from hookline.harvest.passes import CALLS, Manner
 from hookline.harvest.ray import on_ray
 from hookline.harvest.rows import Rule, check_rule
 from hookline.harvest.running import run, run_one
 from hookline.harvest.sources import Source, source
-from hookline.harvest.units import ON_ERROR, Runner, Told
+from hookline.harvest.units import ON_ERROR
 from hookline.store.places import Place, place
-from hookline.store.records import Array, Manifest
 from hookline.store.store import Store
-from hookline.store.writer import begin, begin_part, committed, how_many, read_record
+from hookline.store.writer import committed, how_many, read_record
 from hookline.tables import size as written
 from hookline.where import Where
 
-_LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
-_LONGEST = 60.0  # Seconds that one unit may take.
 ENGINES = (None, "ray")
 
 
@@ -101,6 +96,9 @@ class Harvest:
         device: Where batches go; None is where the model is.
         on_error: "raise", or "skip" a sample that fails and list it.
         append: Add to a store that is there.
+        gather: Make whole what a parallel model has cut among processes. False keeps this one's part, in a store of its
+            own.
+        share: Whether processes of a launcher share the units; None does, unless they are the stages of a pipeline.
         progress: Whether to show it; None does in a terminal.
         engine: None is this process, or all that a launcher such as torchrun started; "ray" is Ray, with a function as
             `model`.
@@ -128,6 +126,8 @@ class Harvest:
         device: torch.device | str | None = None,
         on_error: str = "raise",
         append: bool = False,
+        gather: bool = True,
+        share: bool | None = None,
         progress: bool | None = None,
         engine: str | None = None,
         workers: int | None = None,
@@ -147,13 +147,14 @@ class Harvest:
         self.unit = unit
         self.on_error = on_error
         self.append = append
+        self.share = share
         self.progress = progress
         self.engine = engine
         self.workers = workers
         self._batching = (batch_size, collate, sort_by_length)
         where_to = None if device is None else torch.device(device)
         own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
-        self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to, own)
+        self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to, gather, own)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels: the plan, and nothing of what it has made of it here."""
@@ -224,113 +225,6 @@ class Harvest:
                 "how many units an iterator will give is not known before; give something with a length"
             )
         return sorted(set(range(units)) - committed(place))
-
-
-class Live:
-    """A harvest in this process: the model with its hooks, and what a first batch gave. This part is not pickled."""
-
-    def __init__(self, plan: Harvest) -> None:
-        self.plan = plan
-        self.model = plan.model if isinstance(plan.model, nn.Module) else plan.model()
-        if not isinstance(self.model, nn.Module):
-            raise HooklineError(f"harvest takes a model or a function that makes one, not {type(plan.model).__name__}")
-        manner = _with_defaults(plan.manner)
-        batch = plan.source.first()
-        began = time.perf_counter()
-        self.first = self._try(batch, manner)
-        if any(module.training for module in self.model.modules()):
-            warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
-        self.seconds = time.perf_counter() - began
-        self.first_samples = len(batch.samples)
-        self.manner = manner
-        self.manifest = self._manifest()
-        self._begun: tuple[Place, Manifest] | None = None
-
-    def _try(self, batch: Batch, manner: Manner) -> dict[str, Part]:
-        """Run the first batch to its end: which sites there are, how often they are called, and what their rows are."""
-        trial = Pass(self.model, self.plan.where, manner, stop=False)
-        try:
-            found = trial.run(batch)
-        finally:
-            trial.close()
-        for part in found.values():
-            part.arrived()
-        taken = [name for name in manner.columns or {} if name in {str(place.site) for place in trial.places}]
-        if taken:
-            raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
-        self.stops = self._stops(manner, trial)
-        return found
-
-    def _stops(self, manner: Manner, trial: Pass) -> bool:
-        if manner.stop is not None:
-            return manner.stop
-        return not (trial.has_gradients or manner.calls != "one" or needs_output(manner))
-
-    def _manifest(self) -> Manifest:
-        plan, manner = self.plan, self.manner
-        arrays = tuple(part.array(name) for name, part in self.first.items())
-        rows = manner.rows if isinstance(manner.rows, Mapping) else {"": manner.rows}
-        spec = {
-            "model": model_digest(self.model),
-            "data": plan.source.known(),
-            "rows": {str(name): function_text(rule) for name, rule in rows.items()},
-            "dtype": None if manner.dtype is None else str(manner.dtype),
-            "transform": function_text(manner.transform),
-            "columns": {name: function_text(column) for name, column in (manner.columns or {}).items()},
-            "call": function_text(manner.call),
-            "calls": manner.calls,
-            "loss": function_text(manner.loss),
-        }
-        unit = plan.unit or self._unit(arrays)
-        return Manifest(spec, arrays, plan.source.units(unit), {"unit": unit, "batch_size": plan.source.batch_size})
-
-    def _unit(self, arrays: tuple[Array, ...]) -> int:
-        """Return how many samples (or batches) make a unit that is worth a file, and not too long to be lost."""
-        source = self.plan.source
-        per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1
-        count = source.units(1) if source.samples is None else source.samples / self.first_samples
-        largest = _LARGEST if count is None else min(max(int(per_batch * count) // _PARTS, _SMALLEST), _LARGEST)
-        batches = max(1, min(largest // per_batch, int(_LONGEST / max(self.seconds, 1e-6))))
-        return batches if source.batch_size is None else batches * source.batch_size
-
-    def begun(self) -> tuple[Place, Manifest]:
-        """Begin the store, or go on with it: return where, and what it says of itself."""
-        if self._begun is None:
-            plan = self.plan
-            where, found = begin_part(plan.place, self.manifest) if plan.append else (
-                plan.place, begin(plan.place, self.manifest))  # fmt: skip
-            if plan.unit is not None and found.plan["unit"] != plan.unit:
-                raise StoreError(
-                    f"{str(plan.to)!r} has units of {found.plan['unit']}, not {plan.unit}; leave unit= out"
-                )
-            self.manifest = found
-            self._begun = where, found
-        return self._begun
-
-    @cached_property
-    def passing(self) -> Pass:
-        """The hooks of the run: now at the sites that fired, by name, so that a batch that misses one is told of."""
-        names = [name for name in self.first if name not in (self.manner.columns or {})]
-        return Pass(self.model, names, self.manner, stop=self.stops)
-
-    def runner(self, told: Told) -> Runner:
-        """Return what runs units."""
-        place, manifest = self.begun()
-        threads = min(4, os.cpu_count() or 1)
-        return Runner(
-            self.passing, self.plan.source, place, manifest, on_error=self.plan.on_error, told=told, threads=threads
-        )
-
-    def close(self) -> None:
-        """Take the hooks away; the next run puts them on again."""
-        if "passing" in vars(self):
-            self.passing.close()
-            del self.passing
-
-
-def _with_defaults(manner: Manner) -> Manner:
-    """Return a manner with what a call says of itself."""
-    return replace(manner, stop=getattr(manner.call, "stop", None)) if manner.stop is None else manner
 
 
 def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, Callable[..., Any]] | None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 
+import torch.distributed as dist
+
 from hookline.errors import HooklineError
+from hookline.ranks import is_running
 
 # How torchrun (and what is like it), Slurm and Open MPI tell a process its rank, and how many there are.
 _TOLD = (
@@ -36,7 +39,7 @@ def ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
         if not 0 <= found[0] < found[1]:
             raise HooklineError(f"{rank}={told[rank]} and {world}={told[world]} are no rank and number of processes")
         return found
-    return 0, 1
+    return (dist.get_rank(), dist.get_world_size()) if environment is None and is_running() else (0, 1)
 
 
 def turns(units: int, done: Callable[[], set[int]], rank: int = 0, world: int = 1) -> Iterator[int]:

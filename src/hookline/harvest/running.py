@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from hookline.errors import HooklineError, StoreError
 from hookline.harvest.progress import Progress
 from hookline.harvest.ranks import ranks, turns
+from hookline.harvest.replicas import run_together
 from hookline.harvest.units import Told
+from hookline.ranks import may_be_a_stage
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import committed, end, how_many, read_record, sweep
@@ -21,19 +23,21 @@ if TYPE_CHECKING:
 
 def run(plan: Harvest) -> None:
     """Run what is left of a harvest; other processes may be at it too."""
-    rank, world = ranks()
+    rank, world = ranks() if _shares(plan) else (0, 1)
     if world > 1 and plan.source.units(1) is None:
         raise HooklineError("several processes can't share data of unknown length; give a dataset or a list of batches")
     place, manifest = prepare(plan)
     units, done = how_many(place, manifest), committed(place)
-    if units is not None and len(done) >= units:
+    if units is not None and len(done) >= units and plan.live.together is None:
         return
     try:
         with Progress(plan.source.samples, _samples(place, manifest, done), plan.progress) as progress:
-            order = _unknown(place) if units is None else turns(units, lambda: committed(place), rank, world)
-            plan.live.runner(progress).run(
-                order, manifest.plan["unit"], lambda unit, text: _check(place, manifest, unit, text)
-            )
+            if plan.live.together is not None:
+                run_together(plan, plan.live.together, progress)
+            else:
+                order = _unknown(place) if units is None else turns(units, lambda: committed(place), rank, world)
+                checked = lambda unit, text: _check(place, manifest, unit, text)  # noqa: E731
+                plan.live.runner(progress).run(order, manifest.plan["unit"], checked)
     finally:
         plan.live.close()
     if units is None:
@@ -41,6 +45,11 @@ def run(plan: Harvest) -> None:
         assert total is not None
         end(place, total)
     sweep(place)  # Of a process that died meanwhile.
+
+
+def _shares(plan: Harvest) -> bool:
+    """Return whether this process runs some of the units only."""
+    return plan.share if plan.share is not None else not may_be_a_stage()
 
 
 class Heard(Told):

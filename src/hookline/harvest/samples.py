@@ -128,6 +128,11 @@ class Samples:
         assert self.samples is not None
         return -(-self.samples // size)
 
+    def count(self, unit: int, size: int) -> int:
+        """Return how many batches a unit has."""
+        assert self.samples is not None
+        return -(-min(size, self.samples - unit * size) // (self.batch_size or 1))
+
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
     ) -> Iterator[tuple[int, Batch]]:

@@ -30,6 +30,9 @@ class Source(Protocol):
     def units(self, size: int) -> int | None:
         """Return how many units there are, if that's known."""
 
+    def count(self, unit: int, size: int) -> int:
+        """Return how many batches a unit has, where that's known."""
+
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
     ) -> Iterator[tuple[int, Batch]]:

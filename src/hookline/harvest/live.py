@@ -1,0 +1,143 @@
+"""A harvest in this process: the model with its hooks, and what a first batch told of what is to come."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hookline.errors import HooklineError, StoreError, warn
+from hookline.harvest.batches import Batch
+from hookline.harvest.digests import function_text, model_digest
+from hookline.harvest.passes import Manner, Part, Pass, needs_output
+from hookline.harvest.units import Runner, Told
+from hookline.ranks import replica
+from hookline.store.places import Place
+from hookline.store.records import Array, Manifest
+from hookline.store.writer import begin, begin_part
+
+if TYPE_CHECKING:
+    from hookline.harvest.plan import Harvest
+
+_LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
+_LONGEST = 60.0  # Seconds that one unit may take.
+
+
+class Live:
+    """A harvest in this process: the model with its hooks, and what a first batch gave. This part is not pickled."""
+
+    def __init__(self, plan: Harvest) -> None:
+        self.plan = plan
+        self.model = plan.model if isinstance(plan.model, nn.Module) else plan.model()
+        if not isinstance(self.model, nn.Module):
+            raise HooklineError(f"harvest takes a model or a function that makes one, not {type(plan.model).__name__}")
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            self.model = self.model.module  # It would wait for the other ranks, which may have no batch.
+        self.together = replica(self.model)
+        manner = _with_defaults(plan.manner)
+        batch = plan.source.first()
+        began = time.perf_counter()
+        self.first = self._try(batch, manner)
+        if any(module.training for module in self.model.modules()):
+            warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
+        self.seconds = time.perf_counter() - began
+        self.first_samples = len(batch.samples)
+        self.manner = manner
+        self.manifest = self._manifest()
+        self._begun: tuple[Place, Manifest] | None = None
+
+    def _try(self, batch: Batch, manner: Manner) -> dict[str, Part]:
+        """Run the first batch to its end: which sites there are, how often they are called, and what their rows are."""
+        trial = Pass(self.model, self.plan.where, manner, stop=False)
+        try:
+            found = trial.run(batch)
+        finally:
+            trial.close()
+        for part in found.values():
+            part.arrived()  # What goes wrong on the way goes wrong now.
+        taken = [name for name in manner.columns or {} if name in {str(place.site) for place in trial.places}]
+        if taken:
+            raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
+        self.stops = self._stops(manner, trial)
+        return {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Nobody needs the rows.
+
+    def _stops(self, manner: Manner, trial: Pass) -> bool:
+        if manner.stop is not None:
+            return manner.stop
+        return not (trial.has_gradients or manner.calls != "one" or needs_output(manner))
+
+    def _manifest(self) -> Manifest:
+        plan, manner = self.plan, self.manner
+        arrays = tuple(part.array(name) for name, part in self.first.items())
+        rows = manner.rows if isinstance(manner.rows, Mapping) else {"": manner.rows}
+        spec = {
+            "model": model_digest(self.model),
+            "data": plan.source.known(),
+            "rows": {str(name): function_text(rule) for name, rule in rows.items()},
+            "dtype": None if manner.dtype is None else str(manner.dtype),
+            "transform": function_text(manner.transform),
+            "columns": {name: function_text(column) for name, column in (manner.columns or {}).items()},
+            "call": function_text(manner.call),
+            "calls": manner.calls,
+            "loss": function_text(manner.loss),
+        }
+        if not manner.gather and self.together is not None:
+            cut = {name: part.placement for name, part in self.first.items() if part.placement != "null"}
+            spec["part"] = {"rank": dist.get_rank(), "of": list(self.together.ranks), "placements": cut}
+        unit = plan.unit or self._unit(arrays)
+        return Manifest(spec, arrays, plan.source.units(unit), {"unit": unit, "batch_size": plan.source.batch_size})
+
+    def _unit(self, arrays: tuple[Array, ...]) -> int:
+        """Return how many samples (or batches) make a unit that is worth a file, and not too long to be lost."""
+        source = self.plan.source
+        per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1
+        count = source.units(1) if source.samples is None else source.samples / self.first_samples
+        largest = _LARGEST if count is None else min(max(int(per_batch * count) // _PARTS, _SMALLEST), _LARGEST)
+        batches = max(1, min(largest // per_batch, int(_LONGEST / max(self.seconds, 1e-6))))
+        return batches if source.batch_size is None else batches * source.batch_size
+
+    def begun(self) -> tuple[Place, Manifest]:
+        """Begin the store, or go on with it: return where, and what it says of itself."""
+        if self._begun is None:
+            plan = self.plan
+            where, found = begin_part(plan.place, self.manifest) if plan.append else (
+                plan.place, begin(plan.place, self.manifest))  # fmt: skip
+            if plan.unit is not None and found.plan["unit"] != plan.unit:
+                raise StoreError(
+                    f"{str(plan.to)!r} has units of {found.plan['unit']}, not {plan.unit}; leave unit= out"
+                )
+            self.manifest = found
+            self._begun = where, found
+        return self._begun
+
+    @cached_property
+    def passing(self) -> Pass:
+        """The hooks of the run: now at the sites that fired, by name, so that a batch that misses one is told of."""
+        names = [name for name in self.first if name not in (self.manner.columns or {})]
+        return Pass(self.model, names, self.manner, stop=self.stops)
+
+    def runner(self, told: Told) -> Runner:
+        """Return what runs units."""
+        place, manifest = self.begun()
+        threads = min(4, os.cpu_count() or 1)
+        return Runner(
+            self.passing, self.plan.source, place, manifest, on_error=self.plan.on_error, told=told, threads=threads
+        )
+
+    def close(self) -> None:
+        """Take the hooks away; the next run puts them on again."""
+        if "passing" in vars(self):
+            self.passing.close()
+            del self.passing
+
+
+def _with_defaults(manner: Manner) -> Manner:
+    """Return a manner with what a call says of itself."""
+    return replace(manner, stop=getattr(manner.call, "stop", None)) if manner.stop is None else manner
