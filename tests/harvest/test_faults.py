@@ -88,6 +88,7 @@ def test_two_processes_at_the_same_store_make_each_unit_once(tmp_path, expected)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
     assert small.contents(tmp_path / "store") == expected
+    assert len(small.committed(tmp_path / "store")) == 24
 
 
 def test_another_harvest_can_not_write_to_a_store_that_is_being_written(tmp_path, expected):

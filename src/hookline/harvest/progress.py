@@ -23,6 +23,7 @@ class Progress(Told):
         self.start = done
         self.samples = done
         self.rows = self.nbytes = 0
+        self.lost = 0
         self.began = self.spoke = time.monotonic()
         self._lock = threading.Lock()
         self._bar = _bar(total, done) if shows or (shows is None and sys.stderr.isatty()) else None
@@ -42,6 +43,10 @@ class Progress(Told):
         elif self._logs and time.monotonic() - self.spoke > _EVERY:
             self.spoke = time.monotonic()
             _log.info("harvest: %s", self.line())
+
+    def finished(self, unit: int, committed: bool) -> None:
+        """Count the units with which another process was faster."""
+        self.lost += not committed
 
     def line(self) -> str:
         """Return rows, bytes, rate and time left."""

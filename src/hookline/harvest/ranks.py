@@ -7,6 +7,7 @@ time: every unit is done by somebody, and if two do the same one, the store keep
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping
 
 import torch.distributed as dist
@@ -42,10 +43,14 @@ def ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if environment is None and is_running() else (0, 1)
 
 
-def turns(units: int, done: Callable[[], set[int]], rank: int = 0, world: int = 1) -> Iterator[int]:
+def turns(
+    units: int, done: Callable[[], set[int]], rank: int = 0, world: int = 1, lost: Callable[[], bool] = bool
+) -> Iterator[int]:
     """Return the units for a process to do, each when it is asked for: those of its share, then what others have left.
 
     `done` returns those that are done by now. When all have been given, none is left that nobody has done or begun.
+    `lost` says that another was faster with a unit of this process's share: one that has the same share, where nobody
+    told them their ranks. From then on units are taken at random.
 
     >>> list(turns(6, lambda: {1}, rank=1, world=2))
     [3, 4, 5, 0, 2]
@@ -53,11 +58,14 @@ def turns(units: int, done: Callable[[], set[int]], rank: int = 0, world: int = 
     left = sorted(set(range(units)) - done())
     given: set[int] = set()
     for unit in left[len(left) * rank // world : len(left) * (rank + 1) // world]:
+        if lost():
+            break
         if unit not in done():
             given.add(unit)
             yield unit
+    chance = random.Random()  # Nobody else's numbers are drawn.
     while left := sorted(set(range(units)) - given - done()):
         # From the end, where whoever has the share arrives last; each helper at another one.
-        unit = left[-1 - rank % len(left)]
+        unit = chance.choice(left) if lost() else left[-1 - rank % len(left)]
         given.add(unit)
         yield unit

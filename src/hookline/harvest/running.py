@@ -35,7 +35,8 @@ def run(plan: Harvest) -> None:
             if plan.live.together is not None:
                 run_together(plan, plan.live.together, progress)
             else:
-                order = _unknown(place) if units is None else turns(units, lambda: committed(place), rank, world)
+                lost = lambda: _jumps(plan) and progress.lost > 0  # noqa: E731
+                order = _unknown(place) if units is None else turns(units, lambda: committed(place), rank, world, lost)
                 checked = lambda unit, text: _check(place, manifest, unit, text)  # noqa: E731
                 plan.live.runner(progress).run(order, manifest.plan["unit"], checked)
     finally:
@@ -104,6 +105,11 @@ def prepare(plan: Harvest) -> tuple[Place, Manifest]:
 def _unknown(place: Place) -> Iterator[int]:
     """Return units without end; the data say when it is over."""
     return (unit for unit in itertools.count() if unit not in committed(place))
+
+
+def _jumps(plan: Harvest) -> bool:
+    """Return whether any unit may come next: an iterable of batches would be passed over again for each."""
+    return plan.source.batch_size is not None
 
 
 def _samples(place: Place, manifest: Manifest, done: set[int]) -> int:

