@@ -53,6 +53,7 @@ ORDER = [
     "store.rows",
     "store.epochs",
     "store.datasets",
+    "store.exports",
     "store.checks",
     "store.store",
     "spills",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
@@ -13,6 +14,7 @@ from hookline.sites import Site, parse
 from hookline.stats import Stats, numbers_of_pieces
 from hookline.store.checks import Verified, check_sizes, check_units, verify
 from hookline.store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
+from hookline.store.exports import to_datasets, to_parquet
 from hookline.store.index import read_index
 from hookline.store.layout import Layout, Part, Samples
 from hookline.store.places import Place, place
@@ -97,6 +99,35 @@ class Store(Mapping[str, Rows]):
         return dataset(
             rows, shuffle=shuffle, samples=samples, seed=seed, window=window, rank=rank, world=world, even=even
         )
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *sites: str | Site,
+        dtype: torch.dtype | None = None,
+        bits: bool = False,
+        compression: str | None = None,
+    ) -> None:
+        """Write rows to a new folder of Parquet files: columns sample, position and one for each site (or all).
+
+        Args:
+            dtype: What floating-point numbers become, such as torch.float32; without it, they stay what they are.
+            bits: What Arrow has no type for (bfloat16, float8) goes as unsigned integers of the same bits, and complex
+                numbers as pairs; the metadata of the files says so.
+            compression: "zstd", for example; by default none, which is several times as fast to read.
+        """
+        rows = [self[site] for site in sites or self]
+        to_parquet(path, rows, dtype=dtype, bits=bits, compression=compression)
+
+    def to_datasets(
+        self,
+        path: str | os.PathLike[str],
+        *sites: str | Site,
+        dtype: torch.dtype | None = None,
+        bits: bool = False,
+    ) -> Any:
+        """Write rows as a `datasets.Dataset` to a new folder, and open it; columns and options as in `to_parquet`."""
+        return to_datasets(path, [self[site] for site in sites or self], dtype=dtype, bits=bits)
 
     def verify(self) -> Verified:
         """Read every byte, and compare it with what was written; a StoreError names every file that is damaged."""
