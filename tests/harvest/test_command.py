@@ -14,7 +14,7 @@ import torch
 
 import hookline as hl
 from hookline.harvest import command
-from tests.harvest.words import SENTENCES, alone, near, of, tokenizer
+from tests.harvest.words import SENTENCES, alone, near, numbers, of, tokenizer
 from tests.real_models import gpt2, t5, vit
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,9 +156,11 @@ def test_a_plan_travels_without_weights(folder, tmp_path):
 
 
 def test_generation_from_the_command_line(folder, tmp_path):
-    *_, shown = command.run(task(folder, tmp_path / "acts", generate=4))
+    *_, shown = command.run(task(folder, tmp_path / "acts", generate=4, also=["input_ids"]))
     assert "transformer.h.1" in shown
     store = hl.Store(tmp_path / "acts")
+    assert store.rows("input_ids", sample=1).tolist()[:3] == numbers(SENTENCES[1])
+    assert len(store["input_ids"]) == len(store["transformer.h.1"])
     lengths = [len(text.split()) + 3 for text in SENTENCES]
     assert [len(store.rows("transformer.h.1", sample=sample)) for sample in range(5)] == lengths
 

@@ -24,6 +24,7 @@ from hookline.harvest.generation import Generation
 from hookline.harvest.images import Images
 from hookline.harvest.masks import named_positions
 from hookline.harvest.plan import Harvest
+from hookline.harvest.ranks import ranks
 from hookline.harvest.rows import Rule
 from hookline.harvest.texts import Texts
 from hookline.nodes import DTYPES
@@ -67,18 +68,14 @@ def run(task: Task) -> Iterator[str]:
     """Harvest, and give what is to be said of it, piece by piece: the estimate, then the store."""
     _check_target(task)
     plan = plan_of(task)
-    if speaks() and (task.engine is None or task.dry_run):  # Another engine needs no model here.
+    speaks = ranks()[0] == 0  # Of several processes, the first.
+    if speaks and (task.engine is None or task.dry_run):  # Another engine needs no model here.
         yield str(plan.estimate())
     if task.dry_run:
         return
     store = plan.run()
-    if speaks():
+    if speaks:
         yield repr(store)
-
-
-def speaks() -> bool:
-    """Whether this process says what there is to say: of several ranks, the first."""
-    return int(os.environ.get("RANK", 0)) == 0
 
 
 def show_progress() -> None:
@@ -103,7 +100,7 @@ def plan_of(task: Task) -> Harvest:
         to=task.to,
         rows=task.rows or rows_of(task, data),
         dtype=None if task.dtype is None else dtype_of(task.dtype),
-        columns=list(task.also) or None,
+        columns={name: _column(name, call) for name in task.also} or None,
         call=call,
         batch_size=task.batch_size,
         sort_by_length=task.sort_by_length,
@@ -114,6 +111,11 @@ def plan_of(task: Task) -> Harvest:
         engine=task.engine,
         workers=task.workers,
     )
+
+
+def _column(name: str, call: Generation | None) -> Any:
+    """Return what gives a column of the batch; where the model writes, its tokens are part of the input."""
+    return call.tokens if call is not None and name == "input_ids" else name
 
 
 def rows_of(task: Task, data: Any) -> Rule | dict[str, Rule]:
@@ -259,13 +261,16 @@ def _loaded(kind: Any, name: str) -> Any:
 
 
 def _placed(model: nn.Module, device: str | None) -> nn.Module:
-    """Return a model ready to run, on the GPU if there is one."""
-    return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Return a model ready to run: on a GPU if there is any, and each process of a launcher on another."""
+    if device is None and torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+        device = f"cuda:{local % torch.cuda.device_count()}"
+    return model.eval().to(device or "cpu")
 
 
 def _check_target(task: Task) -> None:
     """Refuse to go on with a store unasked. Ranks of one launch all come here, and whoever is first begins it."""
-    if task.resume or task.append or int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if task.resume or task.append or ranks()[1] > 1:
         return
     names = place(task.to).names("")
     if MANIFEST in names:
