@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import hookline as hl
 from hookline.harvest.lines import Lines
 from hookline.harvest.texts import takes_positions
 from tests.harvest.words import MODELS, SENTENCES, alone, near, numbers, of, tokenizer, transformers
-from tests.real_models import gpt2, llama, t5, vit
+from tests.real_models import TEXT, gpt2, llama, t5, vit, whisper
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -191,6 +192,43 @@ def test_an_encoder_decoder_stores_no_padding_of_either_side(tmp_path):
     for sample, (text, target) in enumerate(zip(sources, targets, strict=True)):
         for site in (encoder, decoder, key):
             near(store.rows(site, sample=sample), alone(model, site, text, labels=torch.tensor([numbers(target)])))
+
+
+def test_speech_is_stored_as_far_as_it_was_heard(tmp_path):
+    batch = {
+        "input_features": torch.randn(2, 8, 32),
+        "attention_mask": torch.tensor([[1] * 20 + [0] * 12, [1] * 32]),  # Of frames; the encoder takes each second.
+        "decoder_input_ids": torch.tensor([[1, 2, 3], [1, 2, 3]]),
+        "decoder_attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+    }
+    places = ["model.encoder.layers.1", "model.decoder.layers.1", "proj_out"]
+    store = hl.harvest(of(whisper), [batch], *places, to=tmp_path / "acts", rows="tokens")
+    assert [[len(store.rows(site, sample=sample)) for sample in range(2)] for site in places] == [
+        [10, 16],
+        [2, 3],
+        [2, 3],
+    ]
+
+
+def test_of_images_with_captions_each_side_has_its_own_rows(tmp_path):
+    sides = {"text_config": {**TEXT, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}}
+    sides["vision_config"] = {**TEXT, "image_size": 16, "patch_size": 4}
+    model = of(lambda: transformers.CLIPModel(transformers.CLIPConfig(**sides, projection_dim=8)))
+    data = hl.Texts(SENTENCES[:2], tokenizer())
+    batch = {**data.collate([data[0], data[1]]), "pixel_values": torch.randn(2, 3, 16, 16)}
+    text, vision = "text_model.encoder.layers.1", "vision_model.encoder.layers.1"
+    store = hl.harvest(model, [batch], text, vision, to=tmp_path / "acts", rows="tokens")
+    assert [len(store.rows(text, sample=sample)) for sample in range(2)] == [6, 3]
+    assert [len(store.rows(vision, sample=sample)) for sample in range(2)] == [17, 17]
+
+
+def test_a_loader_with_workers_gives_the_same_rows(tmp_path):
+    model, data = of(gpt2), hl.Texts(SENTENCES, tokenizer("left"))
+    loader = DataLoader(data, batch_size=2, num_workers=1, collate_fn=data.collate)
+    options: dict[str, Any] = {"rows": "tokens"}
+    loaded = hl.harvest(model, loader, "transformer.h.1", to=tmp_path / "a", **options)
+    plain = hl.harvest(model, data, "transformer.h.1", to=tmp_path / "b", batch_size=2, **options)
+    assert loaded["transformer.h.1"][:].equal(plain["transformer.h.1"][:])
 
 
 def test_texts_and_targets_must_be_as_many(tmp_path):
