@@ -2,6 +2,9 @@
 
 Half of the deaths come from outside after a random time. The others are aimed: the child counts its calls of the
 functions by which files are made, and dies just before or just after one of them.
+
+    python -m tests.harvest.killing 200 6                 # so many deaths, with this seed
+    python -m tests.harvest.killing 200 6 --batches       # of a harvest of batches of unknown number
 """
 
 from __future__ import annotations
@@ -70,7 +73,10 @@ def child(to: Path, notes: Path, aim: Aim | None = None) -> tuple[int, int]:
         tell = os.write
         tell(writing, b"!")
         deaths = Deaths(aim)
-        small.harvest(to, small.Sentences(notes=notes))
+        if "--batches" in sys.argv:
+            small.harvest(to, small.Batches(), batch_size=None, unit=2)
+        else:
+            small.harvest(to, small.Sentences(notes=notes))
         tell(writing, json.dumps(deaths.calls).encode())
         status = 0
     except BaseException:
@@ -109,7 +115,7 @@ class Tally:
     """What was seen."""
 
     def __init__(self) -> None:
-        self.timed = self.aimed = self.stores = self.fruitful = self.spared = self.orphans = self.hidden = 0
+        self.timed = self.aimed = self.stores = self.fruitful = self.spared = self.orphans = self.hidden = self.lost = 0
 
     @property
     def kills(self) -> int:
@@ -135,10 +141,12 @@ def one_attempt(to: Path, seconds: float, calls: dict[str, int], chance: random.
         os.kill(pid, signal.SIGKILL)  # A child that is done stays until it is waited for: nobody else has its number.
     killed, _ = ended(pid, pipe)
     after = small.committed(to)
-    loaded = {*small.loaded(notes)} if notes.exists() else set()
     assert before <= after, "a unit that was done is lost"
-    assert not before & loaded, "a unit that was done is done again"
-    assert after - before <= loaded, "a unit was done without its samples"
+    if notes.exists():
+        loaded = {*small.loaded(notes)}
+        assert not before & loaded, "a unit that was done is done again"
+        assert after - before <= loaded, "a unit was done without its samples"
+        tally.lost = max(tally.lost, len(loaded - after))
     tally.timed += killed and not is_aimed
     tally.aimed += killed and is_aimed
     tally.fruitful += killed and after > before

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import hookline as hl
 
 ROOT = Path(__file__).parents[2]
-SITES = ("embed", "layers.*", "head[:, -1]")
+SITES = ("embed", "layers.*", "head[:, 0]")
 
 
 class Reader(nn.Module):
@@ -64,6 +65,15 @@ class Sentences:
         pad = nn.utils.rnn.pad_sequence
         masks = [torch.ones(len(sample), dtype=torch.long) for sample in samples]
         return {"ids": pad(samples, batch_first=True), "attention_mask": pad(masks, batch_first=True)}
+
+
+class Batches:
+    """The same as batches, of which nobody knows how many will come."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        data = Sentences()
+        for start in range(0, len(data), 2):
+            yield data.collate([data[start], data[start + 1]])
 
 
 def options(to: Path, **changes: Any) -> dict[str, Any]:

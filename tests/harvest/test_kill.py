@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from hookline.harvest.units import MOST_OPEN
 from tests.harvest import small
 
 KILLS = 200
@@ -23,3 +24,10 @@ def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
     assert KILLS // 5 <= seen["fruitful"] <= KILLS * 4 // 5
     assert seen["stores"] >= 10
     assert seen["orphans"] >= KILLS // 10
+    assert seen["lost"] <= MOST_OPEN + 1  # The last one was loaded, but not begun.
+
+
+def test_so_is_one_of_batches_that_nobody_counted():
+    seen = json.loads(small.python("-m", "tests.harvest.killing", 40, 7, "--batches"))
+    assert seen["timed"] + seen["aimed"] >= 40
+    assert seen["stores"] >= 3

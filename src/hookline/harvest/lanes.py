@@ -42,8 +42,12 @@ class Lanes:
 
     def finish(self) -> None:
         """Wait until all is done."""
+        self.until(lambda: not (self._running or any(self._queues)))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the work that was given has made something true; raise what has gone wrong."""
         with self._changed:
-            while self._error is None and (self._running or any(self._queues)):
+            while self._error is None and not condition():
                 self._changed.wait()
             self._raise()
 

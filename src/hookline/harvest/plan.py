@@ -92,7 +92,7 @@ class Harvest:
         batch_size: How many samples to a batch.
         collate: Makes a batch of a list of samples.
         sort_by_length: Put samples of like length into a batch; rows are found in the samples' order all the same.
-        unit: How many samples (of an iterable: batches) are one unit of work. Not more are lost if the run dies.
+        unit: How many samples (of an iterable: batches) are one unit of work. No more than a few are lost if it dies.
         device: Where batches go; None is where the model is.
         on_error: "raise", or "skip" a sample that fails and list it.
         append: Add to a store that is there.

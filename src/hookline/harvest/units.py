@@ -21,6 +21,9 @@ from hookline.store.records import Manifest
 from hookline.store.writer import Unit
 
 ON_ERROR = ("raise", "skip")
+MOST_OPEN = (
+    4  # Units on their way at once: what is lost when the process dies, however small they are and slow the disk.
+)
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)  # No fault of the sample's.
 
 
@@ -125,6 +128,7 @@ class Runner:
                 for number, batch in itertools.chain(first, coming):
                     if self.open is None or self.open.number != number:
                         self._close()
+                        self.lanes.until(lambda: len(self.unfinished) < MOST_OPEN)
                         self.open = Open(self.place, self.manifest, number)
                         self.unfinished.append(self.open)
                     self._feed(self.open, batch)
