@@ -190,6 +190,12 @@ def test_what_chooses_no_rows_is_refused_in_words(read_only, index):
         Store(read_only[0])["h.0"][index]
 
 
+def test_a_random_batch_of_a_few_large_units_is_right(read_only):
+    path, values = read_only
+    for index in (torch.randint(6000, (500,)), torch.arange(0, 6000, 7), torch.arange(5999, 0, -7)):
+        assert same(Store(path)["h.0"][index], values[index])
+
+
 def test_a_random_batch_of_many_small_units_is_right(tmp_path):
     values = torch.randn(64, 3, 5)
     write(tmp_path, (Array("h", torch.float32, (5,)),), [Plan(3, [dict(enumerate(unit.split(1)))]) for unit in values])

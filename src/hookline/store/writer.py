@@ -127,9 +127,7 @@ class Unit:
         try:
             if key not in shards:
                 shards[key] = Shard(self._place, name, array)
-            if (
-                self._is_over
-            ):  # Asked after a new file was made: a thread that gives up sees that file, or this sees it.
+            if self._is_over:  # Asked once the file is there: it may have been made while another thread gave up.
                 shards[key].discard()
                 raise StoreError(f"unit {self.unit} takes no more rows: it was committed or given up")
             shards[key].append(rows)
