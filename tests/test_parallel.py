@@ -199,6 +199,9 @@ def test_patches_hit_the_units_that_were_named(rank: int) -> None:
             torch.testing.assert_close(hl.run(model, x, patch=patch), hl.run(bare, x, patch=patch), msg=str(patch))
         whole = {"h.0.mlp.up": parallel.whole(parts["h.0.mlp.up"])}
         torch.testing.assert_close(hl.run(model, x, patch=parts), hl.run(bare, x, patch=whole))
+        part = {"h.0.mlp.up[0]": parts["h.0.mlp.up"][0]}
+        whole = {"h.0.mlp.up[0]": whole["h.0.mlp.up"][0]}
+        torch.testing.assert_close(hl.run(model, x, patch=part), hl.run(bare, x, patch=whole))
         with pytest.raises(hl.EditError, match=r"\(2, 6, 4\) does not fit where \(2, 6, 8\) passes"):
             hl.run(model, x, patch={"h.0.mlp.up": torch.ones(2, 6, HIDDEN // 2)})
 
@@ -367,9 +370,18 @@ def test_models_made_parallel_or_compiled_after_their_hooks_are_seen_whole(rank:
     model = copy.deepcopy(bare)
     hooks = hl.Hooks(model)
     acts = hooks.capture("h.0.mlp.up", "h.0")
+    unmarked = hl.Hooks(model, active=False)
+    unmarked.capture("h.0.mlp.act")
     plan = {"h.*.mlp.up": ColwiseParallel(), "h.*.mlp.down": RowwiseParallel()}
     parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
     with torch.no_grad():
+        model(x)
+        met = ranks._meetings.total()
+        model(x)
+        assert ranks._meetings.total() == met  # Once for each place.
+        with pytest.raises(hl.HooklineError, match="not the same on ranks"), unmarked:
+            model(x)
+        unmarked.remove()
         model(x)
         for run in (model, torch.compile(model, backend="eager")):
             for site in ("h.0.mlp.up", "h.0"):
