@@ -11,8 +11,8 @@ from torch import nn
 
 import hookline as hl
 from hookline import pinned
-from hookline.harvest.batches import Batch
-from hookline.harvest.passes import Manner, Pass
+from hookline.harvesting.batches import Batch
+from hookline.harvesting.passes import Manner, Pass
 from hookline.store.writer import Unit
 
 pytestmark = [

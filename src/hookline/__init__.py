@@ -1,5 +1,8 @@
 """hookline: look inside and reach into any PyTorch model."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hookline.attached import attached, clear
 from hookline.cache import Cache
 from hookline.errors import (
@@ -15,14 +18,16 @@ from hookline.errors import (
     StopForward,
     StoreError,
 )
-from hookline.harvest import Generation, Harvest, Images, Texts, harvest
 from hookline.hooks import Hook, Hooks
 from hookline.listing import sites
 from hookline.points import HookedModel, HookPoint, auto_hook, check
 from hookline.scan import scan
 from hookline.sites import Site
-from hookline.store.store import Store
 from hookline.verbs import capture, edit, patch, run, skip
+
+if TYPE_CHECKING:
+    from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
+    from hookline.store.store import Store
 
 __version__ = "0.1.0"
 
@@ -62,3 +67,18 @@ __all__ = [
     "sites",
     "skip",
 ]
+
+# Imported when they are first asked for: to look inside a model takes none of it.
+_LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), "hookline.harvesting")
+_LATER["Store"] = "hookline.store.store"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'hookline' has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

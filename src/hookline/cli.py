@@ -13,7 +13,7 @@ from hookline import __version__
 from hookline.demo import EPOCHS
 from hookline.demo import main as run_demo
 from hookline.errors import HooklineError
-from hookline.harvest import command
+from hookline.harvesting import command
 
 try:
     import typer

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import hookline as hl
-from hookline.harvest import lanes
-from hookline.harvest.digests import digest, function_text, model_digest
+from hookline.harvesting import lanes
+from hookline.harvesting.digests import digest, function_text, model_digest
 from hookline.store.writer import Unit
 from tests.harvest import small
 
@@ -585,7 +585,7 @@ def test_a_function_is_known_again_in_another_process(tmp_path):
     (tmp_path / "kept.py").write_text(
         'def kept(value):\n    return value if "x" in {"a", "b", "c", "d", "e"} else -value\n'
     )
-    code = "from kept import kept; from hookline.harvest.digests import function_text; print(function_text(kept))"
+    code = "from kept import kept; from hookline.harvesting.digests import function_text; print(function_text(kept))"
     paths = f"{small.environment()['PYTHONPATH']}:{tmp_path}"
     found = {small.python("-c", code, PYTHONHASHSEED=seed, PYTHONPATH=paths) for seed in "12"}
     assert len(found) == 1

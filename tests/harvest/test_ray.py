@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.harvest import ray as engine
+from hookline.harvesting import ray as engine
 from tests.harvest import small
 from tests.harvest.ranked import Dying
 

@@ -33,11 +33,16 @@ _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 @dataclass(frozen=True)
 class Column:
-    """How the rows of one array become a column: cast, then as what they are or as the bits of it."""
+    """How the rows of one array become a column: cast, then as what they are or as the bits of it.
+
+    Bits are integers in Arrow's own files. Parquet has none of one or two bytes, and would store four for each: there
+    they are the bytes of the row.
+    """
 
     rows: Rows
     dtype: torch.dtype
     as_bits: bool
+    as_bytes: bool
 
     @property
     def told(self) -> dict[str, Any]:
@@ -51,6 +56,8 @@ class Column:
 
     def type(self, arrow: Any) -> Any:
         """Return its type: a number, or a list of a fixed size."""
+        if self.as_bytes:
+            return arrow.binary(self.width * self.stored.itemsize)
         item = _arrow_type(arrow, self.stored)
         return item if len(self.rows.shape) == 1 else arrow.list_(item, self.width)
 
@@ -58,8 +65,22 @@ class Column:
         """Return some rows as an array of Arrow's, in the memory in which they are."""
         rows = self.rows[begin:end].to(self.dtype)
         plain = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
-        values = _values(arrow, plain.contiguous().view(self.stored))
+        numbers = plain.contiguous().view(self.stored)
+        if self.as_bytes and numbers.numel():
+            buffer = arrow.foreign_buffer(numbers.data_ptr(), numbers.nbytes, base=numbers)
+            return arrow.Array.from_buffers(self.type(arrow), end - begin, [None, buffer])
+        values = _values(arrow, numbers)
         return values if len(self.rows.shape) == 1 else arrow.FixedSizeListArray.from_arrays(values, self.width)
+
+    @property
+    def path(self) -> str:
+        """The name of its numbers in Parquet."""
+        return self.rows.name if len(self.rows.shape) == 1 else f"{self.rows.name}.list.element"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers are integers of one or two bytes."""
+        return self.stored.itemsize <= 2 and self.stored not in (torch.bool, torch.float16)
 
     @property
     def stored(self) -> torch.dtype:
@@ -71,24 +92,28 @@ class Column:
 class Tables:
     """Some arrays as tables, piece by piece."""
 
-    def __init__(self, rows: Sequence[Rows], dtype: torch.dtype | None, bits: bool) -> None:
+    def __init__(self, rows: Sequence[Rows], dtype: torch.dtype | None, bits: bool, as_bytes: bool = False) -> None:
         for other in rows[1:]:
             if not other.is_aligned_with(rows[0]):
                 told = f"the rows of {rows[0].name!r} and of {other.name!r} are not of the same samples and positions"
                 raise StoreError(f"{told}; export them one by one")
-        self.columns = [_column(one, dtype, bits) for one in rows]
+        self.columns = [_column(one, dtype, bits, as_bytes) for one in rows]
         self._labels = rows[0].samples, rows[0].positions
         self._rows = len(rows[0])
         width = sum(column.width * column.stored.itemsize for column in self.columns) + 16
         self._step = max(1, _GROUP // width)
         self._steps_in_file = max(1, _FILE // _GROUP)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the columns were."""
+        return {column.rows.name: column.told for column in self.columns}
+
     def schema(self, arrow: Any) -> Any:
         """Return the schema, which tells what the columns were."""
         fields = [("sample", arrow.int64()), ("position", arrow.int64())]
         fields += [(column.rows.name, column.type(arrow)) for column in self.columns]
-        told = json.dumps({column.rows.name: column.told for column in self.columns})
-        return arrow.schema(fields, metadata={"hookline": told})
+        return arrow.schema(fields, metadata={"hookline": json.dumps(self.told)})
 
     def files(self, arrow: Any) -> Iterator[Iterator[Any]]:
         """Return for each file its batches. There is at least one file."""
@@ -119,11 +144,13 @@ def to_parquet(
         from pyarrow import parquet
     except ImportError as error:
         raise HooklineError("to_parquet() writes with pyarrow: pip install 'hookline[parquet]'") from error
-    tables = Tables(rows, dtype, bits)
+    tables = Tables(rows, dtype, bits, as_bytes=True)
+    # Small integers take their own size only as numbers in a dictionary.
+    small = [column.path for column in tables.columns if not column.as_bits and column.is_small]
+    options = {"compression": compression or "none", "use_dictionary": small, "write_statistics": ["sample"]}
     with _new_folder(path) as folder:
         for number, batches in enumerate(tables.files(arrow)):
             name = os.path.join(folder, f"{number:06d}.parquet")
-            options = {"compression": compression or "none", "use_dictionary": False, "write_statistics": ["sample"]}
             with parquet.ParquetWriter(name, tables.schema(arrow), **options) as writer:
                 for batch in batches:
                     writer.write_batch(batch, row_group_size=len(batch))
@@ -140,7 +167,8 @@ def to_datasets(
         raise HooklineError("to_datasets() needs datasets: pip install 'hookline[datasets]'") from error
     tables = Tables(rows, dtype, bits)
     features = datasets.Features.from_arrow_schema(tables.schema(arrow))
-    schema = features.arrow_schema.with_metadata({**features.arrow_schema.metadata, **tables.schema(arrow).metadata})
+    schema = features.arrow_schema
+    about = datasets.DatasetInfo(features=features, description=json.dumps({"hookline": tables.told}))
     names = []
     with _new_folder(path) as folder:
         for number, batches in enumerate(tables.files(arrow)):
@@ -148,7 +176,7 @@ def to_datasets(
             with arrow.OSFile(os.path.join(folder, names[-1]), "wb") as file, arrow.ipc.new_stream(file, schema) as to:
                 for batch in batches:
                     to.write_batch(batch.replace_schema_metadata(schema.metadata))
-        datasets.DatasetInfo(features=features).write_to_directory(folder)
+        about.write_to_directory(folder)  # The metadata of a table, datasets would drop.
         with open(os.path.join(folder, "state.json"), "x", encoding="utf-8") as file:
             json.dump(_state(names), file, indent=2)
     return datasets.load_from_disk(os.fspath(path))
@@ -163,18 +191,18 @@ def _state(names: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _column(rows: Rows, dtype: torch.dtype | None, bits: bool) -> Column:
+def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -> Column:
     """Return how an array is exported; refuse what would change its numbers without being asked."""
     if rows.name in ("sample", "position"):
         raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
     wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
     if wanted in _TYPES:
-        return Column(rows, wanted, as_bits=False)
+        return Column(rows, wanted, as_bits=False, as_bytes=False)
     if not bits:
         name = str(wanted).removeprefix("torch.")
         others = "" if wanted.is_complex else ", or dtype=torch.float32 to widen them"
         raise StoreError(f"{rows.name!r} is {name}, which Arrow does not have; give bits=True to keep its bits{others}")
-    return Column(rows, wanted, as_bits=True)
+    return Column(rows, wanted, as_bits=True, as_bytes=as_bytes and not wanted.is_complex)
 
 
 def _values(arrow: Any, tensor: Tensor) -> Any:

@@ -43,6 +43,16 @@ class Samples:
     starts: Tensor  # One more than samples.
     stored: Tensor
 
+    @cached_property
+    def first(self) -> int:
+        """The number of the first one."""
+        return int(self.numbers[0]) if len(self.numbers) else 0
+
+    @cached_property
+    def is_gapless(self) -> bool:
+        """Whether their numbers follow each other: then none has to be looked for."""
+        return not len(self.numbers) or int(self.numbers[-1]) - self.first + 1 == len(self.numbers)
+
     def equal(self, other: Samples) -> bool:
         """Whether the same samples have the same rows."""
         return self is other or (torch.equal(self.numbers, other.numbers) and torch.equal(self.starts, other.starts))
@@ -102,11 +112,11 @@ class Layout:
 
     def span(self, sample: int) -> range | None:
         """Return the rows of one sample; None if it is not stored."""
-        numbers = self.samples.numbers
-        place = int(torch.searchsorted(numbers, sample))
-        if place == len(numbers) or int(numbers[place]) != sample:
+        samples = self.samples
+        place = sample - samples.first if samples.is_gapless else int(torch.searchsorted(samples.numbers, sample))
+        if not 0 <= place < len(samples.numbers) or not (samples.is_gapless or samples.numbers[place] == sample):
             return None
-        return range(int(self.samples.starts[place]), int(self.samples.starts[place + 1]))
+        return range(*samples.starts[place : place + 2].tolist())
 
     @cached_property
     def samples(self) -> Samples:

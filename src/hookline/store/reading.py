@@ -117,7 +117,8 @@ def from_words(words: Tensor, array: Array) -> Tensor:
     """Return words as the rows that they are."""
     if not array.row_bytes:
         return torch.empty(len(words), *array.shape, dtype=array.dtype, device="cpu")
-    return words.view(array.dtype).view(len(words), *array.shape)
+    rows = words.view(array.dtype)
+    return rows if len(array.shape) == 1 else rows.view(len(words), *array.shape)
 
 
 def copy_rows(sources: Sequence[Tensor], counts: Tensor, places: Tensor, out: Tensor, to: Tensor) -> None:

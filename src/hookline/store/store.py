@@ -112,8 +112,8 @@ class Store(Mapping[str, Rows]):
 
         Args:
             dtype: What floating-point numbers become, such as torch.float32; without it, they stay what they are.
-            bits: What Arrow has no type for (bfloat16, float8) goes as unsigned integers of the same bits, and complex
-                numbers as pairs; the metadata of the files says so.
+            bits: What Arrow has no type for (bfloat16, float8) goes as the bytes of the row, and complex numbers as
+                pairs; the metadata of the files says so.
             compression: "zstd", for example; by default none, which is several times as fast to read.
         """
         rows = [self[site] for site in sites or self]
@@ -126,7 +126,7 @@ class Store(Mapping[str, Rows]):
         dtype: torch.dtype | None = None,
         bits: bool = False,
     ) -> Any:
-        """Write rows as a `datasets.Dataset` to a new folder, and open it; columns and options as in `to_parquet`."""
+        """Write rows as a `datasets.Dataset` to a new folder, and open it: see `to_parquet`; bits are integers here."""
         return to_datasets(path, [self[site] for site in sites or self], dtype=dtype, bits=bits)
 
     def verify(self) -> Verified:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError, SiteError
-from hookline.harvest.live import Live
-from hookline.harvest.passes import CALLS, Manner
-from hookline.harvest.ray import on_ray
-from hookline.harvest.rows import Rule, check_rule
-from hookline.harvest.running import run, run_one
-from hookline.harvest.sources import Source, source
-from hookline.harvest.units import ON_ERROR
+from hookline.harvesting.live import Live
+from hookline.harvesting.passes import CALLS, Manner
+from hookline.harvesting.ray import on_ray
+from hookline.harvesting.rows import Rule, check_rule
+from hookline.harvesting.running import run, run_one
+from hookline.harvesting.sources import Source, source
+from hookline.harvesting.units import ON_ERROR
 from hookline.store.places import Place, place
 from hookline.store.store import Store
 from hookline.store.writer import committed, how_many, read_record

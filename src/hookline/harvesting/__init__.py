@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec
 
-from hookline.harvest.generation import Generation
-from hookline.harvest.images import Images
-from hookline.harvest.plan import Harvest
-from hookline.harvest.texts import Texts
+from hookline.harvesting.generation import Generation
+from hookline.harvesting.images import Images
+from hookline.harvesting.plan import Harvest
+from hookline.harvesting.texts import Texts
 from hookline.store.store import Store
 
 Options = ParamSpec("Options")

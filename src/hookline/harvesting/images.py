@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.harvest.columns import Column, column_of
+from hookline.harvesting.columns import Column, column_of
 
 Sample = dict[str, Tensor]
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

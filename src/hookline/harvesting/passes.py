@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hookline import offload
 from hookline.errors import HooklineError, SiteError
-from hookline.harvest.batches import Batch, on
-from hookline.harvest.masks import refuse_padding, token_mask
-from hookline.harvest.rows import Choice, Rows, Rule, cast, takes_output
+from hookline.harvesting.batches import Batch, on
+from hookline.harvesting.masks import refuse_padding, token_mask
+from hookline.harvesting.rows import Choice, Rows, Rule, cast, takes_output
 from hookline.hooks import Hooks
 from hookline.parallel import arrived, placement
 from hookline.ranks import is_cut

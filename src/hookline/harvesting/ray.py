@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookline.errors import HooklineError
-from hookline.harvest.progress import Progress
-from hookline.harvest.running import prepare, run_one
+from hookline.harvesting.progress import Progress
+from hookline.harvesting.running import prepare, run_one
 from hookline.store.writer import sweep
 
 if TYPE_CHECKING:
-    from hookline.harvest.plan import Harvest
+    from hookline.harvesting.plan import Harvest
 
 TRIES = 4  # How often a unit may be begun before it is held to be what kills the workers.
 

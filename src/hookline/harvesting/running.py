@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookline.errors import HooklineError, StoreError
-from hookline.harvest.progress import Progress
-from hookline.harvest.ranks import ranks, turns
-from hookline.harvest.replicas import run_together
-from hookline.harvest.units import Told
+from hookline.harvesting.progress import Progress
+from hookline.harvesting.ranks import ranks, turns
+from hookline.harvesting.replicas import run_together
+from hookline.harvesting.units import Told
 from hookline.ranks import may_be_a_stage
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import committed, end, how_many, read_record, sweep
 
 if TYPE_CHECKING:
-    from hookline.harvest.plan import Harvest
+    from hookline.harvesting.plan import Harvest
 
 
 def run(plan: Harvest) -> None:

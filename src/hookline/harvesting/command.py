@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from hookline.errors import HooklineError, StoreError, did_you_mean
-from hookline.harvest.generation import Generation
-from hookline.harvest.images import Images
-from hookline.harvest.masks import named_positions
-from hookline.harvest.plan import Harvest
-from hookline.harvest.ranks import ranks
-from hookline.harvest.rows import Rule
-from hookline.harvest.texts import Texts
+from hookline.harvesting.generation import Generation
+from hookline.harvesting.images import Images
+from hookline.harvesting.masks import named_positions
+from hookline.harvesting.plan import Harvest
+from hookline.harvesting.ranks import ranks
+from hookline.harvesting.rows import Rule
+from hookline.harvesting.texts import Texts
 from hookline.nodes import DTYPES
 from hookline.sites import parse
 from hookline.store.places import place

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.harvest.columns import Column, column_of
-from hookline.harvest.masks import NO_LABEL
+from hookline.harvesting.columns import Column, column_of
+from hookline.harvesting.masks import NO_LABEL
 from hookline.tree import unwrap
 
 Sample = dict[str, list[int]]

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch import nn
 
 from hookline.errors import HooklineError, StoreError, warn
-from hookline.harvest.batches import Batch
-from hookline.harvest.digests import function_text, model_digest
-from hookline.harvest.passes import Manner, Part, Pass, needs_output
-from hookline.harvest.units import Runner, Told
+from hookline.harvesting.batches import Batch
+from hookline.harvesting.digests import function_text, model_digest
+from hookline.harvesting.passes import Manner, Part, Pass, needs_output
+from hookline.harvesting.units import Runner, Told
 from hookline.ranks import replica
 from hookline.store.places import Place
 from hookline.store.records import Array, Manifest
 from hookline.store.writer import begin, begin_part
 
 if TYPE_CHECKING:
-    from hookline.harvest.plan import Harvest
+    from hookline.harvesting.plan import Harvest
 
 _LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
 _LONGEST = 60.0  # Seconds that one unit may take.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.harvest.batches import Again, Batch, Batches
-from hookline.harvest.samples import Columns, Samples
+from hookline.harvesting.batches import Again, Batch, Batches
+from hookline.harvesting.samples import Columns, Samples
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.harvest.digests import digest
+from hookline.harvesting.digests import digest
 from hookline.values import leaves, map_tensors
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from hookline.harvest.units import Told
+from hookline.harvesting.units import Told
 from hookline.tables import size
 
 _log = logging.getLogger("hookline")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.harvest.digests import bytes_of
-from hookline.harvest.masks import token_positions
+from hookline.harvesting.digests import bytes_of
+from hookline.harvesting.masks import token_positions
 from hookline.sites import Site, write_subscripts
 from hookline.values import children, describe
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.harvest.digests import bytes_of
-from hookline.harvest.masks import is_of_the_decoder, token_mask
+from hookline.harvesting.digests import bytes_of
+from hookline.harvesting.masks import is_of_the_decoder, token_mask
 from hookline.sites import Site
 from hookline.tree import unwrap
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hookline.errors import HooklineError, did_you_mean
-from hookline.harvest.digests import digest
-from hookline.harvest.lines import Lines
+from hookline.harvesting.digests import digest
+from hookline.harvesting.lines import Lines
 
 
 class Column(Protocol):

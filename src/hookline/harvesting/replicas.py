@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from hookline.errors import HooklineError
-from hookline.harvest.units import Told
+from hookline.harvesting.units import Told
 from hookline.ranks import Replica, meet
 from hookline.store.writer import committed, how_many
 
 if TYPE_CHECKING:
-    from hookline.harvest.plan import Harvest
+    from hookline.harvesting.plan import Harvest
 
 
 def run_together(plan: Harvest, together: Replica, told: Told) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.errors import HooklineError
-from hookline.harvest.batches import Batch
-from hookline.harvest.digests import digest
+from hookline.harvesting.batches import Batch
+from hookline.harvesting.digests import digest
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -10,20 +10,18 @@ from typing import Any
 import torch
 
 from hookline.errors import BadSample, HooklineError
-from hookline.harvest.batches import Batch
-from hookline.harvest.digests import digest
-from hookline.harvest.lanes import Countdown, Lanes
-from hookline.harvest.passes import Part, Pass
-from hookline.harvest.rows import Choice
-from hookline.harvest.sources import Source
+from hookline.harvesting.batches import Batch
+from hookline.harvesting.digests import digest
+from hookline.harvesting.lanes import Countdown, Lanes
+from hookline.harvesting.passes import Part, Pass
+from hookline.harvesting.rows import Choice
+from hookline.harvesting.sources import Source
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import Unit
 
 ON_ERROR = ("raise", "skip")
-MOST_OPEN = (
-    4  # Units on their way at once: what is lost when the process dies, however small they are and slow the disk.
-)
+MOST_OPEN = 4  # Units on their way at once: no more are lost when the process dies, however slow the disk.
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)  # No fault of the sample's.
 
 

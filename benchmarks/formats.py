@@ -1,0 +1,379 @@
+"""The same rows in several formats, each written and read in the way that its own documentation recommends.
+
+A format is a class with `write(folder, batches)` and, on a folder that was written, `gather(rows)`, `sequence(...)` and
+`scan()`, which give torch tensors of bfloat16. Those without bfloat16 hold its bits. Files are of about 50 MB; for whom
+does not wait for the disk, every file is waited for at the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import hookline as hl
+from hookline.store.places import place
+from hookline.store.records import Array, Manifest
+from hookline.store.writer import Unit, begin
+
+WIDTH = 768
+SHARD = 32768  # Rows in a file, at least.
+PIECE = 8192  # Rows at a time in a scan.
+
+
+class Format(Protocol):
+    """One way to keep rows."""
+
+    needs: tuple[str, ...]
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """Write batches of sequences; all is on disk when this returns."""
+
+    def __init__(self, folder: Path) -> None: ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return any rows."""
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """Return the rows of one sequence."""
+
+    def scan(self) -> Iterator[Tensor]:
+        """Return all rows in order, in pieces."""
+
+
+def shards(batches: list[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
+    """Group batches into files."""
+    group: list[list[Tensor]] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(len(one) for some in group for one in some) >= SHARD:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def joined(group: list[list[Tensor]]) -> Tensor:
+    """Return the rows of a file."""
+    return torch.cat([one for batch in group for one in batch])
+
+
+def wait_for(folder: Path) -> None:
+    """Wait until every file is on disk."""
+    for path in folder.rglob("*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def installed(format: type[Format]) -> bool:
+    """Whether a format's packages are here."""
+    return all(importlib.util.find_spec(name) is not None for name in format.needs)
+
+
+class Store:
+    """hookline's own: streamed batch by batch."""
+
+    needs = ()
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """Write as a harvest does: each batch when it comes, one unit after the other."""
+        groups = list(shards(batches))
+        root = place(folder)
+        manifest = begin(root, Manifest({}, (Array("h", torch.bfloat16, (WIDTH,)),), len(groups)))
+        first = 0
+        for number, group in enumerate(groups):
+            unit, lengths = Unit(root, manifest, number), [len(one) for batch in group for one in batch]
+            for batch in group:
+                unit.append(0, torch.cat(batch))
+            unit.commit(first=first, samples=len(lengths), lengths=[lengths])
+            first += len(lengths)
+
+    def __init__(self, folder: Path) -> None:
+        self.store = hl.Store(folder)
+        self.rows = self.store["h"]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """By number."""
+        return self.rows[rows]
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """By sample."""
+        return self.store.rows("h", sample=number)
+
+    def scan(self) -> Iterator[Tensor]:
+        """A few megabytes at a time."""
+        return self.rows.scan(PIECE * WIDTH * 2)
+
+
+class Sharded:
+    """Files of an array each, mapped: what npy and torch.save have in common."""
+
+    arrays: list[Tensor]
+
+    def __init__(self, folder: Path) -> None:
+        self.arrays = [self.load(path) for path in sorted(folder.iterdir())]
+        self.bounds = torch.tensor([0, *(len(one) for one in self.arrays)]).cumsum(0)
+
+    @staticmethod
+    def load(path: Path) -> Tensor:
+        """Map one file."""
+        raise NotImplementedError
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """One selection of each file."""
+        result = torch.empty(len(rows), WIDTH, dtype=torch.bfloat16)
+        files = torch.searchsorted(self.bounds, rows, right=True) - 1
+        for file in files.unique().tolist():
+            here = (files == file).nonzero().view(-1)
+            result[here] = self.arrays[file].index_select(0, rows[here] - self.bounds[file])
+        return result
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """A slice: no sequence is in two files."""
+        file = int(torch.searchsorted(self.bounds, begin, right=True)) - 1
+        offset = int(self.bounds[file])
+        return self.arrays[file][begin - offset : end - offset].clone()
+
+    def scan(self) -> Iterator[Tensor]:
+        """File by file."""
+        for array in self.arrays:
+            yield from array.split(PIECE)
+
+
+class Npy(Sharded):
+    """np.save, and np.load with mmap_mode."""
+
+    needs = ("numpy",)
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """One file for each group."""
+        import numpy
+
+        for number, group in enumerate(shards(batches)):
+            with open(folder / f"{number:06d}.npy", "wb") as file:
+                numpy.save(file, joined(group).view(torch.uint16).numpy())
+                file.flush()
+                os.fsync(file.fileno())
+
+    @staticmethod
+    def load(path: Path) -> Tensor:
+        """Map one file; "c" lets torch have it without a warning that it can't be written to."""
+        import numpy
+
+        return torch.from_numpy(numpy.load(path, mmap_mode="c")).view(torch.bfloat16)
+
+
+class Pt(Sharded):
+    """torch.save, and torch.load with mmap."""
+
+    needs = ()
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """One file for each group."""
+        for number, group in enumerate(shards(batches)):
+            with open(folder / f"{number:06d}.pt", "wb") as file:
+                torch.save(joined(group), file)
+                file.flush()
+                os.fsync(file.fileno())
+
+    @staticmethod
+    def load(path: Path) -> Tensor:
+        """Map one file."""
+        found: Tensor = torch.load(path, mmap=True, weights_only=True)
+        return found
+
+
+def table_of(group: list[list[Tensor]], as_bytes: bool = False) -> Any:
+    """Return rows as a table of Arrow's, sharing their memory."""
+    import pyarrow
+
+    rows = joined(group)
+    memory = pyarrow.py_buffer(rows.view(torch.uint16).numpy())
+    if as_bytes:
+        column = pyarrow.Array.from_buffers(pyarrow.binary(2 * WIDTH), len(rows), [None, memory])
+    else:
+        values = pyarrow.Array.from_buffers(pyarrow.uint16(), rows.numel(), [None, memory])
+        column = pyarrow.FixedSizeListArray.from_arrays(values, WIDTH)
+    return pyarrow.table({"h": column})
+
+
+def tensor_of(column: Any) -> Tensor:
+    """Return a column as rows; copied only if it is in several pieces."""
+    import pyarrow
+
+    whole = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    numbers = whole.flatten() if hasattr(whole, "flatten") else whole
+    begin = numbers.offset * numbers.type.bit_width // 8
+    memory = numbers.buffers()[-1][begin : begin + 2 * WIDTH * len(whole)]
+    return torch.frombuffer(memory, dtype=torch.bfloat16).view(-1, WIDTH)
+
+
+class Parquet:
+    """pyarrow's writer, and its datasets for reading. A row is its bytes: Parquet's integers take four at least.
+
+    No compression: zstd would be 0.8 of the size and slower.
+    """
+
+    needs = ("pyarrow",)
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """One file for each group, in row groups of a few megabytes."""
+        from pyarrow import parquet
+
+        for number, group in enumerate(shards(batches)):
+            path = folder / f"{number:06d}.parquet"
+            table = table_of(group, as_bytes=True)
+            parquet.write_table(table, path, row_group_size=4096, compression="none", use_dictionary=False)
+        wait_for(folder)
+
+    def __init__(self, folder: Path) -> None:
+        import pyarrow.dataset
+
+        self.dataset = pyarrow.dataset.dataset(folder)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """By number; `take` wants no order."""
+        import pyarrow
+
+        return tensor_of(self.dataset.take(pyarrow.array(rows.numpy()))["h"])
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """The same."""
+        return self.gather(torch.arange(begin, end))
+
+    def scan(self) -> Iterator[Tensor]:
+        """In batches."""
+        return (tensor_of(batch["h"]) for batch in self.dataset.to_batches(batch_size=PIECE))
+
+
+class Datasets:
+    """Hugging Face: its ArrowWriter, and the format "arrow" for reading."""
+
+    needs = ("datasets", "pyarrow")
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """One file for each group."""
+        from datasets.arrow_writer import ArrowWriter
+
+        for number, group in enumerate(shards(batches)):
+            with ArrowWriter(path=str(folder / f"{number:06d}.arrow")) as writer:
+                writer.write_table(table_of(group))
+                writer.finalize()
+        wait_for(folder)
+
+    def __init__(self, folder: Path) -> None:
+        import datasets
+
+        found = [datasets.Dataset.from_file(str(path)) for path in sorted(folder.iterdir())]
+        self.dataset = datasets.concatenate_datasets(found).with_format("arrow")
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """By a list of numbers."""
+        return tensor_of(self.dataset[rows.tolist()]["h"])
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """By a slice."""
+        return tensor_of(self.dataset[begin:end]["h"]).clone()
+
+    def scan(self) -> Iterator[Tensor]:
+        """In batches."""
+        return (tensor_of(batch["h"]) for batch in self.dataset.iter(batch_size=PIECE))
+
+
+class Lance:
+    """Lance: a dataset of versions, written from a reader."""
+
+    needs = ("lance", "pyarrow")
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """In one call, batch by batch."""
+        import lance
+        import pyarrow
+
+        tables = (table_of([batch]).to_batches()[0] for batch in batches)
+        schema = table_of(batches[:1]).schema
+        lance.write_dataset(
+            pyarrow.RecordBatchReader.from_batches(schema, tables), folder / "rows.lance", max_rows_per_file=SHARD
+        )
+        wait_for(folder)
+
+    def __init__(self, folder: Path) -> None:
+        import lance
+
+        self.dataset = lance.dataset(folder / "rows.lance")
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """By a list of numbers."""
+        return tensor_of(self.dataset.take(rows.tolist())["h"])
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """The same."""
+        return tensor_of(self.dataset.take(list(range(begin, end)))["h"])
+
+    def scan(self) -> Iterator[Tensor]:
+        """In batches."""
+        return (tensor_of(batch["h"]) for batch in self.dataset.to_batches(batch_size=PIECE))
+
+
+class Zarr:
+    """zarr 3: one array, which each batch is appended to. Chunks of 1024 rows in shards; no compression."""
+
+    needs = ("zarr",)
+
+    @staticmethod
+    def write(folder: Path, batches: list[list[Tensor]]) -> None:
+        """A group at a time, so that no shard is written twice."""
+        import zarr
+
+        rows = sum(len(one) for batch in batches for one in batch)
+        array = zarr.create_array(
+            folder / "rows.zarr", shape=(rows, WIDTH), chunks=(1024, WIDTH), shards=(SHARD, WIDTH), dtype="uint16",
+            compressors=None,
+        )  # fmt: skip
+        flat, done = [one for batch in batches for one in batch], 0
+        for whole in torch.cat(flat).split(SHARD):
+            array[done : done + len(whole)] = whole.view(torch.uint16).numpy()
+            done += len(whole)
+        wait_for(folder)
+
+    def __init__(self, folder: Path) -> None:
+        import zarr
+
+        self.array = zarr.open_array(folder / "rows.zarr", mode="r")
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """By orthogonal indexing."""
+        return torch.from_numpy(self.array.oindex[rows.numpy()]).view(torch.bfloat16)
+
+    def sequence(self, number: int, begin: int, end: int) -> Tensor:
+        """By a slice."""
+        return torch.from_numpy(self.array[begin:end]).view(torch.bfloat16)
+
+    def scan(self) -> Iterator[Tensor]:
+        """In slices."""
+        for start in range(0, self.array.shape[0], PIECE):
+            yield torch.from_numpy(self.array[start : start + PIECE]).view(torch.bfloat16)
+
+
+FORMATS: dict[str, type[Format]] = {
+    "store": Store,
+    "npy, mapped": Npy,
+    "torch.save, mapped": Pt,
+    "Parquet": Parquet,
+    "datasets (Arrow)": Datasets,
+    "Lance": Lance,
+    "zarr": Zarr,
+}

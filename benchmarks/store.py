@@ -1,0 +1,156 @@
+"""What it costs to write and to read rows, in hookline's store and in other formats, as ratios to the store.
+
+python benchmarks/store.py               prints the tables and writes them to benchmarks/store.txt
+
+The same rows for everybody: 200,000 of 768 bfloat16, in ragged sequences that come in batches of 32. What was read is
+compared with what was written, once. Files are in the page cache, as they are when a dataset is read again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from formats import FORMATS, PIECE, WIDTH, Format, installed
+from harness import measure, publish, ratios, report, usual
+from torch import Tensor
+
+ROWS = usual(200_000, quick=2_000)
+SOME = 1024
+Run = Callable[[], object]
+
+
+def sequences() -> list[Tensor]:
+    """Return rows of 8 to 240 tokens, heavy-tailed as activations are."""
+    torch.manual_seed(0)
+    lengths = torch.randint(8, 241, (ROWS,))
+    lengths = lengths[: int((lengths.cumsum(0) <= ROWS).sum())]
+    rows = torch.randn(int(lengths.sum()), WIDTH) * torch.randn(WIDTH).exp()
+    return list(rows.bfloat16().split(lengths.tolist()))
+
+
+def check(format: Format, truth: Tensor, starts: Tensor) -> None:
+    """See that a format gives back what it was given."""
+    rows = torch.randperm(len(truth))[:SOME]
+    begin, end = starts[5:7].tolist()
+    assert format.gather(rows).equal(truth[rows])
+    assert format.sequence(5, begin, end).equal(truth[begin:end])
+    assert torch.cat([piece.clone() for piece in format.scan()]).equal(truth)
+
+
+def gathering(format: Format, rows: int) -> Run:
+    """Gather rows, other ones each time."""
+    chance = torch.Generator().manual_seed(0)
+
+    def run() -> None:
+        format.gather(torch.randint(rows, (SOME,), generator=chance))
+
+    return run
+
+
+def picking(format: Format, starts: Tensor) -> Run:
+    """Read sequences, other ones each time."""
+    chance, edges = torch.Generator().manual_seed(0), starts.tolist()
+
+    def run() -> None:
+        for number in torch.randint(len(edges) - 1, (32,), generator=chance).tolist():
+            format.sequence(number, edges[number], edges[number + 1])
+
+    return run
+
+
+def scanning(format: Format) -> Run:
+    """Bring every row to another place in memory."""
+    target = torch.empty(4 * PIECE, WIDTH, dtype=torch.bfloat16)
+
+    def run() -> None:
+        for piece in format.scan():
+            target[: len(piece)] = piece
+
+    return run
+
+
+def writing(format: type[Format], folder: Path, batches: list[list[Tensor]]) -> Run:
+    """Write everything."""
+
+    def run() -> None:
+        folder.mkdir()
+        format.write(folder, batches)
+
+    return run
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def quiet() -> None:
+    """One thread for everybody, and no bars and banners."""
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = os.environ["LANCE_CPU_THREADS"] = "1"
+    os.environ["RAYON_NUM_THREADS"] = os.environ["TOKIO_WORKER_THREADS"] = "1"
+    warnings.filterwarnings("ignore")
+    if installed(FORMATS["Parquet"]):
+        import pyarrow
+
+        pyarrow.set_cpu_count(1)
+        pyarrow.set_io_thread_count(1)
+
+
+def tables() -> Iterator[str]:
+    """Measure everything."""
+    quiet()
+    contenders = {name: format for name, format in FORMATS.items() if installed(format)}
+    left_out = [name for name in FORMATS if name not in contenders]
+    samples = sequences()
+    truth, starts = torch.cat(samples), torch.tensor([0, *map(len, samples)]).cumsum(0)
+    batches = [samples[start : start + 32] for start in range(0, len(samples), 32)]
+    folder = Path(tempfile.mkdtemp(prefix="hookline-benchmark-"))
+    about = f"{len(truth):,} rows of {WIDTH} bfloat16 in {len(samples):,} sequences"
+    try:
+        opened: dict[str, Format] = {}
+        sizes = [f"{about}, {truth.nbytes / 1e6:.0f} MB: the size on disk"]
+        for name, format in contenders.items():
+            writing(format, folder / name, batches)()
+            opened[name] = format(folder / name)
+            check(opened[name], truth, starts)
+            sizes.append(f"{name:44s} {size_of(folder / name) / truth.nbytes:7.3f}")
+        sizes += [f"{name:44s} not installed, left out" for name in left_out]
+        yield "\n".join(sizes) + "\n"
+        yield from written(contenders, folder / "again", batches)
+        yield from read(opened, truth, starts)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def written(contenders: dict[str, type[Format]], folder: Path, batches: list[list[Tensor]]) -> Iterator[str]:
+    """Measure writing with both clocks."""
+    runs = {name: writing(format, folder, batches) for name, format in contenders.items()}
+    for clock, told in ((time.perf_counter, "wall clock"), (time.process_time, "processor time")):
+        seconds = measure(runs, rounds=8, repeat=1, clock=clock, after=lambda: shutil.rmtree(folder))
+        yield report(f"writing all rows until they are on disk; {told}", ratios(seconds), seconds)
+
+
+def read(opened: dict[str, Format], truth: Tensor, starts: Tensor) -> Iterator[str]:
+    """Measure reading."""
+    tasks: dict[str, tuple[Callable[[Format], Run], int]] = {
+        f"gathering {SOME:,} random rows": (lambda format: gathering(format, len(truth)), 40),
+        "reading 32 random sequences, one by one": (lambda format: picking(format, starts), 20),
+        "scanning all rows": (scanning, 8),
+    }
+    for title, (task, rounds) in tasks.items():
+        seconds = measure({name: task(format) for name, format in opened.items()}, rounds=rounds, repeat=2)
+        yield report(f"{title}; processor time", ratios(seconds), seconds)
+
+
+if __name__ == "__main__":
+    publish(__file__, tables)
