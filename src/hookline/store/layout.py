@@ -94,13 +94,18 @@ class Layout:
         told = part.index.positions_of(array, own)
         return None if told is None else (part.place, told[0], told[1].rows)
 
-    def where(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the line of each row's unit, and the row's number in the unit's file."""
-        lines = torch.searchsorted(self.bounds, rows, right=True) - 1
+    def stored(self, rows: Tensor) -> Tensor:
+        """Return the numbers that rows have if those of each unit are counted as they are stored."""
         if self.is_ordered:
-            return lines, rows - self.bounds[lines]
+            return rows
         samples = self._holding(rows)
-        return lines, self.samples.stored[samples] + rows - self.samples.starts[samples]
+        begins = self.bounds[torch.searchsorted(self.bounds, rows, right=True) - 1]
+        return begins + self.samples.stored[samples] + rows - self.samples.starts[samples]
+
+    def files_of(self, stored: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the line of the unit of each of these numbers, and which row of the unit's file it is."""
+        lines = torch.searchsorted(self.bounds, stored, right=True) - 1
+        return lines, stored - self.bounds[lines]
 
     def numbers_of(self, rows: Tensor) -> Tensor:
         """Return the number of the sample of each row."""

@@ -152,28 +152,33 @@ class Rows:
 
     def _gather(self, rows: Tensor) -> Tensor:
         """Return any rows: one selection of each file, in the order in which they are stored."""
-        lines, places = self._layout.where(rows)
-        if len(rows) and bool((lines == lines[0]).all()):
-            return from_words(self._source(int(lines[0])).select(places, self._maps), self._array)
-        places_of_all = self._layout.bounds[lines] + places
-        is_sorted = bool((places_of_all.diff() >= 0).all())
-        order = torch.arange(len(rows), device="cpu") if is_sorted else torch.argsort(places_of_all)
-        places = places[order]
-        found, counts = torch.unique_consecutive(lines[order], return_counts=True)
+        stored = self._layout.stored(rows)
+        if not len(rows) or bool((stored.diff() >= 0).all()):
+            return from_words(self._gather_sorted(stored, None), self._array)
+        numbers, order = torch.sort(stored)
+        first = self._layout.line(int(numbers[0]))
+        if int(numbers[-1]) < self._layout.limits[first + 1]:  # Of one file they come as they are asked for.
+            return from_words(self._source(first).select(stored - self._layout.limits[first], self._maps), self._array)
+        return from_words(self._gather_sorted(numbers, order), self._array)
+
+    def _gather_sorted(self, numbers: Tensor, order: Tensor | None) -> Tensor:
+        """Return rows by their ascending numbers in the files, as words; row `i` as row `order[i]`."""
+        lines, places = self._layout.files_of(numbers)
+        found, counts = torch.unique_consecutive(lines, return_counts=True)
         sources = [self._source(line) for line in found.tolist()]
-        result, done = empty_words(len(rows), self._array), 0
-        if len(rows) < _FEW * len(sources) and all(source.place.maps for source in sources):
-            copy_rows([source.mapped(self._maps) for source in sources], counts, places, result, order)
-            return from_words(result, self._array)
+        result, done = empty_words(len(numbers), self._array), 0
+        if len(numbers) < _FEW * len(sources) and self._layout.is_mapped:
+            to = torch.arange(len(numbers), device="cpu") if order is None else order
+            copy_rows([source.mapped(self._maps) for source in sources], counts, places, result, to)
+            return result
         for source, count in zip(sources, counts.tolist(), strict=True):
             own = slice(done, done + count)
             source.select(places[own], self._maps, out=result[own])
             done += count
-        if is_sorted:
-            return from_words(result, self._array)
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device="cpu")
-        return from_words(result.index_select(0, back), self._array)
+        if order is None:
+            return result
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device="cpu"))
+        return result.index_select(0, back)
 
     def _source(self, line: int) -> Source:
         found = self._sources.get(line)
@@ -185,7 +190,7 @@ class Rows:
 
     def _positions_of(self, rows: Tensor) -> Tensor:
         result = self._layout.offsets_of(rows)
-        lines, places = self._layout.where(rows)
+        lines, places = self._layout.files_of(self._layout.stored(rows))
         lines, order = torch.sort(lines, stable=True)
         found, counts = torch.unique_consecutive(lines, return_counts=True)
         for line, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
