@@ -59,3 +59,12 @@ def test_a_unit_that_is_not_there_is_refused(tmp_path, unit):
     plan = hl.Harvest(small.model, small.Sentences(), *small.SITES, **small.options(tmp_path / "store"))
     with pytest.raises(hl.HooklineError, match=f"there is no unit {unit}: the harvest has units 0 to 15"):
         plan.run_unit(unit)
+
+
+def test_a_plan_that_travels_keeps_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = pickle.dumps(hl.Harvest(small.model, small.Sentences(), *small.SITES, **small.options("store")))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert pickle.loads(data).run_unit(0)
+    assert small.committed(tmp_path / "store") == {0}

@@ -157,8 +157,10 @@ class Harvest:
         self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to, gather, own)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what travels: the plan, and nothing of what it has made of it here."""
-        return {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
+        """Return what travels: the plan, and nothing it has made here. Its folder stays the same one."""
+        state = {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
+        where = os.fsdecode(self.to)
+        return {**state, "to": where if "://" in where else os.path.abspath(where)}
 
     @cached_property
     def place(self) -> Place:
