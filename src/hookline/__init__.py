@@ -1,7 +1,7 @@
 """hookline: look inside and reach into any PyTorch model."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from hookline.attached import attached, clear
 from hookline.cache import Cache
@@ -25,7 +25,7 @@ from hookline.scan import scan
 from hookline.sites import Site
 from hookline.verbs import capture, edit, patch, run, skip
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
     from hookline.store.store import Store
 
@@ -73,10 +73,10 @@ _LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), 
 _LATER["Store"] = "hookline.store.store"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _LATER:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    globals()[name] = found = getattr(_importlib.import_module(_LATER[name]), name)
     return found
 
 

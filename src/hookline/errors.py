@@ -69,6 +69,7 @@ def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
         "hookline",
         "torch",
         "contextlib",
+        "functools",
     ):
         frame = frame.f_back
         level += 1

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 import pickle
+import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -9,7 +12,16 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import hookline as hl
 from hookline.harvesting import lanes
@@ -291,8 +303,13 @@ def test_a_module_that_is_called_twice_is_no_row_twice(to):
     store = hl.harvest(model, X, "one#1", to=to, batch_size=8)
     with torch.no_grad():
         assert torch.allclose(store["one#1"][:], model(X))
-    store = hl.harvest(model, X, "one", to=to / "b", batch_size=8, calls="sequence", transform=lambda value: value)
-    assert store["one"].shape == (50, 8)
+    with pytest.raises(hl.HooklineError, match=r"have shape \(8, 4\), without a sequence to join them along"):
+        hl.harvest(model, X, "one", to=to / "b", batch_size=8, calls="sequence")
+    x = X.reshape(10, 5, 4)
+    store = hl.harvest(model, x, "one", to=to / "b", batch_size=8, calls="sequence")
+    with torch.no_grad():
+        once = model.one(x)
+        assert torch.allclose(store["one"][:], torch.cat([once, model.one(once)], 1))
 
 
 def test_a_call_may_give_the_batch_in_its_own_way(to):
@@ -454,7 +471,7 @@ def test_the_estimate_says_rows_and_bytes_before_anything_is_written(to):
     assert (told.samples, told.rows, told.bytes, told.units) == (50, 100, 50 * 8 * 4 + 50 * 4, 4)
     assert told.free > 0
     assert not to.exists()
-    assert "50 samples, about 100 rows, 1.8 kB" in str(told)
+    assert "50 samples, about 100 rows in 2 arrays, 1.8 kB" in str(told)
 
 
 def test_what_can_not_fit_is_refused_before_it_starts(to):
@@ -597,3 +614,279 @@ def test_data_are_known_by_all_that_is_in_them():
     assert digest([torch.ones(2), torch.ones(1)]) != digest([torch.ones(1), torch.ones(2)])
     assert digest(torch.ones(2)) != digest(torch.ones(2, dtype=torch.float64))
     assert digest(torch.ones(2), "before") != digest(torch.ones(2))
+
+
+def slow_disk(monkeypatch) -> None:
+    append = Unit.append
+    monkeypatch.setattr(Unit, "append", lambda *args: (time.sleep(0.02), append(*args))[1])
+
+
+def test_memory_that_is_used_again_is_not_what_is_written(to, monkeypatch):
+    slow_disk(monkeypatch)
+    model, buffer, doubled = net(), torch.empty(5, 4), torch.empty(5, 8)
+
+    def refilled():
+        for batch in X.split(5):
+            yield {"input": buffer.copy_(batch)}
+
+    store = hl.harvest(model, refilled(), "0", to=to, unit=2, columns={"x": lambda batch: batch["input"]},
+                       transform=lambda value: torch.mul(value, 2, out=doubled))  # fmt: skip
+    assert torch.equal(store["x"][:], X)
+    assert torch.equal(store["0"][:], expected(model, 1, batch=5) * 2)
+    plan = hl.Harvest(model, refilled, "1", to=to / "b", unit=2)
+    plan.run_unit(0)
+    plan.run_unit(3)
+    assert len(hl.harvest(model, refilled(), "1", to=to / "b")["1"]) == 50  # What was passed over was compared.
+
+
+@pytest.mark.parametrize("batches", [list(X.split(8)), iter(X.split(8)), X], ids=["list", "iterator", "samples"])
+def test_a_model_may_write_into_its_input(batches, to):
+    class Greedy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.one(x.add_(1))
+
+    model = Greedy().eval()
+    size = 8 if isinstance(batches, torch.Tensor) else None
+    store = hl.harvest(model, batches, "one", to=to, batch_size=size, columns={"x": lambda batch: batch})
+    with torch.no_grad():
+        assert torch.allclose(store["one"][:], model.one(X + 1), atol=1e-6)
+    assert torch.equal(store["x"][:], X)
+
+
+def test_other_batches_are_not_taken_for_those_of_a_finished_store(to):
+    model = net()
+    hl.harvest(model, X[:16].split(8), "0", to=to, unit=1)
+    with pytest.raises(hl.StoreError, match="data"):
+        hl.harvest(model, X.split(8), "0", to=to)
+    with pytest.raises(hl.StoreError, match="batches 1 to 1 were others"):
+        hl.harvest(model, [X[:8], X[16:24]], "0", to=to)
+    with pytest.raises(hl.StoreError, match="batches 1 to 1 were others"):
+        hl.harvest(model, [X[:8], X[16:24]], "0", to=to, append=True)
+    assert len(hl.harvest(model, X[:16].split(8), "0", to=to)["0"]) == 16
+
+
+def test_an_iterable_that_reads_on_is_refused(to):
+    class Stream:
+        def __init__(self) -> None:
+            self.left = list(X.split(8))
+
+        def __iter__(self):
+            while self.left:
+                yield self.left.pop(0)
+
+    with pytest.raises(hl.HooklineError, match="give other batches each time"):
+        hl.harvest(net(), Stream(), "0", to=to)
+    assert len(hl.harvest(net(), iter(Stream()), "0", to=to)["0"]) == 50
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sampler": BatchSampler(RandomSampler(range(50)), 4, False)},
+        {"sampler": SubsetRandomSampler(range(40)), "batch_size": 8},
+        {"sampler": WeightedRandomSampler([1.0] * 50, 50), "batch_size": 8},
+    ],
+    ids=["batch sampler", "subset", "weighted"],
+)
+def test_every_loader_that_shuffles_is_refused(options, to):
+    with pytest.raises(hl.HooklineError, match="the loader shuffles"):
+        hl.harvest(net(), DataLoader(TensorDataset(X), **options), "0", to=to)
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({"batch_sampler": BatchSampler([5, 6, 7, 8], 2, False)}, [5, 6, 7, 8]),
+        ({"sampler": SequentialSampler(range(10)), "batch_size": 4}, list(range(10))),
+        ({"batch_size": None}, []),
+    ],
+    ids=["batch sampler", "sampler", "none"],
+)
+def test_a_loader_with_samples_of_its_own_choice_gives_those(options, numbers, to):
+    model = net()
+    loader = DataLoader(TensorDataset(X), **options)
+    if not numbers:
+        with pytest.raises(hl.HooklineError, match="the first dimension must be the batch"):
+            hl.harvest(model, loader, "0", to=to)
+        return
+    assert torch.allclose(hl.harvest(model, loader, "0", to=to)["0"][:], expected(model, 1)[numbers], atol=1e-6)
+
+
+def scaled(value, by=1, *, plus=0):
+    return value * by + plus
+
+
+class Scale(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(by))
+
+    def forward(self, value):
+        return value * self.by
+
+
+class Held:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, value):
+        return value * self.by
+
+    def method(self, value):
+        return value * self.by
+
+
+def closed(over):
+    return lambda value: over(value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda by: functools.partial(scaled, by=by),
+        lambda by: functools.partial(scaled, plus=by),
+        Scale,
+        Held,
+        lambda by: Held(by).method,
+        lambda by: closed(Scale(by)),
+        lambda by: closed(functools.partial(scaled, by=by)),
+        lambda by: lambda value, k=by: value * k,
+        lambda by: lambda value, *, k=by: value * k,
+    ],
+    ids=["partial", "keyword", "module", "object", "method", "closure", "nested", "default", "keyword default"],
+)
+def test_a_function_with_other_values_is_another_one(made, to):
+    assert function_text(made(2.0)) == function_text(made(2.0))
+    assert function_text(made(2.0)) != function_text(made(3.0))
+    hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8, transform=made(2.0)).run_unit(0)
+    with pytest.raises(hl.StoreError, match="its transform is"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, transform=made(3.0))
+
+
+def test_collate_is_known_again_too(to):
+    def half(samples):
+        return torch.stack(samples) / 2
+
+    hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8).run_unit(0)
+    with pytest.raises(hl.StoreError, match="collate"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, collate=half)
+
+
+def test_only_data_may_differ_in_what_is_appended(to):
+    hl.harvest(net(), X, "0", to=to, batch_size=8)
+    with pytest.raises(hl.StoreError, match="can't be appended to: its transform"):
+        hl.harvest(net(), X[:9], "0", to=to, batch_size=8, append=True, transform=lambda value: value * 2)
+
+
+def test_a_plan_looks_again_at_a_model_and_a_folder_that_changed(to):
+    model = net()
+    plan = hl.Harvest(model, X, "0", to=to, batch_size=8, unit=8)
+    plan.run_unit(0)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    with pytest.raises(hl.StoreError, match="model.weights"):
+        plan.run()
+    shutil.rmtree(to)
+    assert torch.equal(plan.run()["0"][:], expected(model, 1))
+    shutil.rmtree(to)
+    assert len(plan.run()["0"]) == 50
+
+
+def test_swapped_weights_and_other_layers_make_another_model():
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU())
+    before = model_digest(model)
+    with torch.no_grad():
+        model[0].weight[:, [1, 2]] = model[0].weight[:, [2, 1]]
+    assert model_digest(model) != before
+    with torch.no_grad():
+        model[0].weight[:, [1, 2]] = model[0].weight[:, [2, 1]]
+    assert model_digest(model) == before
+    assert model_digest(nn.Sequential(model[0], nn.GELU())) != before
+    model.register_buffer("steps", torch.zeros(()), persistent=False)
+    assert model_digest(model) == before
+
+
+def test_columns_may_be_functions_of_any_kind(to):
+    data = [{"input": batch, "y": batch[:, 0].double()} for batch in X.split(8)]
+    columns = {name: lambda batch, name=name: batch[name] for name in ("input", "y")}
+    store = hl.harvest(net(), data, "0", to=to, columns={**columns, "again": operator.itemgetter("y")},
+                       call=lambda model, batch: model(batch["input"]), dtype=torch.float16)  # fmt: skip
+    assert torch.equal(store["y"][:], X[:, 0].double())  # Columns are not cast.
+    assert torch.equal(store["again"][:], store["y"][:])
+    assert store["0"].dtype is torch.float16
+
+
+def test_a_mask_to_be_added_is_refused(to):
+    batches = [
+        {"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.tensor([[0.0, 0.0, -1e9], [0.0, 0.0, 0.0]])}
+    ]
+    with pytest.raises(hl.HooklineError, match="attention_mask is one to be added"):
+        hl.harvest(Tagger().eval(), batches, "mix", to=to, rows="tokens")
+
+
+def test_one_position_of_each_sample_is_a_row_for_each_sample(to):
+    ids = torch.randint(0, 20, (6, 6))
+    store = hl.harvest(Tagger().eval(), {"input_ids": ids}, "mix", "mix[:, -1]", to=to, batch_size=3, rows="tokens")
+    assert store["mix"].shape == (36, 6)
+    assert torch.equal(store["mix[:, -1]"][:], store["mix"][:].view(6, 6, 6)[:, -1])
+
+
+def test_a_parameter_is_no_sample(to):
+    with pytest.raises(hl.HooklineError, match="has no samples"):
+        hl.harvest(net(), X[:16], "0.weight:param", to=to, batch_size=8)
+
+
+def test_empty_batches_are_passed_over(to):
+    model = net()
+    batches = [X[:4], X[:0], X[4:8]]
+    plan = hl.Harvest(model, batches, "0", to=to, unit=1)
+    plan.run_unit(1)
+    assert torch.equal(plan.run()["0"][:], expected(model, 1, X[:8], 4))
+
+
+@pytest.mark.parametrize("bad", [3, 33])
+def test_a_bad_sample_is_found_in_the_first_batch_too(bad, to):
+    model, ids = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 4)).eval(), torch.randint(50, (40, 5))
+    ids[bad, 2] = 99
+    with pytest.raises(hl.BadSample, match=f"sample {bad} failed: IndexError"):
+        hl.harvest(model, ids, "1", to=to, batch_size=8)
+    store = hl.harvest(model, ids, "1", to=to, batch_size=8, on_error="skip")
+    assert list(store.skipped) == [bad]
+    assert len(store["1"]) == 39
+
+
+def test_a_batch_that_the_model_does_not_take_says_what_is_often_wrong(to):
+    with pytest.raises(
+        hl.HooklineError, match=r"failed on the first batch: TypeError.*was given as 2 arguments: call="
+    ):
+        hl.harvest(net(), DataLoader(TensorDataset(X, X), batch_size=7), "0", to=to)
+    with pytest.raises(hl.HooklineError, match="data= is 'corpus.txt'; .*give hl.Texts"):
+        hl.harvest(net(), "corpus.txt", "0", to=to)
+
+
+def test_to_ask_for_the_status_begins_nothing(to):
+    plan = hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=10)
+    assert str(plan.status()) == "0 of 5 units done, 0 rows"
+    assert not to.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"dtype": "bfloat17"}, "dtype= is one of torch's"),
+        ({"transform": 3}, "transform= is a function, not 3"),
+        ({"loss": "sum"}, "loss= is a function"),
+    ],
+)
+def test_options_are_checked_at_once(options, problem, to):
+    with pytest.raises(hl.HooklineError, match=problem):
+        hl.Harvest(net(), X, "0", to=to, batch_size=8, **options)
+
+
+def test_a_dtype_may_be_given_by_its_name(to):
+    assert hl.harvest(net(), X, "0", to=to, batch_size=8, dtype="bfloat16")["0"].dtype is torch.bfloat16

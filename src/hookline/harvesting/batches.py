@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.copies import share_tensor
 from hookline.errors import HooklineError
 from hookline.harvesting.digests import digest
 from hookline.values import leaves, map_tensors
@@ -45,10 +46,16 @@ class Batches:
         self._peeked: list[Any] = []
         self._rest: Iterator[Any] | None = None
         self._count = len(batches) if isinstance(batches, Sized) else None
+        self._digest = ""  # Of the first batch.
 
     def known(self) -> dict[str, Any]:
-        """Return nothing but the first batch: the others are compared when they are passed over."""
-        return {"first": digest(self.first().value)}
+        """Return the first batch, and how many there are: the others are compared when they are passed over."""
+        return {"first": self._first(), "batches": len(self._given) if isinstance(self._given, Sized) else None}
+
+    def _first(self) -> str:
+        if not self._digest:
+            self._digest = digest(self.first().value)
+        return self._digest
 
     def first(self) -> Batch:
         """Return the first batch."""
@@ -77,6 +84,9 @@ class Batches:
             self._peeked, self._rest = [], None
         first, number = 0, -1
         for number, value in enumerate(again):
+            if number == 0 and self._digest and digest(value) != self._digest:
+                raise HooklineError("the data give other batches each time that they are passed over; give them in "
+                                    "one order, or as an iterator (iter(data)), to be passed over once")  # fmt: skip
             count = samples_in(value)
             yield number, Batch(range(first, first + count), value)
             first += count
@@ -94,9 +104,12 @@ class Batches:
                     return  # The data has ended.
                 coming = self._pass()
                 ahead = next(coming, None)
-            over = Over(passed)
+            text = ""
             while ahead is not None and ahead[0] < unit * size:
-                over.add(ahead[0] // size, ahead[1], ends=(ahead[0] + 1) % size == 0)
+                text = digest(ahead[1].value, text)
+                if (ahead[0] + 1) % size == 0:
+                    passed(ahead[0] // size, text)
+                    text = ""
                 ahead = next(coming, None)
             if ahead is None:
                 return
@@ -107,6 +120,17 @@ class Batches:
     def longer(self, first: int) -> float:
         """Return 1: nobody knows before they come."""
         return 1.0
+
+    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
+        """Pass over all that there is, and tell of every unit."""
+        text, unit = "", -1
+        for number, batch in self._pass():
+            unit, text = number // size, digest(batch.value, text)
+            if (number + 1) % size == 0:
+                passed(unit, text)
+                text = ""
+        if text:
+            passed(unit, text)
 
     def singles(self, batch: Batch) -> list[Batch]:
         """Return each sample as a batch of one, if all tensors have the batch in front; else the batch as it is."""
@@ -121,21 +145,6 @@ class Batches:
         ]
 
 
-class Over:
-    """What is passed over of a unit: its digest is told when it has passed whole."""
-
-    def __init__(self, passed: Callable[[int, str], None]) -> None:
-        self.passed = passed
-        self.text = ""
-
-    def add(self, unit: int, batch: Batch, ends: bool) -> None:
-        """Note a batch."""
-        self.text = digest(batch.value, self.text)
-        if ends:
-            self.passed(unit, self.text)
-            self.text = ""
-
-
 def samples_in(value: Any) -> int:
     """Return how many samples a batch holds: the first dimension of its first tensor."""
     tensors = leaves(value)
@@ -147,12 +156,16 @@ def samples_in(value: Any) -> int:
 
 
 def on(value: Any, device: torch.device | None) -> Any:
-    """Return a batch with its tensors on a device, if one was given; the copy is waited for by nobody."""
-    if device is None:
-        return value
-    if device.type != "cuda":
-        return map_tensors(lambda tensor: tensor.to(device), value)
-    return map_tensors(lambda tensor: _pinned(tensor).to(device, non_blocking=True), value)
+    """Return a batch for a model, on its device: a copy, so that the model may write into it. Nobody waits for it."""
+    return map_tensors(lambda tensor: _on(tensor, device), value)
+
+
+def _on(tensor: Tensor, device: torch.device | None) -> Tensor:
+    if device is None or tensor.device == device:
+        own = share_tensor(tensor.detach())
+    else:
+        own = (_pinned(tensor.detach()) if device.type == "cuda" else tensor.detach()).to(device, non_blocking=True)
+    return own.requires_grad_(tensor.requires_grad)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

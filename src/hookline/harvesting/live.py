@@ -17,7 +17,7 @@ from hookline.errors import HooklineError, StoreError, warn
 from hookline.harvesting.batches import Batch
 from hookline.harvesting.digests import function_text, model_digest
 from hookline.harvesting.passes import Manner, Part, Pass, needs_output
-from hookline.harvesting.units import Runner, Told
+from hookline.harvesting.units import Runner, Told, bad_sample
 from hookline.ranks import replica
 from hookline.store.places import Place
 from hookline.store.records import Array, Manifest
@@ -41,10 +41,11 @@ class Live:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self.model = self.model.module  # It would wait for the other ranks, which may have no batch.
         self.together = replica(self.model)
+        self.digest = model_digest(self.model)  # Before anything runs: a forward may write into buffers.
         manner = _with_defaults(plan.manner)
         batch = plan.source.first()
         began = time.perf_counter()
-        self.first = self._try(batch, manner)
+        batch, self.first = self._try(batch, manner)
         if any(module.training for module in self.model.modules()):
             warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
         self.seconds = time.perf_counter() - began
@@ -53,11 +54,11 @@ class Live:
         self.manifest = self._manifest()
         self._begun: tuple[Place, Manifest] | None = None
 
-    def _try(self, batch: Batch, manner: Manner) -> dict[str, Part]:
+    def _try(self, batch: Batch, manner: Manner) -> tuple[Batch, dict[str, Part]]:
         """Run the first batch to its end: which sites there are, how often they are called, and what their rows are."""
         trial = Pass(self.model, self.plan.where, manner, stop=False)
         try:
-            found = trial.run(batch)
+            batch, found = self._first_good(trial, batch)
         finally:
             trial.close()
         for part in found.values():
@@ -66,7 +67,32 @@ class Live:
         if taken:
             raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
         self.stops = self._stops(manner, trial)
-        return {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Nobody needs the rows.
+        return batch, {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Without the rows.
+
+    def _first_good(self, trial: Pass, batch: Batch) -> tuple[Batch, dict[str, Part]]:
+        """Return what a batch gives; if the model fails on it, what the first of its samples gives that can be run."""
+        try:
+            return batch, trial.run(batch)
+        except HooklineError:
+            raise
+        except Exception as error:
+            bad: list[tuple[int, Exception]] = []
+            for single in self.plan.source.singles(batch):
+                try:
+                    found = single, trial.run(single)
+                except HooklineError:
+                    raise
+                except Exception as failure:
+                    bad.append((single.samples[0], failure))
+                    continue
+                if bad and self.plan.on_error == "raise":
+                    raise bad_sample(*bad[0]) from bad[0][1]
+                if self.plan.on_error == "skip":
+                    return found
+            if bad and len(bad) < len(batch.samples):
+                raise bad_sample(*bad[0]) from bad[0][1]
+            told = f"the model failed on the first batch: {type(error).__name__}: {error}"
+            raise HooklineError(told + _hint(batch.value)) from error
 
     def _stops(self, manner: Manner, trial: Pass) -> bool:
         if manner.stop is not None:
@@ -78,7 +104,7 @@ class Live:
         arrays = tuple(part.array(name) for name, part in self.first.items())
         rows = manner.rows if isinstance(manner.rows, Mapping) else {"": manner.rows}
         spec = {
-            "model": model_digest(self.model),
+            "model": self.digest,
             "data": plan.source.known(),
             "rows": {str(name): function_text(rule) for name, rule in rows.items()},
             "dtype": None if manner.dtype is None else str(manner.dtype),
@@ -117,6 +143,10 @@ class Live:
             self._begun = where, found
         return self._begun
 
+    def forget(self) -> None:
+        """Begin the store anew when it is needed next."""
+        self._begun = None
+
     @cached_property
     def passing(self) -> Pass:
         """The hooks of the run: now at the sites that fired, by name, so that a batch that misses one is told of."""
@@ -141,3 +171,13 @@ class Live:
 def _with_defaults(manner: Manner) -> Manner:
     """Return a manner with what a call says of itself."""
     return replace(manner, stop=getattr(manner.call, "stop", None)) if manner.stop is None else manner
+
+
+def _hint(batch: object) -> str:
+    """Return what is often wrong with data that a model does not take."""
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return (
+            f"; the batch, a {type(batch).__name__} of {len(batch)}, was given as {len(batch)} arguments: "
+            "call=lambda model, batch: model(batch[0]) gives only the first"
+        )
+    return ""

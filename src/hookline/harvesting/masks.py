@@ -142,7 +142,12 @@ def _mask_of(site: Site, batch: Mapping[str, Any], decodes: bool) -> tuple[str, 
     name = "decoder_attention_mask" if decodes else "attention_mask"
     mask, labels = batch.get(name), batch.get("labels")
     if mask is not None:
-        return name, torch.as_tensor(mask) != 0
+        mask = torch.as_tensor(mask)
+        if mask.is_floating_point() and bool((mask < 0).any()):
+            raise HooklineError(
+                f"{name} is one to be added, with 0 for tokens; give 1 for tokens and 0 elsewhere, or {_FIX}"
+            )
+        return name, mask != 0
     given = any(one in batch for one in _OF_A_DECODER)
     if decodes and labels is not None and not given:  # The model makes its decoder's input of them, shifted by one.
         return "labels", torch.as_tensor(labels) != NO_LABEL

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import offload
+from hookline.copies import share_tensor
 from hookline.errors import HooklineError, SiteError
 from hookline.harvesting.batches import Batch, on
 from hookline.harvesting.masks import refuse_padding, token_mask
@@ -22,7 +23,7 @@ from hookline.sites import Site
 from hookline.store.records import Array
 from hookline.tree import unwrap
 from hookline.values import leaves, map_tensors
-from hookline.where import Where, find
+from hookline.where import Found, Where, find
 
 CALLS = {"one": None, "sequence": 1, "batch": 0}  # Along which dimension the calls of a site in one batch are joined.
 Column = Callable[..., Any]  # Of the batch, or of the batch and the output.
@@ -78,6 +79,8 @@ class Pass:
         self.manner = manner
         self.where = where
         self.places = find(model, where)
+        if manner.transform is None:
+            _refuse_parameters(self.places)
         self.has_gradients = any(place.site.is_gradient for place in self.places)
         if stop and self.has_gradients:
             raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
@@ -105,10 +108,12 @@ class Pass:
             for name in list(values):
                 value, where = _own_part(name, values.pop(name))
                 self._refuse_padding(name, near, value)
-                value = value if manner.transform is None else manner.transform(value)
+                if manner.transform is not None:  # It may give memory that it will use again.
+                    value = map_tensors(share_tensor, manner.transform(value))
                 found[name] = replace(self._part(rows, name, self._site(name), value), placement=where)
             for name, column in (manner.columns or {}).items():
-                found[name] = self._part(rows, name, None, _column(name, column, near, output))
+                kept = _column(name, column, near, output).clone()  # The loader may fill the same memory again.
+                found[name] = self._part(rows, name, None, kept)
         offload.flush()
         return found
 
@@ -140,6 +145,9 @@ class Pass:
             raise HooklineError(
                 f"the calls of {name!r} are no tensors, so they can't be joined; name a part, '{name}[0]'"
             )
+        if along == 1 and any(one.dim() < 3 and one.is_floating_point() for one in calls):
+            raise HooklineError(f"the calls of {name!r} have shape {tuple(calls[0].shape)}, without a sequence to join "
+                                "them along; name one, or capture where there is one")  # fmt: skip
         return torch.cat(calls, along)
 
     def _refuse_padding(self, name: str, batch: Any, value: Any) -> None:
@@ -149,7 +157,7 @@ class Pass:
 
     def _part(self, rows: Rows, name: str, site: Site | None, value: Any) -> Part:
         chosen, choice = rows.choose(name, site, value, self._rule(name))
-        return Part.of(cast(chosen, self.manner.dtype).detach(), choice)
+        return Part.of(chosen.detach() if site is None else cast(chosen.detach(), self.manner.dtype), choice)
 
     def _mask(self, site: Site, batch: Any, output: Any, shape: tuple[int, int]) -> Tensor | None:
         """Return where real tokens are: the call itself may know best."""
@@ -194,6 +202,13 @@ def needs_output(manner: Manner) -> bool:
     rules = manner.rows.values() if isinstance(manner.rows, Mapping) else [manner.rows]
     functions = [*rules, *(manner.columns or {}).values()]
     return manner.call is not None or any(callable(one) and takes_output(one) for one in functions)
+
+
+def _refuse_parameters(places: Sequence[Found]) -> None:
+    """Refuse parameters, whose first dimension is no batch, however large it is."""
+    for place in places:
+        if place.site.port == "param":
+            raise HooklineError(f"'{place.site}' has no samples; harvest it with transform=, or read it from the model")
 
 
 def _sent(rows: Tensor) -> Tensor | offload.Copy:

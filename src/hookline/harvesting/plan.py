@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError, SiteError
+from hookline.harvesting.digests import model_digest
 from hookline.harvesting.live import Live
 from hookline.harvesting.passes import CALLS, Manner
 from hookline.harvesting.ray import on_ray
@@ -20,8 +21,10 @@ from hookline.harvesting.running import run, run_one
 from hookline.harvesting.sources import Source, source
 from hookline.harvesting.units import ON_ERROR
 from hookline.store.places import Place, place
+from hookline.store.records import MANIFEST
 from hookline.store.store import Store
 from hookline.store.writer import committed, how_many, read_record
+from hookline.tables import count
 from hookline.tables import size as written
 from hookline.where import Where
 
@@ -37,6 +40,7 @@ class Estimate:
     bytes: int | None
     units: int | None
     free: int | None
+    arrays: int = 1
 
     def __str__(self) -> str:
         if self.rows is None or self.bytes is None:
@@ -45,7 +49,8 @@ class Estimate:
             )
         free = f", of {written(self.free)} free" if self.free is not None else ""
         return (
-            f"{self.samples:,} samples, about {self.rows:,} rows, {written(self.bytes)}{free}, in {self.units:,} units"
+            f"{self.samples:,} samples, about {self.rows:,} rows in {count(self.arrays, 'array')}, "
+            f"{written(self.bytes)}{free}, {count(self.units or 0, 'unit')}"
         )
 
 
@@ -70,7 +75,7 @@ class Harvest:
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
     >>> plan = Harvest(model, torch.ones(10, 4), "0", to="acts", batch_size=4)
     >>> print(plan.estimate())  # doctest: +ELLIPSIS
-    10 samples, about 10 rows, 320 B, of ... free, in 1 units
+    10 samples, about 10 rows in 1 array, 320 B, of ... free, 1 unit
     >>> plan.run()["0"].shape
     torch.Size([10, 8])
 
@@ -112,7 +117,7 @@ class Harvest:
         *where: Where,
         to: str | os.PathLike[str],
         rows: Rule | Mapping[str, Rule] = "batch",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         transform: Callable[[Any], Any] | None = None,
         stop: bool | None = None,
         columns: Sequence[Any] | Mapping[str, Any] | None = None,
@@ -138,6 +143,9 @@ class Harvest:
         _refuse(calls, CALLS, "calls")
         _refuse(on_error, ON_ERROR, "on_error")
         check_rule(rows)
+        for name, given in {"transform": transform, "call": call, "loss": loss, "collate": collate}.items():
+            if given is not None and not callable(given):
+                raise HooklineError(f"{name}= is a function, not {given!r:.80}")
         if unit is not None and (type(unit) is not int or unit < 1):
             raise HooklineError(f"unit= is a number of samples or batches from 1 on, not {unit!r}")
         self.model = model
@@ -154,7 +162,9 @@ class Harvest:
         self._batching = (batch_size, collate, sort_by_length)
         where_to = None if device is None else torch.device(device)
         own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
-        self.manner = Manner(rows, dtype, transform, stop, _columns(columns), call, calls, loss, where_to, gather, own)
+        self.manner = Manner(
+            rows, _dtype(dtype), transform, stop, _columns(columns), call, calls, loss, where_to, gather, own
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels: the plan, and nothing it has made here. Its folder stays the same one."""
@@ -177,12 +187,20 @@ class Harvest:
         """The model with its hooks, and what the first batch told."""
         return Live(self)
 
+    def renew(self) -> None:
+        """Look again at what this plan has looked at before: the model or the folder may have changed since."""
+        live = vars(self).get("live")
+        if live is not None and model_digest(live.model) != live.digest:
+            del self.live
+        elif live is not None:
+            live.forget()
+
     def estimate(self) -> Estimate:
         """Return how much will be stored, from what the first batch gives, and how much room there is."""
         live, samples = self.live, self.source.samples
         free = self.place.free()
         if samples is None:
-            return Estimate(None, None, None, live.manifest.units, free)
+            return Estimate(None, None, None, live.manifest.units, free, len(live.first))
         rows = nbytes = 0.0
         for part in live.first.values():
             times = samples / live.first_samples
@@ -190,10 +208,12 @@ class Harvest:
                 times *= self.source.longer(live.first_samples)
             rows += part.shape[0] * times
             nbytes += part.nbytes * times
-        return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free)
+        return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free, len(live.first))
 
     def status(self) -> Status:
         """Return how far it has come, whoever works on it."""
+        if MANIFEST not in self.place.names("") and not self.append:
+            return Status(0, self.live.manifest.units, 0, 0)  # To ask begins nothing.
         place, manifest = self.live.begun()
         records = [read_record(place, manifest, unit) for unit in sorted(committed(place))]
         rows = sum(file.rows for record in records for file in record.files)
@@ -247,6 +267,14 @@ class Entry:
 
     def __call__(self, batch: Any) -> Any:
         return batch[self.key]
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype, which may be given by its name."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not isinstance(found, torch.dtype):
+        raise HooklineError(f"dtype= is one of torch's, as torch.bfloat16, not {dtype!r}")
+    return found
 
 
 def _refuse(given: Any, known: Any, name: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.harvesting.digests import bytes_of
-from hookline.harvesting.masks import token_positions
+from hookline.harvesting.masks import named_positions, token_positions
 from hookline.sites import Site, write_subscripts
 from hookline.values import children, describe
 
@@ -59,6 +59,8 @@ class Rows:
             part = write_subscripts(tuple(children(value) or (0,))[:1])
             raise HooklineError(f"{name!r} is {describe(value)}, no tensor; name the part to keep, '{name}{part}', "
                                 "or make one of it with transform=")  # fmt: skip
+        if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
+            rule = "batch"  # One position of each sample is left.
         if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "
                                 "dimension must be the batch; bring it there with transform=")  # fmt: skip
@@ -98,7 +100,12 @@ class Rows:
 
 def takes_output(function: Callable[..., Any]) -> bool:
     """Return whether a function of the batch wants to see what the model returned, too."""
-    return len(inspect.signature(function).parameters) > 1
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # Of a function in C nobody knows.
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([one for one in parameters if one.kind in positional and one.default is one.empty]) > 1
 
 
 def _chosen(mask: Tensor | None, real: Tensor | None, shape: tuple[int, int]) -> Choice:

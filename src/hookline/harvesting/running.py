@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Iterator
@@ -26,9 +27,12 @@ def run(plan: Harvest) -> None:
     rank, world = ranks() if _shares(plan) else (0, 1)
     if world > 1 and plan.source.units(1) is None:
         raise HooklineError("several processes can't share data of unknown length; give a dataset or a list of batches")
+    plan.renew()
     place, manifest = prepare(plan)
     units, done = how_many(place, manifest), committed(place)
+    checked = functools.partial(_check, place, manifest)
     if units is not None and len(done) >= units and plan.live.together is None:
+        plan.source.compare(manifest.plan["unit"], checked)
         return
     try:
         with Progress(plan.source.samples, _samples(place, manifest, done), plan.progress) as progress:
@@ -37,7 +41,6 @@ def run(plan: Harvest) -> None:
             else:
                 lost = lambda: _jumps(plan) and progress.lost > 0  # noqa: E731
                 order = _unknown(place) if units is None else turns(units, lambda: committed(place), rank, world, lost)
-                checked = lambda unit, text: _check(place, manifest, unit, text)  # noqa: E731
                 plan.live.runner(progress).run(order, manifest.plan["unit"], checked)
     finally:
         plan.live.close()

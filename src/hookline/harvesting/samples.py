@@ -10,7 +10,7 @@ import torch
 
 from hookline.errors import HooklineError
 from hookline.harvesting.batches import Batch
-from hookline.harvesting.digests import digest
+from hookline.harvesting.digests import digest, function_text
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -97,10 +97,11 @@ class Samples:
 
     def known(self) -> dict[str, Any]:
         """Return the dataset's own fingerprint, or some of its samples'."""
+        told = {"samples": self.samples, "collate": function_text(self._loaded.collate)}
         own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
         if own is not None:
-            return {"samples": self.samples, "fingerprint": str(own() if callable(own) else own)}
-        return {"samples": self.samples, "digest": digest([self._safe(number) for number in self._spread()])}
+            return {**told, "fingerprint": str(own() if callable(own) else own)}
+        return {**told, "digest": digest([self._safe(number) for number in self._spread()])}
 
     def _spread(self) -> list[int]:
         """Return the numbers of some samples from all over the data."""
@@ -164,6 +165,9 @@ class Samples:
         elif isinstance(sample, (tuple, list)) and sample and hasattr(sample[0], "__len__"):
             sample = sample[0]
         return len(sample) if sample is not None and hasattr(sample, "__len__") else 0
+
+    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
+        """Do nothing: samples from all over the data are known already."""
 
     def longer(self, first: int) -> float:
         """Return how much longer samples are than the first ones, by those from all over the data."""

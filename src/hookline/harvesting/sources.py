@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +42,9 @@ class Source(Protocol):
     def singles(self, batch: Batch) -> list[Batch]:
         """Return the samples of a batch one by one, as far as that can be done."""
 
+    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
+        """Pass over data that can't be known again otherwise, and tell of every unit."""
+
     def longer(self, first: int) -> float:
         """Return how many times as long samples are as the first few, as far as a look at some of them tells."""
 
@@ -51,12 +55,14 @@ def source(
     """Return whatever was given as numbered samples."""
     from torch.utils.data import DataLoader
 
+    if isinstance(data, (str, bytes, os.PathLike)):
+        raise HooklineError(f"data= is {data!r:.60}; for the texts of a file give hl.Texts(path, tokenizer)")
     if callable(data) and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         made = data()
         data = Again(data) if isinstance(made, Iterator) else made
     if isinstance(data, DataLoader):
         return _of_loader(data, batch_size, collate, sort_by_length)
-    if batch_size is None:
+    if batch_size is None and hasattr(data, "collate") and hasattr(data, "fingerprint"):
         batch_size = getattr(data, "batch_size", None)
     if batch_size is not None:
         if isinstance(data, Mapping):
@@ -80,18 +86,25 @@ def _of_loader(
     loader: DataLoader[Any], batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
 ) -> Source:
     """Return a DataLoader's dataset if it passes over that in order; else its batches, as they come."""
-    from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+    from torch.utils.data import (
+        BatchSampler,
+        DistributedSampler,
+        RandomSampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+    )
 
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler):
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
         raise HooklineError("the loader shuffles, so its samples could not be found again; harvest with shuffle=False "
                             "and shuffle what was harvested: store.dataset(..., shuffle=True)")  # fmt: skip
     if isinstance(sampler, DistributedSampler):
         raise HooklineError("DistributedSampler repeats samples to give every rank as many; leave it out: the ranks of "
                             "a harvest share its units by themselves")  # fmt: skip
     is_plain = type(loader.batch_sampler) is BatchSampler and type(sampler) is SequentialSampler
-    if is_plain and not isinstance(loader.dataset, IterableDataset):
-        size = batch_size or loader.batch_size or 1
+    if is_plain and loader.batch_size is not None and getattr(sampler, "data_source", None) is loader.dataset:
+        size = batch_size or loader.batch_size
         return Samples(loader.dataset, size, collate or loader.collate_fn, sort_by_length, loader)
     if sort_by_length or collate is not None or batch_size is not None:
         raise HooklineError("a loader with batches of its own takes no batch_size, collate or sort_by_length; give its "

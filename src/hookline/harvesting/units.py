@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hookline.copies import share_tensor
 from hookline.errors import BadSample, HooklineError
 from hookline.harvesting.batches import Batch
 from hookline.harvesting.digests import digest
@@ -19,6 +20,7 @@ from hookline.harvesting.sources import Source
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import Unit
+from hookline.values import leaves, map_tensors
 
 ON_ERROR = ("raise", "skip")
 MOST_OPEN = 4  # Units on their way at once: no more are lost when the process dies, however slow the disk.
@@ -41,8 +43,9 @@ class Told:
 class Open:
     """The unit that is being filled: what its record will say."""
 
-    def __init__(self, place: Place, manifest: Manifest, number: int) -> None:
+    def __init__(self, place: Place, manifest: Manifest, number: int, first: int) -> None:
         self.number = number
+        self.first = first  # Where it begins, if nothing is in it.
         self.unit = Unit(place, manifest, number)
         self.samples: list[int] = []  # In the order in which they are stored.
         self.choices: list[list[Choice]] = [[] for _ in manifest.arrays]
@@ -69,10 +72,10 @@ class Open:
         lengths = {group: [count for one in self.choices[group] for count in one.counts] for group in set(groups)}
         for group in lengths:
             self._write_positions(group)
-        numbers = sorted([*self.samples, *self.skipped])
+        numbers = sorted([*self.samples, *self.skipped]) or [self.first]
         return self.unit.commit(
             first=numbers[0],
-            samples=numbers[-1] + 1 - numbers[0],
+            samples=len(self.samples) + len(self.skipped),
             lengths=[lengths[group] for group in groups],
             order=None if self.samples == sorted(self.samples) else [one - numbers[0] for one in self.samples],
             skipped=self.skipped,
@@ -127,7 +130,7 @@ class Runner:
                     if self.open is None or self.open.number != number:
                         self._close()
                         self.lanes.until(lambda: len(self.unfinished) < MOST_OPEN)
-                        self.open = Open(self.place, self.manifest, number)
+                        self.open = Open(self.place, self.manifest, number, first=_begin(batch))
                         self.unfinished.append(self.open)
                     self._feed(self.open, batch)
                 self._close()
@@ -140,10 +143,11 @@ class Runner:
         """Run a batch, and give its rows to the threads that write."""
         for sample, failure in batch.failures.items():
             self._refuse(unit, sample, failure)
+        if self.source.batch_size is None:  # What was passed over is known by it, when the run goes on.
+            given = map_tensors(share_tensor, batch.value)  # The loader may fill the same memory again.
+            self.lanes.put(self._lane(0), lambda: unit.digest(given), sum(tensor.nbytes for tensor in leaves(given)))
         if not batch.samples:
             return
-        if self.source.batch_size is None:  # What was passed over is known by it, when the run goes on.
-            self.lanes.put(self._lane(0), lambda: unit.digest(batch.value))
         for good, parts in self._through(unit, batch):
             unit.add(good.samples, parts)
             for index, part in enumerate(parts):
@@ -212,10 +216,7 @@ class Runner:
         if self.on_error == "skip":
             unit.skip(sample, failure)
             return
-        raise BadSample(
-            f'sample {sample} failed: {type(failure).__name__}: {failure}; on_error="skip" goes on without such '
-            "samples, and lists them in store.skipped"
-        ) from failure
+        raise bad_sample(sample, failure) from failure
 
     def _parts(self, found: dict[str, Part]) -> list[Part]:
         """Return what passed in the order of the arrays; it must be what was there at the first batch."""
@@ -233,3 +234,16 @@ class Runner:
                     'several lengths need rows="tokens", others transform='
                 )
         return parts
+
+
+def bad_sample(sample: int, failure: Exception) -> BadSample:
+    """Return what is raised because of a sample."""
+    return BadSample(
+        f'sample {sample} failed: {type(failure).__name__}: {failure}; on_error="skip" goes on without such samples, '
+        "and lists them in store.skipped"
+    )
+
+
+def _begin(batch: Batch) -> int:
+    """Return at which sample a batch begins, also if it has none."""
+    return batch.samples.start if isinstance(batch.samples, range) else min([*batch.samples, *batch.failures])

@@ -28,7 +28,7 @@ _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
 class Store(Mapping[str, Rows]):
-    """The arrays of rows in a folder, in the order in which they were asked for; nothing is read until it is needed."""
+    """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
 
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
         self._parts = _open(place(path), partial)

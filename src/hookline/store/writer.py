@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -182,14 +183,15 @@ def begin(place: Place, manifest: Manifest) -> Manifest:
         place.create(MANIFEST, manifest.to_json())
     found = read_manifest(place)
     if found.hash != manifest.hash:
-        raise StoreError(f"{str(place)!r} is of another harvest: {_difference(found, manifest)}; give another path")
+        remedy = "give another path" if committed(place) else "nothing is in it yet: remove it, or give another path"
+        raise StoreError(f"{str(place)!r} is of another harvest: {_difference(found, manifest)}; {remedy}")
     return found
 
 
 def begin_part(place: Place, manifest: Manifest) -> tuple[Place, Manifest]:
     """Begin to append to a store, or go on with a part that was begun: return its place and its manifest.
 
-    Where there is no store yet, this begins one. The parts before it must be complete, of the same arrays and model.
+    Where there is no store yet, this begins one. The parts before it must be complete, and differ in their data only.
     """
     if MANIFEST not in place.names(""):
         place.create(MANIFEST, manifest.to_json())
@@ -199,10 +201,9 @@ def begin_part(place: Place, manifest: Manifest) -> tuple[Place, Manifest]:
         if found.hash == manifest.hash:
             return part, found
         _check_complete(part, found)
-    model, own = first.spec.get("model"), manifest.spec.get("model")
-    if first.arrays != manifest.arrays or model != own:
-        reason = _difference_of_arrays(first, manifest) or f"its model is {_short(model)}, not {_short(own)}"
-        raise StoreError(f"{str(place)!r} can't be appended to: {reason}; give another path")
+    like = replace(manifest, spec={**manifest.spec, "data": first.spec.get("data")})  # Only that may be another.
+    if first.hash != like.hash:
+        raise StoreError(f"{str(place)!r} can't be appended to: {_difference(first, like)}; give another path")
     number = len(parts(place)) + 1
     place.child(f"{MORE}/{number:04d}").create(MANIFEST, manifest.to_json())
     return begin_part(place, manifest)  # Whoever was first: if it is another, its part comes before this one.
