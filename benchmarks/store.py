@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from formats import FORMATS, PIECE, WIDTH, Format, installed
+from formats import FORMATS, PIECE, WIDTH, CheckedNpy, Format, installed
 from harness import measure, publish, ratios, report, usual
 from torch import Tensor
 
@@ -68,12 +68,12 @@ def picking(format: Format, starts: Tensor) -> Run:
     return run
 
 
-def scanning(format: Format) -> Run:
-    """Bring every row to another place in memory."""
+def scanning(format: type[Format], folder: Path) -> Run:
+    """Open, and bring every row to another place in memory."""
     target = torch.empty(4 * PIECE, WIDTH, dtype=torch.bfloat16)
 
     def run() -> None:
-        for piece in format.scan():
+        for piece in format(folder).scan():
             target[: len(piece)] = piece
 
     return run
@@ -127,7 +127,8 @@ def tables() -> Iterator[str]:
         sizes += [f"{name:44s} not installed, left out" for name in left_out]
         yield "\n".join(sizes) + "\n"
         yield from written(contenders, folder / "again", batches)
-        yield from read(opened, truth, starts)
+        yield from read(opened, starts)
+        yield scanned(contenders, folder, batches)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -135,21 +136,35 @@ def tables() -> Iterator[str]:
 def written(contenders: dict[str, type[Format]], folder: Path, batches: list[list[Tensor]]) -> Iterator[str]:
     """Measure writing with both clocks."""
     runs = {name: writing(format, folder, batches) for name, format in contenders.items()}
+    if "npy, mapped" in runs:
+        runs["npy, and a checksum of each file"] = writing(CheckedNpy, folder, batches)
+    about = "writing all rows until they are on disk (the store's with a checksum and a record of each file)"
     for clock, told in ((time.perf_counter, "wall clock"), (time.process_time, "processor time")):
         seconds = measure(runs, rounds=8, repeat=1, clock=clock, after=lambda: shutil.rmtree(folder))
-        yield report(f"writing all rows until they are on disk; {told}", ratios(seconds), seconds)
+        yield report(f"{about}; {told}", ratios(seconds), seconds)
 
 
-def read(opened: dict[str, Format], truth: Tensor, starts: Tensor) -> Iterator[str]:
-    """Measure reading."""
-    tasks: dict[str, tuple[Callable[[Format], Run], int]] = {
-        f"gathering {SOME:,} random rows": (lambda format: gathering(format, len(truth)), 40),
-        "reading 32 random sequences, one by one": (lambda format: picking(format, starts), 20),
-        "scanning all rows": (scanning, 8),
-    }
-    for title, (task, rounds) in tasks.items():
-        seconds = measure({name: task(format) for name, format in opened.items()}, rounds=rounds, repeat=2)
-        yield report(f"{title}; processor time", ratios(seconds), seconds)
+def read(opened: dict[str, Format], starts: Tensor) -> Iterator[str]:
+    """Measure reading here and there."""
+    gathers = {name: gathering(one, int(starts[-1])) for name, one in opened.items()}
+    seconds = measure(gathers, rounds=40, repeat=2)
+    yield report(f"gathering {SOME:,} random rows; processor time", ratios(seconds), seconds)
+    picks = {name: picking(one, starts) for name, one in opened.items()}
+    seconds = measure(picks, rounds=12, repeat=2)
+    yield report("reading 32 random sequences, one by one; processor time", ratios(seconds), seconds)
+
+
+def scanned(contenders: dict[str, type[Format]], folder: Path, batches: list[list[Tensor]]) -> str:
+    """Measure scans, of files that are written anew several times: where they lie in memory is worth a third."""
+    runs = {name: scanning(format, folder / name) for name, format in contenders.items()}
+    seconds: dict[str, list[float]] = {}
+    for _ in range(usual(6, quick=1)):
+        for name, format in contenders.items():
+            shutil.rmtree(folder / name)
+            writing(format, folder / name, batches)()
+        for name, taken in measure(runs, rounds=2, repeat=2).items():
+            seconds.setdefault(name, []).extend(taken)
+    return report("opening, and scanning all rows; processor time", ratios(seconds), seconds)
 
 
 if __name__ == "__main__":
