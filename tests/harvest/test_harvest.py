@@ -7,7 +7,9 @@ import pickle
 import shutil
 import threading
 import time
+import warnings
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -24,7 +27,7 @@ from torch.utils.data import (
 )
 
 import hookline as hl
-from hookline.harvesting import lanes
+from hookline.harvesting import lanes, units
 from hookline.harvesting.digests import digest, function_text, model_digest
 from hookline.store.writer import Unit
 from tests.harvest import small
@@ -890,3 +893,97 @@ def test_options_are_checked_at_once(options, problem, to):
 
 def test_a_dtype_may_be_given_by_its_name(to):
     assert hl.harvest(net(), X, "0", to=to, batch_size=8, dtype="bfloat16")["0"].dtype is torch.bfloat16
+
+
+class Endless(IterableDataset):
+    """Batches of which nobody knows how many there are; its length is a guess, and wrong."""
+
+    def __iter__(self):
+        return iter(X[:40])
+
+    def __len__(self) -> int:
+        return 1000
+
+
+def test_a_loader_that_only_guesses_its_length_is_passed_over_to_its_end(to):
+    model = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        store = hl.harvest(model, DataLoader(Endless(), batch_size=8), "0", to=to, unit=2)
+    assert torch.equal(store["0"][:], expected(model, 1, X[:40]))
+
+
+def test_data_are_passed_over_no_more_often_than_needed(to):
+    begun = []
+
+    class Counted:
+        def __iter__(self):
+            begun.append(1)
+            return iter(X.split(8))
+
+    hl.harvest(net(), Counted(), "0", to=to / "a")
+    assert len(begun) == 2  # For the first batch, and for all.
+    begun.clear()
+    hl.harvest(net(), lambda: iter(Counted()), "0", to=to / "b")
+    assert len(begun) == 2
+
+
+def test_a_small_view_does_not_hold_what_it_is_of(to, monkeypatch):
+    parts = []
+    append = Unit.append
+    monkeypatch.setattr(
+        Unit,
+        "append",
+        lambda unit, array, rows: (parts.append(rows.untyped_storage().nbytes()), append(unit, array, rows)),
+    )
+    data = torch.randn(6, 1, 500, 4)
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    hl.harvest(model, list(data), "0", to=to, transform=lambda value: value[:, -1])
+    assert max(parts) <= 64
+
+
+def test_a_vector_that_may_not_be_of_the_samples_is_not_cut(to):
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x, places):
+            if x.isinf().any():
+                raise RuntimeError("too large")
+            return self.one(x + places[:, None])
+
+    batches = [{"x": torch.zeros(4, 4), "places": torch.arange(4.0)} for _ in range(3)]
+    batches[1]["x"] = torch.tensor([[0.0] * 4, [float("inf")] * 4, [0.0] * 4, [0.0] * 4])
+    store = hl.harvest(Placed().eval(), batches, "one", to=to, on_error="skip")
+    assert list(store.skipped) == [4, 5, 6, 7]
+
+
+class BothSides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(is_encoder_decoder=True)
+        self.encoder = nn.Embedding(9, 3)
+        self.decoder = nn.Embedding(9, 3)
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask):
+        return self.encoder(input_ids).sum() + self.decoder(decoder_input_ids)
+
+
+def test_a_column_is_masked_as_its_side_of_the_model(to):
+    mask, other = torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    ids = torch.arange(6).view(2, 3)
+    batch = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids, "decoder_attention_mask": other}
+    store = hl.harvest(BothSides().eval(), [batch], "encoder", "decoder", to=to, rows="tokens",
+                       columns=["input_ids", "decoder_input_ids"])  # fmt: skip
+    assert store["input_ids"][:].tolist() == ids[mask.bool()].tolist()
+    assert store["decoder_input_ids"][:].tolist() == ids[other.bool()].tolist()
+    assert (len(store["encoder"]), len(store["decoder"])) == (3, 5)
+
+
+def test_many_sites_do_not_use_up_the_files_of_a_process():
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert units._most_open(1) == units.MOST_OPEN
+    assert units._most_open(limit) == 1

@@ -179,7 +179,7 @@ def test_what_is_appended_comes_after(acts):
     [
         (ARRAYS[:1], "tiny", "it has 'h.1:input.*which this run does not keep"),
         ((Array("h.0", torch.float16, (3,)), ARRAYS[1]), "tiny", "it has 'h.0'.*bfloat16.*this run 'h.0' .float16"),
-        (ARRAYS, "other", "its model is 'tiny', not 'other'"),
+        (ARRAYS, "other", "its model is 'tiny', that of this run 'other'"),
         (ARRAYS[::-1], "tiny", "its arrays come in another order"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,14 @@ class Batch:
 
 
 class Again:
-    """An iterable of batches made anew by a function each time."""
+    """An iterable of batches made anew by a function each time; one has been made already."""
 
-    def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, function: Callable[[], Iterable[Any]], made: Iterable[Any]) -> None:
         self.function = function
+        self.made = [made]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.function())
+        return iter(self.made.pop() if self.made else self.function())
 
 
 class Batches:
@@ -42,15 +43,15 @@ class Batches:
         self.batch_size: int | None = None
         self.samples: int | None = None
         self._given = batches
-        self._is_iterator = iter(batches) is batches
+        self._is_iterator = isinstance(batches, Iterator)
         self._peeked: list[Any] = []
         self._rest: Iterator[Any] | None = None
-        self._count = len(batches) if isinstance(batches, Sized) else None
+        self._count = self._length = length_of(batches)
         self._digest = ""  # Of the first batch.
 
     def known(self) -> dict[str, Any]:
         """Return the first batch, and how many there are: the others are compared when they are passed over."""
-        return {"first": self._first(), "batches": len(self._given) if isinstance(self._given, Sized) else None}
+        return {"first": self._first(), "batches": self._length}
 
     def _first(self) -> str:
         if not self._digest:
@@ -62,6 +63,7 @@ class Batches:
         if not self._peeked:
             self._rest = iter(self._given)
             self._peeked = list(itertools.islice(self._rest, 1))
+            self._rest = self._rest if self._is_iterator else None  # Its processes need not stay.
         if not self._peeked:
             raise HooklineError("there are no batches to harvest; if it is an iterator, it may have been used up")
         return Batch(range(samples_in(self._peeked[0])), self._peeked[0])
@@ -137,12 +139,26 @@ class Batches:
         count = len(batch.samples)
         if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
             return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
-        if any(tensor.dim() == 0 or len(tensor) != count for tensor in leaves(batch.value)):
+        tensors = leaves(batch.value)
+        # A vector as long as the batch may be something else that only happens to be as long.
+        if len(tensors) > 1 and any(tensor.dim() < 2 or len(tensor) != count for tensor in tensors):
             return [batch]
         return [
             Batch([number], map_tensors(lambda tensor, at=index: tensor[at : at + 1], batch.value))  # type: ignore[misc]
             for index, number in enumerate(batch.samples)
         ]
+
+
+def length_of(batches: Any) -> int | None:
+    """Return how many there are, where that's known for sure: an IterableDataset only guesses."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(getattr(batches, "dataset", batches), IterableDataset):
+        return None
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
 
 
 def samples_in(value: Any) -> int:

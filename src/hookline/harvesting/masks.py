@@ -166,5 +166,6 @@ def _fitted(site: Site, name: str, mask: Tensor, batch: Mapping[str, Any], shape
             return mask[:, :: found[1] // length]
     raise HooklineError(
         f"{str(site)!r} has a value of [batch, sequence] {tuple(shape)}, and {name} is {found}: rows='tokens' can't "
-        f"tell its real tokens from padding; {_FIX}, or rows='batch' to keep a sample's value whole"
+        f"tell its real tokens from padding; {_FIX}, or rows={{'...': 'tokens'}} for "
+        f"the places that have tokens: others are kept sample by sample"
     )

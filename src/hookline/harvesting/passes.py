@@ -26,6 +26,7 @@ from hookline.values import leaves, map_tensors
 from hookline.where import Found, Where, find
 
 CALLS = {"one": None, "sequence": 1, "batch": 0}  # Along which dimension the calls of a site in one batch are joined.
+_ROOT = Site("")
 Column = Callable[..., Any]  # Of the batch, or of the batch and the output.
 
 
@@ -113,7 +114,7 @@ class Pass:
                 found[name] = replace(self._part(rows, name, self._site(name), value), placement=where)
             for name, column in (manner.columns or {}).items():
                 kept = _column(name, column, near, output).clone()  # The loader may fill the same memory again.
-                found[name] = self._part(rows, name, None, kept)
+                found[name] = self._part(rows, name, None, kept, _side(column))
         offload.flush()
         return found
 
@@ -155,8 +156,8 @@ class Pass:
         if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.manner.call is None:
             refuse_padding(self._site(name), batch, value, encoder_decoder=self._both)
 
-    def _part(self, rows: Rows, name: str, site: Site | None, value: Any) -> Part:
-        chosen, choice = rows.choose(name, site, value, self._rule(name))
+    def _part(self, rows: Rows, name: str, site: Site | None, value: Any, side: Site = _ROOT) -> Part:
+        chosen, choice = rows.choose(name, site, side if site is None else site, value, self._rule(name))
         return Part.of(chosen.detach() if site is None else cast(chosen.detach(), self.manner.dtype), choice)
 
     def _mask(self, site: Site, batch: Any, output: Any, shape: tuple[int, int]) -> Tensor | None:
@@ -216,7 +217,10 @@ def _sent(rows: Tensor) -> Tensor | offload.Copy:
     if rows.is_cuda:
         copy = offload.send(rows)
         return rows.cpu() if copy is None else copy
-    return rows.cpu().contiguous()
+    near = rows.cpu().contiguous()
+    return (
+        near if near.untyped_storage().nbytes() <= 2 * near.nbytes else near.clone()
+    )  # It would hold all of a view's.
 
 
 def _own_part(name: str, value: Any) -> tuple[Any, str]:
@@ -239,13 +243,30 @@ def _near(value: Any, rows: Any) -> Any:
     }
 
 
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a batch, as a function."""
+
+    key: Any
+
+    def __call__(self, batch: Any) -> Any:
+        return batch[self.key]
+
+
+def _side(column: Column) -> Site:
+    """Return a site on whose side of an encoder-decoder model a column is: its padding is masked as there."""
+    key = str(column.key) if isinstance(column, Entry) else "labels"
+    return _ROOT if key.startswith("decoder") or key == "labels" else Site("encoder")
+
+
 def _column(name: str, column: Column, batch: Any, output: Any) -> Tensor:
     """Return a column of a batch."""
     try:
         value = column(batch, output) if takes_output(column) else column(batch)
         return torch.as_tensor(value)
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
-        raise HooklineError(f"column {name!r} can't be had from the batch as a tensor: {error!r}") from error
+        has = f"; it has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
+        raise HooklineError(f"column {name!r} can't be had from the batch as a tensor: {error!r}{has}") from error
 
 
 def _device(model: nn.Module) -> torch.device | None:

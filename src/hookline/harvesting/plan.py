@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookline.errors import HooklineError, SiteError
 from hookline.harvesting.digests import model_digest
 from hookline.harvesting.live import Live
-from hookline.harvesting.passes import CALLS, Manner
+from hookline.harvesting.passes import CALLS, Entry, Manner
 from hookline.harvesting.ray import on_ray
 from hookline.harvesting.rows import Rule, check_rule
 from hookline.harvesting.running import run, run_one
@@ -41,6 +41,7 @@ class Estimate:
     units: int | None
     free: int | None
     arrays: int = 1
+    is_sure: bool = True  # Whether every sample has as many rows as those that were looked at.
 
     def __str__(self) -> str:
         if self.rows is None or self.bytes is None:
@@ -201,14 +202,15 @@ class Harvest:
         free = self.place.free()
         if samples is None:
             return Estimate(None, None, None, live.manifest.units, free, len(live.first))
-        rows = nbytes = 0.0
+        rows, nbytes, is_sure = 0.0, 0.0, True
         for part in live.first.values():
             times = samples / live.first_samples
             if part.shape[0] != live.first_samples:
                 times *= self.source.longer(live.first_samples)
+                is_sure = False
             rows += part.shape[0] * times
             nbytes += part.nbytes * times
-        return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free, len(live.first))
+        return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free, len(live.first), is_sure)
 
     def status(self) -> Status:
         """Return how far it has come, whoever works on it."""
@@ -257,16 +259,6 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
         columns = [columns]
     pairs = columns.items() if isinstance(columns, Mapping) else [(str(key), key) for key in columns]
     return {name: column if callable(column) else Entry(column) for name, column in pairs}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry of a batch, as a function."""
-
-    key: Any
-
-    def __call__(self, batch: Any) -> Any:
-        return batch[self.key]
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -67,6 +67,7 @@ class Progress(Told):
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
+            self._bar.update(0, completed=self.samples, text=self.line())
             self._bar.stop()
         if self._logs:
             _log.info("harvest: %s, %s in all", self.line(), clock(time.monotonic() - self.began))

@@ -53,7 +53,7 @@ class Rows:
         self._mask = mask
         self._choices: dict[Any, Choice] = {}
 
-    def choose(self, name: str, site: Site | None, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
+    def choose(self, name: str, site: Site | None, side: Site, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
         """Return the rows of a value, and which they are."""
         if not isinstance(value, Tensor):
             part = write_subscripts(tuple(children(value) or (0,))[:1])
@@ -66,7 +66,7 @@ class Rows:
                                 "dimension must be the batch; bring it there with transform=")  # fmt: skip
         if rule == "batch" or value.dim() == 1:
             return value, self._choice("batch", lambda: Choice([1] * self._samples, None, None))
-        choice = self._of_positions(name, site, value, rule)
+        choice = self._of_positions(name, side, value, rule)
         flat = value.flatten(0, 1)
         return (flat if choice.index is None else flat.index_select(0, on_device(choice.index, flat.device))), choice
 
@@ -75,24 +75,24 @@ class Rows:
             self._choices[key] = make()
         return self._choices[key]
 
-    def _of_positions(self, name: str, site: Site | None, value: Tensor, rule: Rule) -> Choice:
+    def _of_positions(self, name: str, side: Site, value: Tensor, rule: Rule) -> Choice:
         """Return which positions are kept: those that the rule's mask has, or the batch's own."""
         shape = (value.shape[0], value.shape[1])
         if shape[0] != self._samples:
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: rows by "
                                 "position need [samples, positions, ...]; bring it there with transform=")  # fmt: skip
         if not callable(rule):
-            real = self._mask(site or Site(""), self._batch, self._output, shape)
+            real = self._mask(side, self._batch, self._output, shape)
             return self._choice((None if real is None else bytes_of(real), shape), lambda: _chosen(real, real, shape))
-        return self._choice((rule, shape), lambda: self._by_function(name, site, rule, shape))
+        return self._choice((rule, shape, side), lambda: self._by_function(name, side, rule, shape))
 
-    def _by_function(self, name: str, site: Site | None, rule: Callable[..., Any], shape: tuple[int, int]) -> Choice:
+    def _by_function(self, name: str, side: Site, rule: Callable[..., Any], shape: tuple[int, int]) -> Choice:
         mask = rule(self._batch, self._output) if takes_output(rule) else rule(self._batch)
         if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
             found = describe(mask)
             raise HooklineError(f"{name!r}: the rows= function gives a mask {list(shape)} for this value, not {found}")
         try:
-            real = self._mask(site or Site(""), self._batch, self._output, shape)
+            real = self._mask(side, self._batch, self._output, shape)
         except HooklineError:
             real = None
         return _chosen(mask.bool(), real, shape)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.harvesting.batches import Batch
@@ -157,6 +158,8 @@ class Samples:
 
     def _length(self, number: int) -> int:
         sample = self._safe(number)
+        if isinstance(sample, Mapping) and isinstance(sample.get("attention_mask"), Tensor):
+            return int(sample["attention_mask"].sum())
         length = getattr(self._dataset, "length", None)
         if callable(length) and sample is not None:
             return int(length(sample))

@@ -59,7 +59,7 @@ def source(
         raise HooklineError(f"data= is {data!r:.60}; for the texts of a file give hl.Texts(path, tokenizer)")
     if callable(data) and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         made = data()
-        data = Again(data) if isinstance(made, Iterator) else made
+        data = Again(data, made) if isinstance(made, Iterator) else made
     if isinstance(data, DataLoader):
         return _of_loader(data, batch_size, collate, sort_by_length)
     if batch_size is None and hasattr(data, "collate") and hasattr(data, "fingerprint"):

@@ -123,13 +123,14 @@ class Runner:
     def run(self, units: Iterable[int], size: int, passed: Callable[[int, str], None]) -> None:
         """Run some units, one after the other. What is not finished when something goes wrong leaves nothing behind."""
         try:
+            most = _most_open(len(self.manifest.arrays))
             coming = self.source.batches(units, size, passed)
             first = list(itertools.islice(coming, 1))  # Processes that load are started before threads that write.
             with self.lanes:
                 for number, batch in itertools.chain(first, coming):
                     if self.open is None or self.open.number != number:
                         self._close()
-                        self.lanes.until(lambda: len(self.unfinished) < MOST_OPEN)
+                        self.lanes.until(lambda: len(self.unfinished) < most)
                         self.open = Open(self.place, self.manifest, number, first=_begin(batch))
                         self.unfinished.append(self.open)
                     self._feed(self.open, batch)
@@ -234,6 +235,16 @@ class Runner:
                     'several lengths need rows="tokens", others transform='
                 )
         return parts
+
+
+def _most_open(arrays: int) -> int:
+    """Return how many units may be on their way: each has a file for every array, and a process has so many only."""
+    try:
+        import resource
+    except ImportError:  # Windows.
+        return MOST_OPEN
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, min(MOST_OPEN, files // 2 // max(arrays, 1))) if files > 0 else MOST_OPEN
 
 
 def bad_sample(sample: int, failure: Exception) -> BadSample:

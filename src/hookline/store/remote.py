@@ -287,8 +287,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         system, path = url_to_fs(url)
     except ImportError as error:
-        extra = "'hookline[s3]'" if scheme in ("s3", "s3a") else _reason(error)
-        raise HooklineError(f"{url!r} needs a further package: pip install {extra}") from error
+        remedy = "pip install 'hookline[s3]'" if scheme in ("s3", "s3a") else _reason(error)
+        raise HooklineError(f"{url!r} needs a further package: {remedy}") from error
     except Exception as error:
         raise StoreError(f"{url!r} can't be opened: {_reason(error)}") from error
     return system, str(path).rstrip("/")

@@ -200,7 +200,8 @@ class Store(Mapping[str, Rows]):
         for name in wanted:
             if name in names:
                 return name
-        raise NotCaptured(f"{str(site)!r} is not in this store{did_you_mean(str(site), names)}")
+        near = did_you_mean(str(site), names) or f"; it has {', '.join(map(repr, list(names)[:8]))}"
+        raise NotCaptured(f"{str(site)!r} is not in this store{near}{', ...' if len(names) > 8 else ''}")
 
     def _lines(self) -> list[tuple[object, ...]]:
         found = [(name or '""', str(rows.dtype).removeprefix("torch."), rows) for name, rows in self.items()]

@@ -201,9 +201,9 @@ def begin_part(place: Place, manifest: Manifest) -> tuple[Place, Manifest]:
         if found.hash == manifest.hash:
             return part, found
         _check_complete(part, found)
-    like = replace(manifest, spec={**manifest.spec, "data": first.spec.get("data")})  # Only that may be another.
-    if first.hash != like.hash:
-        raise StoreError(f"{str(place)!r} can't be appended to: {_difference(first, like)}; give another path")
+    one, other = (replace(told, spec={**told.spec, "data": None}) for told in (first, manifest))  # That may differ.
+    if one.hash != other.hash:
+        raise StoreError(f"{str(place)!r} can't be appended to: {_difference(one, other)}; give another path")
     number = len(parts(place)) + 1
     place.child(f"{MORE}/{number:04d}").create(MANIFEST, manifest.to_json())
     return begin_part(place, manifest)  # Whoever was first: if it is another, its part comes before this one.
@@ -331,13 +331,25 @@ def _difference_of_arrays(found: Manifest, wanted: Manifest) -> str:
 
 def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()) -> str:
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for key in sorted({*found, *wanted}, key=str):
+        for key in sorted({*found, *wanted}, key=lambda key: (key in _DIGESTS, str(key))):
             told = _difference_of_specs(found.get(key), wanted.get(key), (*path, str(key)))
             if told:
                 return told
         return ""
     listed = list(wanted) if isinstance(wanted, tuple) else wanted
-    return "" if found == listed else f"its {'.'.join(path)} is {_short(found)}, that of this run {_short(listed)}"
+    if found == listed:
+        return ""
+    name = ".".join(path)
+    if name in _WORDS:
+        return f"{_WORDS[name]} ({name} {_short(found)}, that of this run {_short(listed)})"
+    return f"its {name} is {_short(found)}, that of this run {_short(listed)}"
+
+
+_DIGESTS = ("digest", "fingerprint", "first", "weights")  # What says least, last.
+_WORDS = {
+    "model.weights": "its model has other weights or modules",
+    **{f"data.{one}": "its data are others" for one in ("digest", "fingerprint", "first")},
+}
 
 
 def _short(value: object) -> str:
