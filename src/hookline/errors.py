@@ -45,7 +45,9 @@ class CacheFull(HooklineError, MemoryError):
 
 
 class BadSample(HooklineError, RuntimeError):
-    """A sample that could not be loaded, or on which the model failed."""
+    """A sample that could not be loaded, or on which the model failed; `sample` is its number."""
+
+    sample: int | None = None
 
 
 class HooklineWarning(UserWarning):

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -987,3 +988,81 @@ def test_many_sites_do_not_use_up_the_files_of_a_process():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert units._most_open(1) == units.MOST_OPEN
     assert units._most_open(limit) == 1
+
+
+def test_objects_are_known_by_what_is_in_them():
+    assert digest(Path("a")) != digest(Path("b"))
+    assert digest(SimpleNamespace(a=1)) != digest(SimpleNamespace(a=2))
+    assert digest(Held(1.0)) == digest(Held(1.0))
+    assert digest(Held(1.0)) != digest(Held(2.0))
+    assert digest({"x", "y", "z"}) == digest({"z", "y", "x"})
+
+
+def test_a_rule_is_asked_once_for_all_places_that_share_a_mask(to):
+    asked = []
+
+    def odd(batch):
+        asked.append(1)
+        return batch["input_ids"] % 2 == 1
+
+    store = hl.harvest(Tagger().eval(), {"input_ids": torch.arange(12).view(4, 3)}, "embed", "mix", to=to, batch_size=4,
+                       rows=odd)  # fmt: skip
+    assert len(asked) == 2  # For the first batch, which is tried, and for the run.
+    assert len(list(to.glob("data/positions/*"))) == 1
+    assert store["mix"].positions[:].tolist() == [1, 0, 2, 1, 0, 2]
+
+
+def test_a_name_wins_over_a_pattern(to):
+    data = {"input_ids": torch.ones(4, 3).long()}
+    store = hl.harvest(Tagger().eval(), data, "embed", "mix", to=to, batch_size=2, rows={"*": "tokens", "mix": "batch"})
+    assert (len(store["embed"]), len(store["mix"])) == (12, 4)
+
+
+def test_gradients_are_not_skipped(to):
+    with pytest.raises(hl.HooklineError, match="is not for gradients"):
+        hl.harvest(
+            net(), X, "0:grad_output", to=to, batch_size=8, on_error="skip", loss=lambda output, _: output.mean()
+        )
+
+
+def test_what_loads_is_let_go_when_the_run_ends(to):
+    ended = []
+
+    def batches():
+        try:
+            yield from X.split(8)
+        finally:
+            ended.append(1)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    model = net()
+    hl.Harvest(model, batches, "0", to=to).estimate()
+    with pytest.raises(KeyboardInterrupt):
+        plan = hl.Harvest(model, batches, "0", to=to)
+        plan.estimate()
+        ended.clear()
+        model[0].register_forward_pre_hook(stop)
+        plan.run()
+    assert ended
+
+
+def test_a_plan_shows_what_it_is_of_and_stays_where_it_was_made(to, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = hl.Harvest(net(), X, "0", to="here", batch_size=8)
+    assert repr(plan).startswith("Harvest(Sequential, Tensor, '0', to=")
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    assert len(plan.run()["0"]) == 50
+    assert (tmp_path / "here").exists()
+
+
+def test_skipped_samples_count_as_passed(to, caplog):
+    with caplog.at_level(logging.INFO, logger="hookline"):
+        hl.harvest(Fussy().eval(), Broken(), "one", to=to, batch_size=4, on_error="skip")
+    assert "30 of 30 samples" in caplog.text
+
+
+def test_help_on_the_function_has_the_options():
+    assert "sort_by_length:" in hl.harvest.__doc__

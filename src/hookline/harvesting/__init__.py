@@ -32,8 +32,14 @@ def _run_of(plan: Callable[Options, Harvest]) -> Callable[Options, Store]:
         """
         return plan(*args, **kwargs).run()
 
+    harvest.__doc__ = f"{harvest.__doc__}\n{_arguments(plan)}"
     harvest.__signature__ = inspect.signature(plan).replace(return_annotation=Store)  # type: ignore[attr-defined]
     return harvest
+
+
+def _arguments(plan: Callable[..., Harvest]) -> str:
+    """Return what the options are, as the plan has it."""
+    return "    Args:" + (plan.__doc__ or "").partition("    Args:")[2]
 
 
 harvest = _run_of(Harvest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ class Batches:
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
-    ) -> Iterator[tuple[int, Batch]]:
+    ) -> Generator[tuple[int, Batch], None, None]:
         """Return the batches of some units; those that lie before the last one asked for cost another pass."""
         coming = self._pass()
         ahead = next(coming, None)

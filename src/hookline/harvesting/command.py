@@ -265,7 +265,10 @@ def _placed(model: nn.Module, device: str | None) -> nn.Module:
     if device is None and torch.cuda.is_available():
         local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
         device = f"cuda:{local % torch.cuda.device_count()}"
-    return model.eval().to(device or "cpu")
+    try:
+        return model.eval().to(device or "cpu")
+    except (RuntimeError, AssertionError) as error:
+        raise HooklineError(f"the model can't be put on {device!r}: {str(error).partition(chr(10))[0]}") from error
 
 
 def _check_target(task: Task) -> None:

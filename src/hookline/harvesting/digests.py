@@ -56,6 +56,12 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     yield f"{type(value).__qualname__} {getattr(value, 'shape', getattr(value, 'size', ''))}".encode()
     if callable(array):
         yield array()
+    elif isinstance(value, (set, frozenset)):
+        yield repr(sorted(map(repr, value))).encode()
+    elif " object at 0x" not in (text := repr(value)):
+        yield re.sub(r" at 0x[0-9a-fA-F]+", "", text).encode()
+    elif depth < _ROUNDS:
+        yield from _pieces(vars(value) if hasattr(value, "__dict__") else None, depth + 1)
 
 
 def bytes_of(tensor: Tensor) -> bytes:

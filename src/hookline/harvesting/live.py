@@ -66,6 +66,9 @@ class Live:
         taken = [name for name in manner.columns or {} if name in {str(place.site) for place in trial.places}]
         if taken:
             raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
+        if trial.has_gradients and self.plan.on_error == "skip":
+            raise HooklineError('on_error="skip" is not for gradients: those of a batch change with who is in it, for '
+                                "most losses are means; leave the bad samples out of the data")  # fmt: skip
         self.stops = self._stops(manner, trial)
         return batch, {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Without the rows.
 

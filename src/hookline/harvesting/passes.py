@@ -22,7 +22,7 @@ from hookline.ranks import is_cut
 from hookline.sites import Site
 from hookline.store.records import Array
 from hookline.tree import unwrap
-from hookline.values import leaves, map_tensors
+from hookline.values import leaves, map_tensors, rebuild
 from hookline.where import Found, Where, find
 
 CALLS = {"one": None, "sequence": 1, "batch": 0}  # Along which dimension the calls of a site in one batch are joined.
@@ -179,8 +179,8 @@ class Pass:
         if not isinstance(rules, Mapping):
             return rules
         if name not in self._rules:
-            means = [rule for where, rule in rules.items() if where == name or name in self._names(where)]
-            self._rules[name] = means[0] if means else "batch"
+            means = [rule for where, rule in rules.items() if name in self._names(where)]
+            self._rules[name] = rules[name] if name in rules else (means[0] if means else "batch")
         return self._rules[name]
 
     def _names(self, where: str) -> set[str]:
@@ -238,9 +238,8 @@ def _near(value: Any, rows: Any) -> Any:
     """Return a batch with its masks on the host: to ask for them after the forward would wait for all of that."""
     if rows == "batch" or not isinstance(value, Mapping):
         return value
-    return {
-        key: map_tensors(lambda tensor: tensor.cpu(), one) if "mask" in str(key) else one for key, one in value.items()
-    }
+    masks = {key: map_tensors(lambda tensor: tensor.cpu(), one) for key, one in value.items() if "mask" in str(key)}
+    return rebuild(value, {**value, **masks}) if masks else value
 
 
 @dataclass(frozen=True)

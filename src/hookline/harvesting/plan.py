@@ -152,7 +152,7 @@ class Harvest:
         self.model = model
         self.data = data
         self.where = where
-        self.to = to
+        self.to = to if "://" in os.fsdecode(to) else os.path.abspath(to)  # Wherever it is run.
         self.unit = unit
         self.on_error = on_error
         self.append = append
@@ -167,11 +167,13 @@ class Harvest:
             rows, _dtype(dtype), transform, stop, _columns(columns), call, calls, loss, where_to, gather, own
         )
 
+    def __repr__(self) -> str:
+        model = getattr(self.model, "__name__", type(self.model).__name__)
+        return f"Harvest({model}, {type(self.data).__name__}, {', '.join(map(repr, self.where))}, to={str(self.to)!r})"
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return what travels: the plan, and nothing it has made here. Its folder stays the same one."""
-        state = {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
-        where = os.fsdecode(self.to)
-        return {**state, "to": where if "://" in where else os.path.abspath(where)}
+        """Return what travels: the plan, and nothing it has made here."""
+        return {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
 
     @cached_property
     def place(self) -> Place:

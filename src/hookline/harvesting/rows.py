@@ -81,21 +81,24 @@ class Rows:
         if shape[0] != self._samples:
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: rows by "
                                 "position need [samples, positions, ...]; bring it there with transform=")  # fmt: skip
-        if not callable(rule):
+        try:
             real = self._mask(side, self._batch, self._output, shape)
-            return self._choice((None if real is None else bytes_of(real), shape), lambda: _chosen(real, real, shape))
-        return self._choice((rule, shape, side), lambda: self._by_function(name, side, rule, shape))
+        except HooklineError:
+            if not callable(rule):
+                raise
+            real = None  # A rule of its own needs none.
+        key = (rule, shape, None if real is None else bytes_of(real))
+        if not callable(rule):
+            return self._choice(key, lambda: _chosen(real, real, shape))
+        return self._choice(key, lambda: _chosen(self._chosen_by(name, rule, shape), real, shape))
 
-    def _by_function(self, name: str, side: Site, rule: Callable[..., Any], shape: tuple[int, int]) -> Choice:
+    def _chosen_by(self, name: str, rule: Callable[..., Any], shape: tuple[int, int]) -> Tensor:
+        """Return the mask that a function gives."""
         mask = rule(self._batch, self._output) if takes_output(rule) else rule(self._batch)
         if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
             found = describe(mask)
             raise HooklineError(f"{name!r}: the rows= function gives a mask {list(shape)} for this value, not {found}")
-        try:
-            real = self._mask(side, self._batch, self._output, shape)
-        except HooklineError:
-            real = None
-        return _chosen(mask.bool(), real, shape)
+        return mask.bool()
 
 
 def takes_output(function: Callable[..., Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +98,7 @@ class Samples:
 
     def known(self) -> dict[str, Any]:
         """Return the dataset's own fingerprint, or some of its samples'."""
-        told = {"samples": self.samples, "collate": function_text(self._loaded.collate)}
+        told = {"samples": self.samples, "collate": function_text(_alone(self._loaded.collate))}
         own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
         if own is not None:
             return {**told, "fingerprint": str(own() if callable(own) else own)}
@@ -137,7 +137,7 @@ class Samples:
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
-    ) -> Iterator[tuple[int, Batch]]:
+    ) -> Generator[tuple[int, Batch], None, None]:
         """Return the batches of some units, loaded as the user's own loader would."""
         from torch.utils.data import DataLoader
 
@@ -196,6 +196,11 @@ class _Order:
             for numbers in self.numbers(unit):
                 self.coming.append(unit)
                 yield numbers
+
+
+def _alone(function: Any) -> Any:
+    """Return a method without its object: a dataset is known by its samples."""
+    return getattr(function, "__func__", function)
 
 
 def _itself(batch: Batch) -> Batch:

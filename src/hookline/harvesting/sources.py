@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Source(Protocol):
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
-    ) -> Iterator[tuple[int, Batch]]:
+    ) -> Generator[tuple[int, Batch], None, None]:
         """Return the batches of some units, each with its unit; tell of those that were passed over."""
 
     def singles(self, batch: Batch) -> list[Batch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable
@@ -126,7 +127,7 @@ class Runner:
             most = _most_open(len(self.manifest.arrays))
             coming = self.source.batches(units, size, passed)
             first = list(itertools.islice(coming, 1))  # Processes that load are started before threads that write.
-            with self.lanes:
+            with contextlib.closing(coming), self.lanes:
                 for number, batch in itertools.chain(first, coming):
                     if self.open is None or self.open.number != number:
                         self._close()
@@ -216,6 +217,7 @@ class Runner:
         """Skip a sample, or raise with its number."""
         if self.on_error == "skip":
             unit.skip(sample, failure)
+            self.told.passed(1)
             return
         raise bad_sample(sample, failure) from failure
 
@@ -249,10 +251,12 @@ def _most_open(arrays: int) -> int:
 
 def bad_sample(sample: int, failure: Exception) -> BadSample:
     """Return what is raised because of a sample."""
-    return BadSample(
+    error = BadSample(
         f'sample {sample} failed: {type(failure).__name__}: {failure}; on_error="skip" goes on without such samples, '
         "and lists them in store.skipped"
     )
+    error.sample = sample
+    return error
 
 
 def _begin(batch: Batch) -> int:
