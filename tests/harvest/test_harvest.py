@@ -768,7 +768,7 @@ def test_a_function_with_other_values_is_another_one(made, to):
     assert function_text(made(2.0)) == function_text(made(2.0))
     assert function_text(made(2.0)) != function_text(made(3.0))
     hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8, transform=made(2.0)).run_unit(0)
-    with pytest.raises(hl.StoreError, match="its transform is"):
+    with pytest.raises(hl.StoreError, match="its transform is another"):
         hl.harvest(net(), X, "0", to=to, batch_size=8, transform=made(3.0))
 
 
@@ -1066,3 +1066,34 @@ def test_skipped_samples_count_as_passed(to, caplog):
 
 def test_help_on_the_function_has_the_options():
     assert "sort_by_length:" in hl.harvest.__doc__
+
+
+def test_a_batch_with_labels_is_cut_to_find_the_bad_sample(to):
+    class Labelled(Fussy):
+        def forward(self, x, labels):
+            return super().forward(x)
+
+    x = torch.zeros(6, 4)
+    x[2] = float("inf")
+    batches = [{"x": x, "labels": torch.arange(6)}]
+    assert list(hl.harvest(Labelled().eval(), batches, "one", to=to, on_error="skip").skipped) == [2]
+
+
+def test_sparse_and_nested_batches_go_in_but_sparse_values_are_refused(to):
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 2)
+
+        def forward(self, edges, x):
+            return self.one(edges @ x)
+
+    batches = [{"edges": torch.eye(5).to_sparse(), "x": X[:5]}, {"edges": torch.eye(5).to_sparse(), "x": X[5:10]}]
+    model = Graph().eval()
+    store = hl.harvest(model, batches, "one", to=to)
+    with torch.no_grad():
+        assert torch.allclose(store["one"][:], model.one(X[:10]), atol=1e-6)
+    with pytest.raises(hl.HooklineError, match="make it dense with transform="):
+        hl.harvest(model, batches, "one", to=to / "b", transform=lambda value: value.to_sparse())
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert digest(nested) != digest(nested * 2)

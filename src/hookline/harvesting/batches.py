@@ -140,13 +140,20 @@ class Batches:
         if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
             return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
         tensors = leaves(batch.value)
-        # A vector as long as the batch may be something else that only happens to be as long.
-        if len(tensors) > 1 and any(tensor.dim() < 2 or len(tensor) != count for tensor in tensors):
+        others = {size for tensor in tensors for size in tensor.shape[1:]}
+        # A vector as long as the batch may be something else (positions, say) that only happens to be as long.
+        is_doubtful = count in others and any(tensor.dim() == 1 for tensor in tensors)
+        if is_doubtful or any(tensor.dim() == 0 or len(tensor) != count for tensor in tensors):
             return [batch]
         return [
             Batch([number], map_tensors(lambda tensor, at=index: tensor[at : at + 1], batch.value))  # type: ignore[misc]
             for index, number in enumerate(batch.samples)
         ]
+
+
+def size_of(value: Any) -> int:
+    """Return how many bytes the tensors of a batch hold."""
+    return sum(tensor.nbytes if tensor.layout is torch.strided else 0 for tensor in leaves(value))
 
 
 def length_of(batches: Any) -> int | None:

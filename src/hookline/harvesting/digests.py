@@ -39,7 +39,7 @@ def digest(value: Any, before: str = "") -> str:
 def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     """Return the bytes that make up a nested value."""
     if isinstance(value, Tensor):
-        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield f"{value.dtype} {'nested' if value.is_nested else tuple(value.shape)}".encode()
         yield bytes_of(value)
         return
     parts = children(value) if depth < _ROUNDS else None
@@ -66,6 +66,8 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
 
 def bytes_of(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor's elements."""
+    if tensor.is_nested:
+        return b"".join([bytes_of(one) for one in tensor.unbind()])
     plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
     if not plain.numel():

@@ -59,6 +59,8 @@ class Rows:
             part = write_subscripts(tuple(children(value) or (0,))[:1])
             raise HooklineError(f"{name!r} is {describe(value)}, no tensor; name the part to keep, '{name}{part}', "
                                 "or make one of it with transform=")  # fmt: skip
+        if value.layout is not torch.strided:
+            raise HooklineError(f"{name!r} is a tensor of layout {value.layout}; make it dense with transform=")
         if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
             rule = "batch"  # One position of each sample is left.
         if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):

@@ -12,7 +12,7 @@ import torch
 
 from hookline.copies import share_tensor
 from hookline.errors import BadSample, HooklineError
-from hookline.harvesting.batches import Batch
+from hookline.harvesting.batches import Batch, size_of
 from hookline.harvesting.digests import digest
 from hookline.harvesting.lanes import Countdown, Lanes
 from hookline.harvesting.passes import Part, Pass
@@ -21,7 +21,7 @@ from hookline.harvesting.sources import Source
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import Unit
-from hookline.values import leaves, map_tensors
+from hookline.values import map_tensors
 
 ON_ERROR = ("raise", "skip")
 MOST_OPEN = 4  # Units on their way at once: no more are lost when the process dies, however slow the disk.
@@ -147,7 +147,7 @@ class Runner:
             self._refuse(unit, sample, failure)
         if self.source.batch_size is None:  # What was passed over is known by it, when the run goes on.
             given = map_tensors(share_tensor, batch.value)  # The loader may fill the same memory again.
-            self.lanes.put(self._lane(0), lambda: unit.digest(given), sum(tensor.nbytes for tensor in leaves(given)))
+            self.lanes.put(self._lane(0), lambda: unit.digest(given), size_of(given))
         if not batch.samples:
             return
         for good, parts in self._through(unit, batch):

@@ -348,6 +348,10 @@ def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()
 _DIGESTS = ("digest", "fingerprint", "first", "weights")  # What says least, last.
 _WORDS = {
     "model.weights": "its model has other weights or modules",
+    **{
+        one: f"its {one} is another, or has other values (if it changes as it runs, give it a method fingerprint())"
+        for one in ("transform", "call", "loss")
+    },
     **{f"data.{one}": "its data are others" for one in ("digest", "fingerprint", "first")},
 }
 
