@@ -120,7 +120,8 @@ class Sharded:
     arrays: list[Tensor]
 
     def __init__(self, folder: Path) -> None:
-        self.arrays = [self.load(path) for path in sorted(folder.iterdir())]
+        self.paths = sorted(folder.iterdir())
+        self.arrays = [self.load(path) for path in self.paths]
         self.bounds = torch.tensor([0, *(len(one) for one in self.arrays)]).cumsum(0)
 
     @staticmethod
@@ -144,9 +145,9 @@ class Sharded:
         return self.arrays[file][begin - offset : end - offset].clone()
 
     def scan(self) -> Iterator[Tensor]:
-        """File by file."""
-        for array in self.arrays:
-            yield from array.split(PIECE)
+        """File by file, each mapped when its turn comes."""
+        for path in self.paths:
+            yield from self.load(path).split(PIECE)
 
 
 class Npy(Sharded):
