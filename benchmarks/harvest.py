@@ -103,7 +103,7 @@ def tables() -> Iterator[str]:
     )
     try:
         for name, clock in (("processor time", time.process_time), ("wall clock", time.perf_counter)):
-            seconds = measure(contenders(folder), rounds=5, repeat=1, clock=clock, after=lambda: clear(folder))
+            seconds = measure(contenders(folder), rounds=3, repeat=1, clock=clock, after=lambda: clear(folder))
             yield report(f"{about}; {name}", ratios(seconds))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -95,6 +95,7 @@ ORDER = [
     "harvesting.rows",
     "harvesting.passes",
     "harvesting.lanes",
+    "harvesting.staging",
     "harvesting.units",
     "harvesting.progress",
     "harvesting.ranks",

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1097,3 +1098,58 @@ def test_sparse_and_nested_batches_go_in_but_sparse_values_are_refused(to):
         hl.harvest(model, batches, "one", to=to / "b", transform=lambda value: value.to_sparse())
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     assert digest(nested) != digest(nested * 2)
+
+
+class Sized:
+    """Batches that say how many they are, and may be wrong."""
+
+    def __init__(self, said: int) -> None:
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __iter__(self):
+        return iter(X.split(10))
+
+
+@pytest.mark.parametrize(("said", "came"), [(4, "more than 4"), (7, "5")])
+def test_data_with_a_wrong_length_are_refused(said, came, to):
+    with pytest.raises(hl.HooklineError, match=rf"len\(\) of the data is {said}, but {came} batches came"):
+        hl.harvest(net(), Sized(said), "0", to=to, unit=1)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+class Failing(Broken):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7:
+            raise Unpicklable("no such picture")
+        return torch.ones(4)
+
+
+def test_an_error_that_can_not_be_pickled_comes_from_a_loading_process(to):
+    loader = DataLoader(Failing(), batch_size=4, num_workers=1)
+    with pytest.raises(hl.BadSample, match="sample 7 failed: .*Unpicklable: no such picture"):
+        hl.harvest(Fussy().eval(), loader, "one", to=to)
+
+
+def test_what_has_no_room_leaves_nothing_that_another_call_would_have_to_be_like(to):
+    class Huge(Texts):
+        def fingerprint(self) -> str:
+            return "a great deal"
+
+    with pytest.raises(hl.StoreError, match="has no room"):
+        hl.harvest(Tagger().eval(), Huge(1 << 50), "mix", to=to, batch_size=4, rows="tokens")
+    assert not to.exists()
+
+
+def test_units_of_one_plan_may_be_asked_for_by_several_threads(to):
+    model = net()
+    plan = hl.Harvest(model, X, "0", to=to, batch_size=5, unit=5)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(plan.run_unit, plan.pending()))
+    assert torch.equal(plan.run()["0"][:], expected(model, 1, batch=5))

@@ -92,7 +92,15 @@ class Batches:
             count = samples_in(value)
             yield number, Batch(range(first, first + count), value)
             first += count
+        self._check_length(number + 1)
         self._count = number + 1
+
+    def _check_length(self, found: int, more: bool = False) -> None:
+        """Refuse data that are longer or shorter than they say: units would be missing, or never done."""
+        if self._length is not None and (more or found < self._length):
+            came = f"more than {found}" if more else found
+            raise HooklineError(f"len() of the data is {self._length}, but {came} batches came; give them without a "
+                                "length, as an iterator (iter(data)), or mend it")  # fmt: skip
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
@@ -118,6 +126,8 @@ class Batches:
             while ahead is not None and ahead[0] < (unit + 1) * size:
                 yield unit, ahead[1]
                 ahead = next(coming, None)
+            if ahead is not None and ahead[0] >= (self._length or ahead[0] + 1):
+                self._check_length(self._length or 0, more=True)
 
     def longer(self, first: int) -> float:
         """Return 1: nobody knows before they come."""

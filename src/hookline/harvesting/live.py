@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,6 +54,7 @@ class Live:
         self.manner = manner
         self.manifest = self._manifest()
         self._begun: tuple[Place, Manifest] | None = None
+        self.busy = threading.RLock()  # The hooks of one plan serve one thread at a time.
 
     def _try(self, batch: Batch, manner: Manner) -> tuple[Batch, dict[str, Part]]:
         """Run the first batch to its end: which sites there are, how often they are called, and what their rows are."""

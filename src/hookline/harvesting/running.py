@@ -15,7 +15,7 @@ from hookline.harvesting.replicas import run_together
 from hookline.harvesting.units import Told
 from hookline.ranks import may_be_a_stage
 from hookline.store.places import Place
-from hookline.store.records import Manifest
+from hookline.store.records import MANIFEST, Manifest
 from hookline.store.writer import committed, end, how_many, read_record, sweep
 
 if TYPE_CHECKING:
@@ -86,23 +86,33 @@ def run_one(plan: Harvest, unit: int) -> Heard:
         raise HooklineError(f"there is no unit {unit}: the harvest has units 0 to {(units or 1) - 1}")
     if unit in committed(place):
         return heard
-    try:
-        plan.live.runner(heard).run([unit], manifest.plan["unit"], lambda *_: None)
-    finally:
-        plan.live.close()
+    with plan.live.busy:
+        try:
+            plan.live.runner(heard).run([unit], manifest.plan["unit"], lambda *_: None)
+        finally:
+            plan.live.close()
     return heard
 
 
 def prepare(plan: Harvest) -> tuple[Place, Manifest]:
     """Begin a store, or go on with it: clear away what the dead left, and see that there is room for the rest."""
+    if MANIFEST not in plan.place.names(""):
+        _check_room(plan, 1.0)  # Before anything is there that another call would have to be like.
     place, manifest = plan.live.begun()
     sweep(place)
-    told, units = plan.estimate(), how_many(place, manifest)
-    if told.bytes is not None and told.free is not None and units:
-        left = told.bytes * (units - len(committed(place))) // units
-        if left > told.free * (1 if told.is_sure else 4):  # Of sequences, the first batch may tell a wrong tale.
-            raise StoreError(f"{str(plan.to)!r} has no room: {told}; keep fewer sites, a smaller dtype or fewer rows")
+    units = how_many(place, manifest)
+    if units:
+        _check_room(plan, 1 - len(committed(place)) / units)
     return place, manifest
+
+
+def _check_room(plan: Harvest, share: float) -> None:
+    """Refuse what can't fit."""
+    told = plan.estimate()
+    if told.bytes is None or told.free is None:
+        return
+    if told.bytes * share > told.free * (1 if told.is_sure else 4):  # Of sequences, a first batch may mislead.
+        raise StoreError(f"{str(plan.to)!r} has no room: {told}; keep fewer sites, a smaller dtype or fewer rows")
 
 
 def _unknown(place: Place) -> Iterator[int]:

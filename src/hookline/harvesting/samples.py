@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -61,13 +62,30 @@ class Loaded:
                 self.collate([found[number]])
             except Exception as failure:
                 found.pop(number, None)
-                failures[number] = failure
+                failures[number] = _that_travels(failure)
         if not failures:
             raise HooklineError(
                 f"samples {numbers[0]} to {numbers[-1]} don't go into one batch: {error}; give collate=, a function "
                 "from a list of samples to a batch"
             ) from error
         return Batch(list(found), self.collate(list(found.values())) if found else None, failures)
+
+
+def _that_travels(failure: Exception) -> Exception:
+    """Return an exception, of a process that loads as one of the same name that surely arrives where the model is.
+
+    What can't be pickled would be dropped on the way, and waited for there for ever.
+    """
+    from torch.utils.data import get_worker_info
+
+    if get_worker_info() is None:
+        return failure
+    try:
+        if type(pickle.loads(pickle.dumps(failure))) is type(failure):
+            return failure
+    except Exception:  # Whatever its class makes of it.
+        pass
+    return RuntimeError(f"{type(failure).__name__}: {failure}")
 
 
 class Samples:

@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hookline.copies import share_tensor
 from hookline.errors import BadSample, HooklineError
@@ -18,6 +20,7 @@ from hookline.harvesting.lanes import Countdown, Lanes
 from hookline.harvesting.passes import Part, Pass
 from hookline.harvesting.rows import Choice
 from hookline.harvesting.sources import Source
+from hookline.harvesting.staging import Staged, Staging
 from hookline.store.places import Place
 from hookline.store.records import Manifest
 from hookline.store.writer import Unit
@@ -118,6 +121,7 @@ class Runner:
         self.threads = threads
         self.lanes = Lanes(threads, limit)
         self.turn = 0
+        self.staging = Staging()
         self.open: Open | None = None
         self.unfinished: list[Open] = []
 
@@ -146,8 +150,7 @@ class Runner:
         for sample, failure in batch.failures.items():
             self._refuse(unit, sample, failure)
         if self.source.batch_size is None:  # What was passed over is known by it, when the run goes on.
-            given = map_tensors(share_tensor, batch.value)  # The loader may fill the same memory again.
-            self.lanes.put(self._lane(0), lambda: unit.digest(given), size_of(given))
+            self._digest(unit, batch.value)
         if not batch.samples:
             return
         for good, parts in self._through(unit, batch):
@@ -157,12 +160,39 @@ class Runner:
             self.told.passed(len(good.samples))
             del parts
 
+    def _digest(self, unit: Open, given: Any) -> None:
+        """Let a thread note what went in; the loader may fill the same memory again by then."""
+        staged: dict[int, Staged] = {}
+
+        def copied(tensor: Tensor) -> Tensor:
+            if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
+                return share_tensor(tensor)
+            copy = self.staging.copy(tensor.detach())
+            staged[id(copy)] = copy
+            return copy.tensor
+
+        own = map_tensors(copied, given)
+
+        def note() -> None:
+            unit.digest(own)
+            for copy in staged.values():
+                copy.give_back()
+
+        self.lanes.put(self._lane(0), note, size_of(given))
+
     def _send(self, unit: Open, index: int, part: Part) -> None:
+        """Let a thread write rows."""
+        staged = self.staging.copy(part.rows) if isinstance(part.rows, Tensor) else None
+
         def write() -> None:
-            rows = part.arrived()
+            rows = part.arrived() if staged is None else staged.tensor
             unit.unit.append(index, rows)
             self.told.wrote(len(rows), rows.nbytes)
+            if staged is not None:
+                staged.give_back()
 
+        if staged is not None:
+            part = replace(part, rows=staged.tensor)  # What the model made is let go now.
         self.lanes.put(self._lane(index), write, part.nbytes)
 
     def _lane(self, index: int) -> int:
