@@ -28,7 +28,7 @@ help:  ## Show this list
 setup: $(STAMP)  ## Make .venv and install hookline with everything in it (once)
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
-	@echo "Installing hookline and its tools into $(VENV): once, a minute or so"
+	@echo "Installing hookline and its tools into $(VENV): once, a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[dev,all]'
 	@touch $@
