@@ -128,3 +128,23 @@ def test_a_model_is_known_again_on_another_device(tmp_path):
     hl.Harvest(model, batches(), "out", to=tmp_path / "acts", unit=6).run_unit(0)
     store = hl.harvest(model.to(DEVICE), batches(), "out", to=tmp_path / "acts")
     assert len(store["out"]) == 12 * 8
+
+
+@pytest.mark.parametrize("device", [None, "cuda", "cuda:0"])
+def test_a_model_may_write_into_batches_that_are_on_the_device(device, tmp_path):
+    class Greedy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.one(x.add_(1))
+
+    model = Greedy().to(DEVICE).eval()
+    data = list(torch.randn(6, 5, 4, device=DEVICE))
+    before = torch.stack(data)
+    store = hl.harvest(model, data, "one", to=tmp_path / "acts", device=device, columns={"x": lambda batch: batch})
+    assert torch.equal(torch.stack(data), before)
+    assert torch.equal(store["x"][:], before.flatten(0, 1).cpu())
+    with torch.no_grad():
+        assert torch.allclose(store["one"][:], model.one(before.flatten(0, 1) + 1).cpu(), atol=1e-5)

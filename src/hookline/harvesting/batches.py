@@ -194,7 +194,8 @@ def on(value: Any, device: torch.device | None) -> Any:
 
 
 def _on(tensor: Tensor, device: torch.device | None) -> Tensor:
-    if device is None or tensor.device == device:
+    here = tensor.device
+    if device is None or str(device) in (str(here), here.type):
         own = share_tensor(tensor.detach())
     else:
         own = (_pinned(tensor.detach()) if device.type == "cuda" else tensor.detach()).to(device, non_blocking=True)
