@@ -27,6 +27,7 @@ from hookline.store.writer import Unit
 from hookline.values import map_tensors
 
 ON_ERROR = ("raise", "skip")
+_LONGEST = 500  # Letters of why a sample was skipped.
 MOST_OPEN = 4  # Units on their way at once: no more are lost when the process dies, however slow the disk.
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)  # No fault of the sample's.
 
@@ -64,7 +65,7 @@ class Open:
 
     def skip(self, sample: int, error: BaseException) -> None:
         """Note a sample that has no rows."""
-        self.skipped[sample] = f"{type(error).__name__}: {error}"
+        self.skipped[sample] = f"{type(error).__name__}: {error}"[:_LONGEST]
 
     def digest(self, batch: Any) -> None:
         """Note what went in."""
