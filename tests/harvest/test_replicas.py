@@ -75,7 +75,7 @@ def test_ranks_that_are_to_store_parts_in_one_place_are_refused(rank: int) -> No
     to = folder() / "one"
     try:
         plan = hl.Harvest(cut(net()), samples(), "h.0.mlp.up", to=to, batch_size=2, gather=False)
-        plan.status()
+        plan.pending()
         said = "begun"
     except hl.StoreError as error:
         said = str(error)
