@@ -217,10 +217,7 @@ def _sent(rows: Tensor) -> Tensor | offload.Copy:
     if rows.is_cuda:
         copy = offload.send(rows)
         return rows.cpu() if copy is None else copy
-    near = rows.cpu().contiguous()
-    return (
-        near if near.untyped_storage().nbytes() <= 2 * near.nbytes else near.clone()
-    )  # It would hold all of a view's.
+    return rows.cpu()
 
 
 def _own_part(name: str, value: Any) -> tuple[Any, str]:
