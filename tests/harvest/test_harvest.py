@@ -1153,3 +1153,16 @@ def test_units_of_one_plan_may_be_asked_for_by_several_threads(to):
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(plan.run_unit, plan.pending()))
     assert torch.equal(plan.run()["0"][:], expected(model, 1, batch=5))
+
+
+def test_a_model_whose_weights_are_elsewhere_is_harvested_and_known_by_them(to):
+    accelerate = pytest.importorskip("accelerate")
+
+    def offloaded(model: nn.Module) -> nn.Module:
+        return accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+
+    store = hl.harvest(offloaded(net()), X, "0", "1", to=to, batch_size=8)
+    assert torch.equal(store["1"][:], expected(net(), 2))
+    assert len(hl.harvest(net(), X, "0", "1", to=to, batch_size=8)["1"]) == 50  # The same model, all of it here.
+    with pytest.raises(hl.StoreError, match="model.weights"):
+        hl.harvest(offloaded(changed(net())), X, "0", "1", to=to, batch_size=8)

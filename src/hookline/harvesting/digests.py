@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def model_digest(model: nn.Module) -> dict[str, Any]:
         for name, module in model.named_modules():
             if type(module).__name__ not in _WRAPPING:
                 found.update(f"{_plain_name(name)} {_class(module)}({module.extra_repr()})\n".encode())
-        for name, tensor in [*model.named_parameters(), *_persistent(model)]:
+        for name, tensor in _state(model):
             found.update(f"{_plain_name(name)} {tensor.dtype} {tuple(tensor.shape)} ".encode())
             found.update(_of_weight(tensor))
     return {"class": _class(model), "weights": found.hexdigest()}
@@ -97,12 +98,27 @@ def _plain_name(name: str) -> str:
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)", "", name).lstrip(".")
 
 
-def _persistent(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the buffers that are part of the model's state; others a forward may write as it likes."""
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Return parameters, and the buffers that are part of the model's state; others a forward may write as it likes."""
+    seen: set[int] = set()
     for path, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{path}.{name}", buffer
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is None or id(tensor) in seen or name in module._non_persistent_buffers_set:
+                continue
+            seen.add(id(tensor))
+            yield f"{path}.{name}", _at_hand(module, name, tensor)
+
+
+def _at_hand(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight with its values, which accelerate keeps elsewhere until the module runs."""
+    hook = getattr(module, "_hf_hook", None)
+    for one in [hook, *getattr(hook, "hooks", ())] if tensor.is_meta else ():
+        held = getattr(one, "weights_map", None)
+        if held is not None:
+            with suppress(KeyError):
+                found: Tensor = held[name]
+                return found
+    return tensor
 
 
 def _of_weight(tensor: Tensor) -> bytes:
@@ -113,7 +129,7 @@ def _of_weight(tensor: Tensor) -> bytes:
         names = tensor.__tensor_flatten__()[0]
         return b"".join([_of_weight(getattr(tensor, name)) for name in names])
     if tensor.is_meta or not tensor.numel() or tensor.is_quantized or tensor.layout is not torch.strided:
-        return b""  # Offloaded, say: its values are not here.
+        return b""  # Its values are not here.
     plain = tensor.detach().as_subclass(Tensor)
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     if plain.numel() <= _SMALL:

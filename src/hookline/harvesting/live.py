@@ -21,7 +21,7 @@ from hookline.harvesting.passes import Manner, Part, Pass, needs_output
 from hookline.harvesting.units import Runner, Told, bad_sample
 from hookline.ranks import replica
 from hookline.store.places import Place
-from hookline.store.records import Array, Manifest
+from hookline.store.records import Manifest
 from hookline.store.writer import begin, begin_part
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ class Live:
         if not manner.gather and self.together is not None:
             cut = {name: part.placement for name, part in self.first.items() if part.placement != "null"}
             spec["part"] = {"rank": dist.get_rank(), "of": list(self.together.ranks), "placements": cut}
-        unit = plan.unit or self._unit(arrays)
+        unit = plan.unit or self._unit()
         return Manifest(spec, arrays, plan.source.units(unit), {"unit": unit, "batch_size": plan.source.batch_size})
 
-    def _unit(self, arrays: tuple[Array, ...]) -> int:
+    def _unit(self) -> int:
         """Return how many samples (or batches) make a unit that is worth a file, and not too long to be lost."""
         source = self.plan.source
         per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1

@@ -78,7 +78,6 @@ class Pass:
     def __init__(self, model: nn.Module, where: Sequence[Where], manner: Manner, *, stop: bool) -> None:
         self.model = model
         self.manner = manner
-        self.where = where
         self.places = find(model, where)
         if manner.transform is None:
             _refuse_parameters(self.places)
