@@ -25,6 +25,14 @@ class Numbers(NamedTuple):
     inf: float
 
 
+class Histogram(NamedTuple):
+    """How many elements lie in each of some bins of equal width between `low` and `high`; NaN and Inf lie in none."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
 class Stats(Mapping[str, Numbers]):
     """Statistics by site.
 
@@ -109,6 +117,23 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
     share = max(count, 1)
     std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if count else float("nan")
     return Numbers(mean, std, least, most, norm, zeros / share, nan / share, inf / share)
+
+
+@torch.no_grad()
+def histogram(tensors: list[Tensor], bins: int = 64) -> Histogram:
+    """Count all elements together.
+
+    >>> histogram([torch.tensor([0.0, 1.0, 1.0, 2.0, float("nan")])], bins=2)
+    Histogram(low=0.0, high=2.0, counts=(1, 3))
+    """
+    parts = [_real(tensor.detach()) for tensor in tensors if tensor.numel()]
+    finite = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    finite = finite[finite.isfinite()]
+    if not len(finite):
+        return Histogram(float("nan"), float("nan"), (0,) * bins)
+    low, high = (limit.item() for limit in finite.aminmax())
+    counted = torch.histc(finite, bins, low, high) if low < high else torch.histc(finite, bins, low - 0.5, low + 0.5)
+    return Histogram(low, high, tuple(int(number) for number in counted))
 
 
 def _real(tensor: Tensor) -> Tensor:

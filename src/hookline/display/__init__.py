@@ -1,0 +1,1 @@
+"""Something to look at: pictures of values, and the explorer page."""

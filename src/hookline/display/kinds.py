@@ -1,0 +1,48 @@
+"""Which picture suits a value, told by its shape, and by its numbers where the shape is not enough."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# What a picture shows of a value, and the names of its dimensions.
+DIMENSIONS = {
+    "maps": ("sample", "channel", "row", "column"),
+    "attention": ("sample", "head", "query", "key"),
+    "tokens": ("sample", "token", "unit"),
+    "units": ("sample", "unit"),
+    "line": ("unit",),
+    "number": (),
+}
+UNIT = {"maps": 1, "tokens": 2, "units": 1, "line": 0}  # The dimension along which a layer has units.
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Return the kind of picture for a value; of more than four dimensions, the first ones are taken together.
+
+    >>> value = Tensor(2, 8, 5, 5).fill_(3.0)
+    >>> kind_of(value), kind_of(value.softmax(-1)), kind_of(value[0, 0])
+    ('maps', 'attention', 'units')
+    """
+    if tensor.dim() >= 4:
+        return "attention" if is_attention(tensor) else "maps"
+    return ("number", "line", "units", "tokens")[tensor.dim()]
+
+
+def is_attention(tensor: Tensor) -> bool:
+    """Whether each row of the last dimension shares out 1, as a softmax over keys does."""
+    if tensor.dim() != 4 or not tensor.is_floating_point() or tensor.shape[-1] < 2 or not tensor.numel():
+        return False
+    sums = tensor.detach().float().sum(-1)
+    shared = (sums - 1).abs() < 0.02  # Half precision is good for two digits.
+    empty = sums == 0  # A query that is all padding looks nowhere.
+    return bool((shared | empty).all() and shared.any() and (tensor >= 0).all())
+
+
+def shaped(tensor: Tensor, kind: str) -> Tensor:
+    """Return a value with the dimensions of its kind: leading ones joined if too many, added if too few."""
+    wanted = len(DIMENSIONS[kind])
+    if tensor.dim() < wanted:
+        return tensor.reshape((1,) * (wanted - tensor.dim()) + tuple(tensor.shape))
+    if wanted and tensor.dim() > wanted:
+        return tensor.flatten(0, tensor.dim() - wanted)
+    return tensor
