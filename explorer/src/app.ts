@@ -1,0 +1,36 @@
+/** What the parts of the page share: the data, what the reader looks at, and how to go elsewhere. */
+
+import type { Module, Page, Site } from "./data";
+import type { Theme } from "./colours";
+import type { Found } from "./search";
+import type { State } from "./state";
+
+export interface App {
+  page: Page;
+  state: State;
+  found: Found; // What the search means.
+  theme: Theme;
+  go(change: Partial<State>, how?: "push" | "replace"): void;
+}
+
+/** The names that the runs and their difference have on the page. */
+export function runNames(page: Page): string[] {
+  const names = page.runs.map((run, number) => run.name || `run ${"AB"[number]}`);
+  return names.length > 1 ? [...names, "difference"] : names;
+}
+
+/** Choose a site, or a module that has none. */
+export function choose(app: App, module: Module, site: Site | null, how: "push" | "replace" = "push"): void {
+  app.go({ site: site ? site.name : null, module: site ? null : module.path, tile: null }, how);
+}
+
+/** Choose a site by its number. */
+export function chooseSite(app: App, number: number): void {
+  const site = app.page.sites[number];
+  if (site) app.go({ site: site.name, module: null, tile: null });
+}
+
+/** The module that a site is of. */
+export function moduleOf(page: Page, site: Site): Module | null {
+  return page.modules.find((module) => module.sites.includes(site.number)) ?? page.modules.find((module) => module.path === site.path) ?? null;
+}

@@ -1,0 +1,215 @@
+/** The pictures of a site: each run, their difference, the gradient; one scale for what can be compared. */
+
+import { runNames, type App } from "./app";
+import { barsView } from "./bars";
+import { gradientOf, type Scale } from "./colours";
+import type { Site } from "./data";
+import { element, replace } from "./elements";
+import { exact, percent, short } from "./numbers";
+import { Picture, scaleOf } from "./picture";
+import { PictureView, Pointer } from "./pictureview";
+import type { Cell } from "./plan";
+import { sampleCount, shownOf } from "./subjects";
+import { hideTip, showTip } from "./tip";
+
+export const RUN = ["run-a", "run-b", "run-d"];
+const SHARES = [1, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9];
+
+/** How much of the numbers the colours cover; kept while the page is open. */
+const chosen = { share: new Map<string, number>() };
+
+interface Panel {
+  run: number;
+  picture: Picture;
+  view: PictureView | null;
+  frame: HTMLElement;
+}
+
+/** The pictures of one site, for the runs that are chosen. */
+export class Panels {
+  readonly element: HTMLElement;
+  private readonly panels: Panel[];
+  private readonly pictures: (Picture | null)[];
+  private readonly legends: { element: HTMLElement; runs: number[] }[] = [];
+  private readonly pointer = new Pointer();
+
+  constructor(
+    private readonly app: App,
+    private readonly site: Site,
+    title: string,
+    private readonly kind: string = site.kind,
+  ) {
+    this.pictures = site.picture.map((packed) => packed && new Picture(packed));
+    this.panels = this.runs().map((run) => this.panelOf(run, this.pictures[run]!));
+    this.pointer.onMove((cell) => cell === null && hideTip());
+    const across = this.kind === "maps" || this.kind === "attention" || this.kind === "number" ? "beside" : "stacked";
+    this.element = element(
+      "section",
+      { class: "panels", "aria-label": title },
+      element("header", {}, element("h3", {}, title), this.controls()),
+      this.panels.length ? element("div", { class: across }, this.panels.map((panel) => panel.frame)) : element("p", { class: "empty" }, this.absence()),
+      this.note(),
+    );
+  }
+
+  /** Draw for the room there is. */
+  draw(): void {
+    const scales = new Map<number, Scale>();
+    const values = this.pictures.slice(0, 2).filter((picture): picture is Picture => picture !== null);
+    for (const { run } of this.panels) {
+      scales.set(run, run < 2 ? scaleOf(values, this.share) : scaleOf([this.pictures[2]!], this.share));
+    }
+    for (const panel of this.panels) {
+      const room = panel.frame.clientWidth - 2;
+      const scale = scales.get(panel.run)!;
+      panel.view?.draw(Math.max(80, room), scale, this.app.theme);
+      const bars = panel.frame.querySelector(".bars-place");
+      if (bars) replace(bars, barsView(this.app, this.site, this.pictures, panel.run, Math.max(80, room)));
+    }
+    for (const legend of this.legends) {
+      const scale = scales.get(legend.runs[0]!);
+      if (scale) this.legend(legend.element, scale, legend.runs);
+    }
+  }
+
+  /** Pictures above each other are lower than those beside each other. */
+  private get tallest(): number {
+    const several = this.app.state.view === "all" && this.app.page.runs.length > 1;
+    return !several ? 560 : ["maps", "attention"].includes(this.kind) ? 420 : 230;
+  }
+
+  private get clipKey(): string {
+    return `${this.kind} ${this.site.port}`;
+  }
+
+  private get share(): number {
+    return chosen.share.get(this.clipKey) ?? (this.kind === "attention" ? 0.98 : 0.995);
+  }
+
+  private runs(): number[] {
+    const { view } = this.app.state;
+    const asked = { a: [0], b: [1], difference: [2], all: [0, 1, 2] }[view];
+    const there = (run: number): boolean => Boolean(this.pictures[run]);
+    const runs = asked.filter(there);
+    return runs.length || this.app.page.runs.length > 1 ? runs : [0].filter(there);
+  }
+
+  private absence(): string {
+    if (!this.site.shape.length && !this.site.stats.some(Boolean)) return `No tensor: ${this.site.describe || "nothing was captured here"}.`;
+    const name = { a: 0, b: 1, difference: 2, all: 0 }[this.app.state.view];
+    return this.site.picture.some(Boolean) ? `There is no value in this view (${runNames(this.app.page)[name]}).` : "There is no picture of this value.";
+  }
+
+  private panelOf(run: number, picture: Picture): Panel {
+    const { page, state } = this.app;
+    const { site } = this;
+    const sample = Math.min(state.sample, sampleCount(this.kind, picture) - 1);
+    const tile = state.tile !== null && state.tile < (picture.shape[1] ?? 0) ? state.tile : null;
+    const shown = shownOf(page, this.kind, picture, sample, tile);
+    const name = runNames(page)[run] ?? "";
+    const view = shown && new PictureView({
+      label: `${site.name}, ${name}: ${this.kind} of ${picture.shape.join(" by ")}. Arrow keys move over the numbers.`,
+      subject: shown.subject,
+      picture,
+      place: shown.place,
+      pointer: this.pointer,
+      tallest: this.tallest,
+      choose: shown.tileNoun && shown.subject.tiles > 1 ? (cell) => this.app.go({ tile: cell.tile }) : null,
+      explain: (cell, x, y) => this.explain(shown.explain(cell), shown.place, cell, x, y),
+    });
+    const heading = element("h4", {}, element("span", { class: `swatch ${RUN[run]}` }), name);
+    const bars = ["line", "units", "number"].includes(this.kind) ? element("div", { class: "bars-place" }) : null;
+    const matrix = this.kind === "units" && (picture.shape[0] ?? 1) < 2 ? null : view;
+    return { run, picture, view: matrix, frame: element("div", { class: "panel" }, page.runs.length > 1 ? heading : null, matrix?.element ?? null, bars) };
+  }
+
+  /** What is under the cursor, in every run that is there. */
+  private explain(words: string[], place: (cell: Cell) => number, cell: Cell, x: number, y: number): void {
+    const names = runNames(this.app.page);
+    const lines = this.pictures.map((picture, run) => {
+      if (!picture) return null;
+      const swatch = names.length > 1 ? element("span", { class: `swatch ${RUN[run]}` }) : null;
+      const value = picture.value(place(cell));
+      const error = picture.error > 0 && Number.isFinite(value) ? element("span", { class: "error" }, ` ± ${short(picture.error, 1)}`) : null;
+      const number = element("b", { "data-run": run, "data-value": String(value) }, short(value, 5), error);
+      return element("div", { class: "tip-line" }, swatch, element("span", { class: "tip-name" }, names.length > 1 ? names[run]! : "value"), number);
+    });
+    showTip(x, y, element("div", { class: "tip-title" }, words.join(" · ")), lines);
+  }
+
+  /** The legends with their clip, the sample, and the way back from what is enlarged. */
+  private controls(): HTMLElement {
+    const { state } = this.app;
+    const first = this.panels[0];
+    const controls = element("div", { class: "controls" });
+    if (!first) return controls;
+    const samples = sampleCount(this.kind, first.picture);
+    const tiles = first.picture.shape[1] ?? 0;
+    const noun = { maps: "channel", attention: "head" }[this.kind];
+    if (noun && state.tile !== null && tiles > 1) controls.append(this.enlarged(noun, tiles, state.tile));
+    if (samples > 1) controls.append(this.sampleChoice(first.picture, samples));
+    if (first.view) {
+      for (const runs of [this.runs().filter((run) => run < 2), this.runs().filter((run) => run === 2)]) {
+        if (!runs.length) continue;
+        const legend = element("div", { class: "legend" });
+        this.legends.push({ element: legend, runs });
+        controls.append(legend);
+      }
+      controls.append(this.clip());
+    }
+    return controls;
+  }
+
+  private enlarged(noun: string, tiles: number, tile: number): HTMLElement {
+    const go = (to: number | null) => () => this.app.go({ tile: to }, to === null ? "push" : "replace");
+    return element(
+      "span",
+      { class: "stepper" },
+      element("button", { "data-key": `${this.site.port} before`, "aria-label": `Previous ${noun}`, onclick: go((tile + tiles - 1) % tiles) }, "‹"),
+      element("span", {}, `${noun} ${this.panels[0]!.picture.trueIndex(1, Math.min(tile, tiles - 1))}`),
+      element("button", { "data-key": `${this.site.port} after`, "aria-label": `Next ${noun}`, onclick: go((tile + 1) % tiles) }, "›"),
+      element("button", { class: "all", "data-key": `${this.site.port} all`, onclick: go(null) }, `all ${tiles} ${noun}s`),
+    );
+  }
+
+  private sampleChoice(picture: Picture, samples: number): HTMLElement {
+    const choices = Array.from({ length: samples }, (_, sample) =>
+      element("option", { value: sample, selected: sample === Math.min(this.app.state.sample, samples - 1) }, `sample ${picture.trueIndex(0, sample)}`),
+    );
+    return element(
+      "select",
+      { "aria-label": "Sample", "data-key": `${this.site.port} sample`, onchange: (event: Event) => this.app.go({ sample: Number((event.target as HTMLSelectElement).value) }, "replace") },
+      choices,
+    );
+  }
+
+  private clip(): HTMLElement {
+    const said = element("output", {}, percent(this.share));
+    const slide = (event: Event): void => {
+      const share = SHARES[Number((event.target as HTMLInputElement).value)]!;
+      chosen.share.set(this.clipKey, share);
+      said.textContent = percent(share);
+      this.draw();
+    };
+    const input = element("input", { type: "range", min: 0, max: SHARES.length - 1, step: 1, value: SHARES.indexOf(this.share), "aria-label": "Share of the numbers that the colours cover", oninput: slide });
+    return element("label", { class: "clip", title: "The colours cover this share of the numbers; what is beyond has the colour of the end" }, "colours cover", input, said);
+  }
+
+  private legend(legend: HTMLElement, scale: Scale, runs: number[]): void {
+    const name = runs[0] === 2 && this.app.state.view === "all" ? "difference" : "";
+    const bar = element("span", { class: "ramp", style: { background: gradientOf(scale, this.app.theme) } });
+    replace(legend, name ? element("span", { class: "legend-name" }, name) : null, element("span", { class: "end" }, short(scale.low, 3)), bar, element("span", { class: "end" }, short(scale.high, 3)));
+    legend.setAttribute("title", `${exact(scale.low)} to ${exact(scale.high)}`);
+  }
+
+  private note(): HTMLElement | null {
+    const first = this.panels[0]?.picture;
+    if (!first) return null;
+    const parts = [
+      first.leftOut ? `Not shown: ${first.leftOut}.` : "",
+      first.error > 0 ? `Numbers in the picture are within ${short(first.error, 2)} of the true ones; statistics are exact.` : "Numbers in the picture are exact.",
+      this.panels[0]!.view && ["maps", "attention"].includes(this.kind) && this.app.state.tile === null && (first.shape[1] ?? 1) > 1 ? "Click one to enlarge it." : "",
+    ];
+    return element("p", { class: "caption" }, parts.filter(Boolean).join(" "));
+  }
+}

@@ -1,0 +1,166 @@
+/** One site: what it is, its pictures, its numbers. */
+
+import { choose, moduleOf, runNames, type App } from "./app";
+import type { Module, Site, Warning } from "./data";
+import { element } from "./elements";
+import { histogramChart } from "./histogram";
+import { count, plural } from "./numbers";
+import { Panels, RUN } from "./panels";
+import { statisticsTable } from "./statistics";
+import type { View } from "./state";
+
+const settings = { log: false };
+
+export interface Drawn {
+  element: HTMLElement;
+  draw: () => void; // Called when it is in the page, and when the room changes.
+}
+
+/** The page of a site; a gradient is shown beside the value it belongs to. */
+export function sitePage(app: App, asked: Site): Drawn {
+  const site = asked.value === null ? asked : (app.page.sites[asked.value] ?? asked);
+  const gradient = site.gradient === null ? null : (app.page.sites[site.gradient] ?? null);
+  const module = moduleOf(app.page, site);
+  const panels = [new Panels(app, site, gradient ? "Value" : titleOf(site))];
+  if (gradient && app.state.gradient) panels.push(new Panels(app, gradient, "Gradient", sameShape(site, gradient) ? site.kind : gradient.kind));
+  const spread = element("div", { class: "spread" });
+  const drawSpread = (): void => drawHistograms(app, site, app.state.gradient ? gradient : null, spread);
+  const page = element(
+    "article",
+    { class: "site" },
+    heading(app, site, module),
+    warningsOf(app, site, gradient, module),
+    element("div", { class: "switches" }, runSwitch(app), gradient ? gradientSwitch(app) : null),
+    element(
+      "div",
+      { class: "columns" },
+      element("div", { class: "pictures" }, panels.map((one) => one.element)),
+      element(
+        "div",
+        { class: "figures" },
+        element("section", {}, element("header", {}, element("h3", {}, "Statistics"), element("span", { class: "hint" }, "exact, of the whole value")), element("div", { class: "wide" }, statisticsTable(app, site, app.state.gradient ? gradient : null))),
+        element("section", {}, element("header", {}, element("h3", {}, "Histogram"), logSwitch(drawSpread)), spread),
+      ),
+    ),
+  );
+  return { element: page, draw: () => { panels.forEach((one) => one.draw()); drawSpread(); } };
+}
+
+/** The page of a module at which nothing was captured. */
+export function modulePage(app: App, module: Module): Drawn {
+  const below = app.page.modules.filter((one) => module.path === "" || one.path.startsWith(`${module.path}.`)).find((one) => one.sites.length);
+  const page = element(
+    "article",
+    { class: "site" },
+    element("header", { class: "heading" }, crumbs(app, module.path), facts(module, null)),
+    warningsOf(app, null, null, module),
+    element(
+      "p",
+      { class: "empty" },
+      "Nothing was captured here. ",
+      below ? element("button", { class: "link", onclick: () => choose(app, below, app.page.sites[below.sites[0]!]!) }, `Go to ${below.path || "the model"}`) : null,
+    ),
+  );
+  return { element: page, draw: () => undefined };
+}
+
+function sameShape(one: Site, other: Site): boolean {
+  return one.shape.join() === other.shape.join();
+}
+
+function titleOf(site: Site): string {
+  return site.port.startsWith("grad") ? "Gradient" : "Value";
+}
+
+function heading(app: App, site: Site, module: Module | null): HTMLElement {
+  const rest = site.name.slice(site.name.startsWith(site.path) ? site.path.length : 0);
+  const siblings = (module?.sites ?? []).map((number) => app.page.sites[number]!).filter((one) => one.value === null);
+  const tabs = siblings.length < 2 ? null : element(
+    "nav",
+    { class: "siblings", "aria-label": "Values of this module" },
+    siblings.map((one) =>
+      element("button", { class: one === site ? "tab on" : "tab", "aria-pressed": String(one === site), "data-key": `tab ${one.name}`, onclick: () => module && choose(app, module, one) }, one.name.slice(one.path.length) || "output"),
+    ),
+  );
+  return element("header", { class: "heading" }, crumbs(app, site.path, rest || (site.path ? "" : "model")), facts(module, site), tabs);
+}
+
+/** The path, each name of which leads to its module. */
+function crumbs(app: App, path: string, rest = ""): HTMLElement {
+  const names = path === "" ? [] : path.split(".");
+  const links = names.flatMap((name, depth) => {
+    const module = app.page.modules.find((one) => one.path === names.slice(0, depth + 1).join("."));
+    const last = depth === names.length - 1;
+    const open = (): void => {
+      if (!module) return;
+      const site = module.sites.map((number) => app.page.sites[number]!).find((one) => one.port === "output" && !one.member) ?? null;
+      choose(app, module, site);
+    };
+    const link = last || !module ? element("span", { class: "crumb last" }, name) : element("button", { class: "crumb", onclick: open }, name);
+    return last ? [link] : [link, element("span", { class: "point" }, ".")];
+  });
+  return element("h2", {}, links, rest ? element("span", { class: "rest-of-name" }, rest) : null, links.length || rest ? null : "model");
+}
+
+function facts(module: Module | null, site: Site | null): HTMLElement {
+  const calls = site ? site.calls.filter((one) => one > 0) : [];
+  const parts: [string, string][] = [
+    ["type", module?.type ?? ""],
+    ["shape", site ? site.shape.join(" × ") : (module?.shape ?? "")],
+    ["dtype", site?.dtype ?? module?.dtype ?? ""],
+    ["parameters", module?.parameters ? count(module.parameters) : ""],
+    ["calls", calls.some((one) => one > 1) ? calls.join(" and ") : module?.calls === 0 ? "none" : ""],
+    ["call order", module?.order === null || module?.order === undefined ? "" : String(module.order)],
+    ["also named", (module?.also ?? []).join(", ")],
+  ];
+  return element("dl", { class: "facts" }, parts.filter(([, text]) => text).map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
+}
+
+function warningsOf(app: App, site: Site | null, gradient: Site | null, module: Module | null): HTMLElement | null {
+  const here = (warning: Warning): boolean =>
+    (warning.site !== null && (warning.site === site?.number || warning.site === gradient?.number)) || (warning.site === null && warning.module !== null && warning.module === module?.path);
+  const texts = [...app.page.warnings.filter(here), ...(module?.hazards ?? []).map((text) => ({ level: "note", text }))];
+  const seen = new Set<string>();
+  const unique = texts.filter(({ text }) => !seen.has(text) && seen.add(text));
+  if (!unique.length) return null;
+  return element("ul", { class: "warnings here" }, unique.map(({ level, text }) => element("li", { class: level }, element("span", { class: `dot ${level}` }), element("span", {}, text))));
+}
+
+/** Run A, run B, their difference, or all beside each other. */
+function runSwitch(app: App): HTMLElement | null {
+  const names = runNames(app.page);
+  if (names.length < 2) return null;
+  const views: [View, string, number | null][] = [["all", "side by side", null], ["a", names[0]!, 0], ["b", names[1]!, 1], ["difference", "difference", 2]];
+  return element(
+    "div",
+    { class: "segments", role: "group", "aria-label": "Run" },
+    views.map(([view, name, run]) =>
+      element("button", { "aria-pressed": String(app.state.view === view), "data-key": `view ${view}`, onclick: () => app.go({ view }) }, run === null ? null : element("span", { class: `swatch ${RUN[run]}` }), name),
+    ),
+  );
+}
+
+function gradientSwitch(app: App): HTMLElement {
+  const change = (event: Event): void => app.go({ gradient: (event.target as HTMLInputElement).checked }, "replace");
+  return element("label", { class: "check" }, element("input", { type: "checkbox", checked: app.state.gradient, "data-key": "gradient", onchange: change }), "gradient beside the value");
+}
+
+function logSwitch(draw: () => void): HTMLElement {
+  const change = (event: Event): void => {
+    settings.log = (event.target as HTMLInputElement).checked;
+    draw();
+  };
+  return element("label", { class: "check hint" }, element("input", { type: "checkbox", checked: settings.log, "data-key": "log", onchange: change }), "log counts");
+}
+
+function drawHistograms(app: App, site: Site, gradient: Site | null, place: HTMLElement): void {
+  const names = runNames(app.page);
+  const runs = { a: [0], b: [1], difference: [2], all: [0, 1] }[app.state.view];
+  const width = Math.max(200, place.clientWidth);
+  const chart = (one: Site): Element => {
+    const chosen = one.histogram.map((histogram, run) => (names.length < 2 || runs.includes(run) ? histogram : null));
+    return histogramChart(chosen, names, width, settings.log);
+  };
+  place.replaceChildren(chart(site), ...(gradient ? [element("p", { class: "bars-title" }, "gradient"), chart(gradient)] : []));
+  place.setAttribute("aria-label", `Histograms of ${plural(gradient ? 2 : 1, "value")}`);
+}

@@ -1,0 +1,315 @@
+/**
+ * The site language: what a user writes to name places in a model.
+ *
+ *     path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
+ *
+ * This is `src/hookline/sites.py` in TypeScript, function by function: text that means some sites in Python means the same
+ * sites on the page, and a test holds one against the other. Change them together.
+ */
+
+import { ANY_NAME, matchName, matchNames, type Alternatives, type Segments } from "./names";
+
+const PORTS = ["output", "input", "inputs", "grad_output", "grad_input", "grad_inputs", "param"];
+const LONGEST_TEXT = 4096;
+const LARGEST_INTEGER = 2 ** 31;
+const MOST_ALTERNATIVES = 1024;
+
+// Python's \s, \w and \d: they differ from JavaScript's outside ASCII.
+const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
+const TOKEN = new RegExp(
+  `${SPACE}*(?:(-?\\p{Nd}+)|(\\.\\.\\.)|(None)|(\\*)|(:)|(,)|(\\])|("(?:[^"\\\\]|\\\\.)*"|'(?:[^'\\\\]|\\\\.)*'))`,
+  "suy",
+);
+const PLAIN = /[^.:[#/(*{\\]+/uy;
+const CALL = /\p{Nd}{1,10}/uy;
+const PORT = /[\p{L}\p{N}_]*/uy;
+const SPECIAL = /[\\*{}[\]:#/()]/u;
+const MEMBER = /^[\p{L}\p{N}_*{},]+$/u;
+const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "gu");
+const AROUND_COMMAS = new RegExp(`(?<=[{,])${SPACE}+|${SPACE}+(?=[},])`, "gu");
+
+/** What is wrong with a text, and where. */
+export class SiteError extends Error {}
+
+/** Every index of a dimension, as `[*]` writes it. */
+export const STAR = Symbol("*");
+const ELLIPSIS = Symbol("...");
+const COLON = Symbol(":");
+
+class Slice {
+  constructor(readonly bounds: readonly (number | null)[]) {}
+}
+
+type Item = number | string | null | symbol | Slice;
+export type Subscript = Item | Item[];
+
+const ROOT: Segments = [[[""]]];
+
+/** A parsed text: which modules (`path`, or else `segments` with wildcards), and where at each. */
+export interface Pattern {
+  text: string;
+  path: string | null;
+  segments: Segments;
+  port: string;
+  subscripts: Subscript[];
+  call: number | null;
+  member: string;
+  within: number | null;
+}
+
+/** Read one text of the site language. */
+export function parse(text: string): Pattern {
+  if ([...text].length > LONGEST_TEXT) throw new SiteError(`more than ${LONGEST_TEXT} characters`);
+  let [segments, position] = parsePath(text);
+  let call: number | null;
+  [call, position] = parseCall(text, position);
+  let member = "";
+  let within: number | null = null;
+  if (["/", ".", "("].includes(text.charAt(position))) {
+    [segments, member, position] = parseMember(text, position, segments);
+    within = call;
+    [call, position] = parseCall(text, position);
+  }
+  let port: string;
+  [port, position] = parsePort(text, position);
+  let subscripts: Subscript[];
+  [subscripts, position] = parseSubscripts(text, position);
+  if (call === null) [call, position] = parseCall(text, position);
+  if (position < text.length) refuse(position, `unexpected “${text.charAt(position)}”`);
+  if (port === "param" && (member || call !== null)) refuse(text.indexOf(":param"), "“:param” has no calls and no members");
+  const literal = segments.every((names) => names !== null && names.length === 1 && names[0]!.length === 1);
+  const path = literal ? segments.map((names) => names![0]![0]!).join(".") : null;
+  return { text, path, segments, port, subscripts, call, member, within };
+}
+
+/** Return the subscripts that the text of an index stands for. */
+export function subscriptsOf(index: string): Subscript[] {
+  return parseSubscripts(index, 0)[0];
+}
+
+/** Whether the wildcards of a pattern match this module path. */
+export function matchesPath(pattern: Pattern, path: string): boolean {
+  if (pattern.path !== null) return pattern.path === path;
+  if (pattern.member.endsWith("()")) {
+    // A method is the last name: `**.encode()` may be one of the model itself.
+    const names = [...path.split(".").filter(Boolean), pattern.member];
+    return matchNames(names, [...pattern.segments, ANY_NAME]);
+  }
+  return path !== "" && matchNames(path.split("."), pattern.segments);
+}
+
+/** Whether a member of a site is meant by the member of a pattern, wildcards and all. */
+export function matchesMember(member: string, pattern: string): boolean {
+  if (member === pattern || !/[*{]/.test(pattern)) return member === pattern;
+  const mark = pattern.startsWith("/") ? "/" : "";
+  return member.startsWith(mark) && matchName(member.slice(mark.length), alternativesOf(pattern.slice(mark.length)));
+}
+
+/** Whether the subscripts asked for are those that a site has, and maybe more. */
+export function matchesSubscripts(asked: Subscript[], had: Subscript[]): boolean {
+  return asked.length >= had.length && had.every((one, place) => means(asked[place]!, one));
+}
+
+function means(asked: Subscript, had: Subscript): boolean {
+  if (asked === STAR) return true;
+  if (Array.isArray(asked) || Array.isArray(had)) {
+    const both = Array.isArray(asked) && Array.isArray(had) && asked.length === had.length;
+    return both && asked.every((one, place) => means(one, had[place]!));
+  }
+  if (asked instanceof Slice && had instanceof Slice) return asked.bounds.every((bound, place) => bound === had.bounds[place]);
+  return asked === had;
+}
+
+/** Return what the name of a method or a function stands for. */
+function alternativesOf(name: string): Alternatives {
+  const [names, end] = parseName(name, 0);
+  if (end < name.length || names === null) throw new SiteError(`“${name}” is no name, nor a pattern of names`);
+  return names;
+}
+
+function refuse(position: number, problem: string): never {
+  throw new SiteError(`${problem} at ${position + 1}`);
+}
+
+/** Read names up to the first mark; return the alternatives of each name, and where the path ends. */
+function parsePath(text: string): [Segments, number] {
+  const segments: Segments = [];
+  let position = -1;
+  for (;;) {
+    let names: Alternatives | null;
+    [names, position] = parseName(text, position + 1);
+    segments.push(names);
+    if (text.charAt(position) !== ".") return [segments, position];
+  }
+}
+
+/** Read one name of a path; return its alternatives, null for `**`, and where it ends. */
+function parseName(text: string, start: number): [Alternatives | null, number] {
+  let alternatives: Alternatives = [[""]]; // Each alternative is the pieces of literal text between its `*`s.
+  let stars = 0;
+  let position = start;
+  for (;;) {
+    const character = text.charAt(position);
+    if (["", ".", ":", "[", "#", "/", "("].includes(character)) {
+      const deep = stars === 2 && alternatives.length === 1 && alternatives[0]!.length === 3 && !alternatives[0]!.join("");
+      return [deep ? null : finish(alternatives, stars), position];
+    }
+    if (character === "*") {
+      stars += 1;
+      alternatives = alternatives.map((pieces) => [...pieces, ""]);
+    } else if (character === "{") {
+      [alternatives, position] = parseBraces(text, position, alternatives);
+    } else if (character === "\\" && position + 1 < text.length) {
+      const escaped = String.fromCodePoint(text.codePointAt(position + 1)!);
+      append(alternatives, escaped);
+      position += escaped.length;
+    } else {
+      const run = matchAt(PLAIN, text, position)?.[0] ?? character;
+      append(alternatives, run);
+      position += run.length - 1;
+    }
+    position += 1;
+  }
+}
+
+/** Read `/function`, `.method()` or the `()` of a method whose name was taken for the last of the path. */
+function parseMember(text: string, at: number, segments: Segments): [Segments, string, number] {
+  const mark = text.charAt(at);
+  let position = at;
+  let start = at + 1;
+  if (mark === "(") {
+    start = text.slice(0, at).lastIndexOf(".") + 1;
+    segments = segments.length > 1 ? segments.slice(0, -1) : ROOT;
+  } else {
+    position = parseName(text, start)[1];
+  }
+  const name = text.slice(start, position).replace(AROUND_COMMAS, "");
+  if (!MEMBER.test(name) || name.includes("**")) refuse(start, "a function or method has a plain name");
+  if (mark === "/") return [segments, `/${name}`, position];
+  if (text.slice(position, position + 2) !== "()") refuse(position, "a method is written with “()”");
+  return [segments, `${name}()`, position + 2];
+}
+
+function finish(alternatives: Alternatives, stars: number): Alternatives {
+  if (stars > 1 && alternatives.some((pieces) => pieces.slice(1, -1).includes(""))) {
+    throw new SiteError("“**” stands alone between dots");
+  }
+  return alternatives;
+}
+
+function parseBraces(text: string, position: number, alternatives: Alternatives): [Alternatives, number] {
+  const end = text.indexOf("}", position);
+  if (end < 0) refuse(position, "“{” is not closed");
+  const choices = text.slice(position + 1, end).split(",").map((choice) => choice.replace(ENDS, ""));
+  const longest = largest(choices.map(lengthOf)) + largest(alternatives.map((pieces) => lengthOf(pieces.join(""))));
+  if (choices.length * alternatives.length * (Math.floor(longest / 64) + 1) > MOST_ALTERNATIVES) {
+    refuse(position, `more than ${MOST_ALTERNATIVES} alternatives`);
+  }
+  if (choices.some((choice) => !choice || SPECIAL.test(choice) || choice.includes("."))) {
+    refuse(position, "“{...}” takes plain names between commas");
+  }
+  return [alternatives.flatMap((pieces) => choices.map((choice) => [...pieces.slice(0, -1), pieces.at(-1)! + choice])), end];
+}
+
+function append(alternatives: Alternatives, text: string): void {
+  for (const pieces of alternatives) pieces[pieces.length - 1] += text;
+}
+
+function parseCall(text: string, position: number): [number | null, number] {
+  if (text.charAt(position) !== "#") return [null, position];
+  const digits = matchAt(CALL, text, position + 1)?.[0] ?? refuse(position, "“#” takes the number of a call, from 0");
+  return [integer(digits), position + 1 + digits.length];
+}
+
+function parsePort(text: string, position: number): [string, number] {
+  if (text.charAt(position) !== ":") return ["output", position];
+  const name = matchAt(PORT, text, position + 1)?.[0] ?? "";
+  if (!PORTS.includes(name)) refuse(position, `“${name}” is not a port: ${PORTS.join(", ")}`);
+  return [name, position + 1 + name.length];
+}
+
+function parseSubscripts(text: string, start: number): [Subscript[], number] {
+  const found: Subscript[] = [];
+  let position = start;
+  while (text.charAt(position) === "[") {
+    let subscript: Subscript;
+    [subscript, position] = parseSubscript(text, position);
+    found.push(subscript);
+  }
+  return [found, position];
+}
+
+/** Read one `[...]`; a single item stands for itself, several are a list. */
+function parseSubscript(text: string, start: number): [Subscript, number] {
+  const items: Item[] = [];
+  let parts: Item[] = []; // The item being read, with the colons of a slice in it.
+  let position = start + 1;
+  for (;;) {
+    const match = matchAt(TOKEN, text, position) ?? refuse(position, "not a subscript");
+    position += match[0].length;
+    const kind = match.findIndex((group, place) => place > 0 && group !== undefined);
+    if (kind === 6 || kind === 7) {
+      items.push(finishItem(start, parts));
+      parts = [];
+      if (kind === 7) return [finishSubscript(start, items), position];
+    } else {
+      parts.push(readToken(position, match[kind]!, kind));
+    }
+  }
+}
+
+function readToken(position: number, token: string, kind: number): Item {
+  if (kind === 1) {
+    const value = integer(token);
+    if (Math.abs(value) >= LARGEST_INTEGER) refuse(position, "an index of 2**31 or more");
+    return value;
+  }
+  if (kind === 8) return token.slice(1, -1).replace(/\\(.)/gsu, "$1");
+  return { 2: ELLIPSIS, 3: null, 4: STAR, 5: COLON }[kind] ?? null;
+}
+
+function finishItem(start: number, parts: Item[]): Item {
+  if (!parts.includes(COLON)) {
+    if (parts.length !== 1) refuse(start, parts.length ? "a comma is missing" : "an empty subscript");
+    return parts[0]!;
+  }
+  const bounds: (number | null)[] = [null];
+  for (const part of parts) {
+    if (part === COLON) bounds.push(null);
+    else if (typeof part === "number" && bounds.at(-1) === null) bounds[bounds.length - 1] = part;
+    else refuse(start, "not a slice");
+  }
+  if (bounds.length > 3 || bounds[2] === 0) refuse(start, "not a slice");
+  const [from, to] = bounds as [number | null, number | null];
+  return new Slice([from, to, bounds[2] ?? null]);
+}
+
+function finishSubscript(start: number, items: Item[]): Subscript {
+  if (items.length > 1 && items.some((item) => typeof item === "string")) refuse(start, "a key stands alone in its brackets");
+  if (items.filter((item) => item === ELLIPSIS).length > 1) refuse(start, "more than one “...”");
+  return items.length === 1 ? items[0]! : items;
+}
+
+function matchAt(expression: RegExp, text: string, position: number): RegExpExecArray | null {
+  expression.lastIndex = position;
+  return expression.exec(text);
+}
+
+/** Read digits of any script, as Python's int() does: the decimals of a script stand in rows of ten. */
+function integer(text: string): number {
+  const digits = [...text].map((digit) => {
+    if (digit <= "9") return digit;
+    let zero = digit.codePointAt(0)!;
+    while (/\p{Nd}/u.test(String.fromCodePoint(zero - 1))) zero -= 1;
+    return String((digit.codePointAt(0)! - zero) % 10);
+  });
+  return Number(digits.join(""));
+}
+
+function lengthOf(text: string): number {
+  return [...text].length;
+}
+
+function largest(numbers: number[]): number {
+  return Math.max(...numbers);
+}
