@@ -48,11 +48,12 @@ def test_help_lists_every_command_with_its_first_line():
     assert "keep what passes" in output
 
 
-def test_demo_passes_its_option_on(monkeypatch):
+def test_demo_passes_its_options_on(monkeypatch):
     asked = []
-    monkeypatch.setattr(cli, "run_demo", asked.append)
-    invoke("demo", "--epochs", "3")
-    assert asked == [3]
+    monkeypatch.setattr(cli, "run_demo", lambda *options: asked.append(options))
+    invoke("demo", "--epochs", "3", "--to", "digits.html")
+    invoke("demo")
+    assert asked == [(3, "digits.html"), (12, "hookline-demo.html")]
 
 
 def test_a_demo_without_epochs_is_refused():
@@ -62,7 +63,7 @@ def test_a_demo_without_epochs_is_refused():
 
 
 def test_an_error_of_hookline_is_one_line_and_status_1(monkeypatch, capsys):
-    def refuse(epochs):
+    def refuse(epochs, to):
         raise HooklineError("'h.3.mpl' matches nothing in GPT; did you mean 'h.3.mlp'?")
 
     monkeypatch.setattr(cli, "run_demo", refuse)

@@ -26,6 +26,7 @@ from hookline.sites import Site
 from hookline.verbs import capture, edit, patch, run, skip
 
 if _typing.TYPE_CHECKING:
+    from hookline.display.explorer import explore
     from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
     from hookline.store.store import Store
 
@@ -60,6 +61,7 @@ __all__ = [
     "check",
     "clear",
     "edit",
+    "explore",
     "harvest",
     "patch",
     "run",
@@ -71,6 +73,7 @@ __all__ = [
 # Imported when they are first asked for: to look inside a model takes none of it.
 _LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), "hookline.harvesting")
 _LATER["Store"] = "hookline.store.store"
+_LATER["explore"] = "hookline.display.explorer"
 
 
 def __getattr__(name: str) -> _typing.Any:

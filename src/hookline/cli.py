@@ -10,7 +10,7 @@ import sys
 from typing import Annotated
 
 from hookline import __version__
-from hookline.demo import EPOCHS
+from hookline.demo import EPOCHS, PAGE
 from hookline.demo import main as run_demo
 from hookline.errors import HooklineError
 from hookline.harvesting import command
@@ -25,9 +25,10 @@ else:
 
 def demo(
     epochs: Annotated[int, typer.Option(min=1, help="How many times the net sees the training digits.")] = EPOCHS,
+    to: Annotated[str, typer.Option(help="Where to write the page to browse.")] = PAGE,
 ) -> None:
     """Train a small net on handwritten digits and look inside it: offline, on the CPU, under a minute."""
-    run_demo(epochs)
+    run_demo(epochs, to)
 
 
 def harvest(

@@ -8,16 +8,18 @@ gave. Every figure is computed in that run:
     follow_gradients  hl.capture at `:grad_output`
     stop_early        hl.run(..., stop=True), hl.Hooks
     keep              Cache.save, Cache.load
+    browse            hl.explore
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ import hookline as hl
 from hookline.tables import count, table
 
 EPOCHS = 12
+PAGE = "hookline-demo.html"
 BAR_WIDTH = 30
 RULE_WIDTH = 80
 
@@ -145,8 +148,26 @@ def keep(acts: hl.Cache, path: Path) -> hl.Cache:
     return hl.Cache.load(path)
 
 
-def main(epochs: int = EPOCHS) -> None:
-    """Run every step and show its code above what it gives."""
+def browse(model: nn.Module, data: Digits, left: Mapping[str, float], to: Path) -> os.PathLike[str]:
+    """Write a page with all that passed, gradients too, beside a run in which the block that matters most is zeroed."""
+    worst = min(hl.sites(model, "h.*.conv"), key=lambda site: left[str(site)])
+    with hl.patch(model, {worst: 0.0}), hl.capture(model, "**", "stem:grad_output", "h.*:grad_output") as zeroed:
+        F.cross_entropy(model(data.test_images), data.test_labels).backward()
+    return hl.explore(
+        model,
+        to=to,
+        run=(data.test_images,),
+        against=zeroed,
+        loss=lambda logits: F.cross_entropy(logits, data.test_labels),
+        names=["as it is", f"{worst} zeroed"],
+        measured={"accuracy with one layer zeroed": left},
+        title="A net that reads digits",
+        most="4 MB",
+    )
+
+
+def main(epochs: int = EPOCHS, to: str | os.PathLike[str] = PAGE) -> None:
+    """Run every step and show its code above what it gives; the last one writes a page to browse."""
     started = time.perf_counter()
     data = digits()
     model = trained(data, epochs)
@@ -154,10 +175,13 @@ def main(epochs: int = EPOCHS) -> None:
     print(f"A net has seen {len(data.images):,} digits {count(epochs, 'time')} and reads {whole:.1%} of the others.")
     acts = see(model, data)
     show("See what passes", see, see_report(acts))
-    show("Zero each layer in turn", zero_each_layer, accuracy_table(zero_each_layer(model, data), whole))
+    left = zero_each_layer(model, data)
+    show("Zero each layer in turn", zero_each_layer, accuracy_table(left, whole))
     show("Follow gradients", follow_gradients, gradient_table(follow_gradients(model, data)))
     show("Stop early", stop_early, stop_report(model, data, acts))
     show("Keep it on disk", keep, keep_report(acts))
+    page = browse(model, data, left, Path(to))
+    show("Browse it all", browse, f"Open {Path(page).resolve().as_uri()} in a browser.")
     print(f"\nAll of this took {time.perf_counter() - started:.0f} s.")
 
 

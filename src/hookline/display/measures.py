@@ -51,8 +51,8 @@ def dead_share(tensor: Tensor, kind: str) -> float | None:
     """
     if kind not in UNIT or not tensor.numel():
         return None
-    units = shaped(tensor, kind).movedim(UNIT[kind], 0).flatten(1)
-    return float((units == 0).all(1).double().mean())
+    units = shaped(tensor, kind).movedim(UNIT[kind], 0)
+    return float((units == 0).reshape(len(units), -1).all(1).double().mean())
 
 
 def _measured(tensor: Tensor, name: str, dims: tuple[int, ...]) -> Tensor:

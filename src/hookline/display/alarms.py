@@ -1,0 +1,189 @@
+"""What a page warns of, gravest first: NaN, Inf, exploding, vanishing, constant, dead, never called.
+
+One place is one warning; the same for many layers (`h.0.mlp` ... `h.11.mlp`) is one too, at the worst of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from hookline.display.entries import Entry
+from hookline.display.modules import Node
+from hookline.display.summaries import Summary
+from hookline.tables import count
+
+LEVELS = ("error", "warning", "note")
+KINDS = ("nan", "inf", "exploding", "vanishing", "constant", "dead", "never", "same")
+TIMES = 1000.0  # By so much a size grows or shrinks over depth before it is called exploding or vanishing.
+AT_ONCE = 100.0  # The same from one layer to the next.
+FEWEST_LAYERS = 3
+FEWEST_SEEN = 16  # Times that a unit must have been seen before it may be called dead.
+DEAD, MANY_DEAD = 0.1, 0.5
+_NEAR_LIMIT = 0.1  # A share of the largest number of a dtype.
+
+
+class Alarm(NamedTuple):
+    """One warning, with the fields of a page's."""
+
+    level: str
+    what: str
+    site: int | None
+    module: str | None
+    run: int
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for a page."""
+        return self._asdict()
+
+
+class Seen(NamedTuple):
+    """A site of one run, and its numbers."""
+
+    number: int
+    entry: Entry
+    summary: Summary
+
+
+def alarms(runs: Sequence[Sequence[Seen]], modules: Sequence[Node]) -> list[Alarm]:
+    """Return every warning, gravest first."""
+    found: list[Alarm] = []
+    for run, seen in enumerate(runs):
+        for is_gradient in (False, True):
+            sites = [one for one in seen if one.entry.site.is_gradient == is_gradient]
+            found += [*_not_finite(sites, run), *_over_depth(sites, run), *_constant(sites, run)]
+        found += _dead([one for one in seen if not one.entry.site.is_gradient], run)
+    found += _never(modules)
+    return sorted(found, key=lambda one: (LEVELS.index(one.level), KINDS.index(one.what), one.run))
+
+
+def family(name: str) -> str:
+    """Return a name with its numbers left open: those of one family are the same place in many layers.
+
+    >>> family("h.10.mlp"), family("layer2.0.conv1")
+    ('h.*.mlp', 'layer*.*.conv*')
+    """
+    return re.sub(r"\d+", "*", name)
+
+
+def _not_finite(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """NaN and Inf spread: the first site that has some is named, and how many others have."""
+    for what, word in (("nan", "NaN"), ("inf", "Inf")):
+        bad = [one for one in sites if getattr(one.summary.numbers, what)]
+        masks = [one for one in bad if what == "inf" and not one.summary.has_plus_inf]
+        bad = [one for one in bad if one not in masks]
+        if bad:
+            share = getattr(bad[0].summary.numbers, what)
+            more = f"; {count(len(bad) - 1, 'later site')} too" if len(bad) > 1 else ""
+            yield _alarm(
+                "error", what, bad[0], run, f"{word} first in '{bad[0].entry.site}': {_percent(share)} of it{more}"
+            )
+        if masks:
+            more = f" and {count(len(masks) - 1, 'other site')}" if len(masks) > 1 else ""
+            text = f"-Inf, and no +Inf, in '{masks[0].entry.site}'{more}: as in a mask"
+            yield _alarm("note", "inf", masks[0], run, text)
+
+
+def _over_depth(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """Sizes that grow or shrink by orders over the layers of a family; gradients from the last layer to the first."""
+    for members in _families(sites).values():
+        sized = [one for one in members if one.summary.finite and one.summary.rms > 0]
+        yield from _near_limit(sized, run)
+        if len(sized) < FEWEST_LAYERS:
+            continue
+        first, last = sized[0], sized[-1]
+        ratio = last.summary.rms / first.summary.rms
+        jumps = [(after.summary.rms / before.summary.rms, after) for before, after in pairwise(sized)]
+        up, down = max(jumps, key=lambda jump: jump[0]), min(jumps, key=lambda jump: jump[0])
+        if ratio >= TIMES or up[0] >= AT_ONCE:
+            yield _alarm("warning", "exploding", up[1], run, _grown("grows", first, last, ratio, up))
+        elif ratio <= 1 / TIMES or down[0] <= 1 / AT_ONCE:
+            yield _alarm("warning", "vanishing", down[1], run, _grown("shrinks", first, last, ratio, down))
+
+
+def _grown(verb: str, first: Seen, last: Seen, ratio: float, jump: tuple[float, Seen]) -> str:
+    what = "the gradient's size (rms)" if first.entry.site.is_gradient else "the size (rms)"
+    route = f"from '{first.entry.site}' ({first.summary.rms:.2g}) to '{last.entry.site}' ({last.summary.rms:.2g})"
+    return f"{what} {verb} {_times(ratio)} {route}, most at '{jump[1].entry.site}' ({_times(jump[0])})"
+
+
+def _near_limit(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """Numbers of half precision that are about to overflow."""
+    near = [
+        one
+        for one in sites
+        if one.entry.dtype == "float16" and _size(one) > _NEAR_LIMIT * torch.finfo(torch.float16).max
+    ]
+    if near:
+        worst = max(near, key=_size)
+        text = f"{_named(near)} up to {_size(worst):.3g}: float16 ends at {torch.finfo(torch.float16).max:.0f}"
+        yield _alarm("warning", "exploding", worst, run, text)
+
+
+def _constant(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """A value that is the same number everywhere tells nothing."""
+    for members in _families([one for one in sites if one.summary.is_constant]).values():
+        numbers = {one.summary.numbers.min for one in members}
+        what = f"{numbers.pop():.4g}" if len(numbers) == 1 else "one number each"
+        verb = "is" if len(members) == 1 else "are"
+        yield _alarm("warning", "constant", members[0], run, f"{_named(members)} {verb} {what} everywhere")
+
+
+def _dead(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """Units that are zero wherever they were seen, and they were seen often enough."""
+    dead = [one for one in sites if (one.summary.dead or 0) >= DEAD and one.summary.seen >= FEWEST_SEEN]
+    dead = [one for one in dead if not one.summary.is_constant]
+    for members in _families(dead).values():
+        shares = sorted((one.summary.dead or 0.0) for one in members)
+        worst = max(members, key=lambda one: one.summary.dead or 0.0)
+        span = _percent(shares[-1]) if len(members) == 1 else f"{_percent(shares[0])} to {_percent(shares[-1])}"
+        level = "warning" if shares[-1] >= MANY_DEAD else "note"
+        text = f"{_named(members)}: {span} of the units are zero wherever they were seen"
+        yield _alarm(level, "dead", worst, run, text)
+
+
+def _never(modules: Sequence[Node]) -> Iterator[Alarm]:
+    """Modules that were there and were not called."""
+    silent = [node for node in modules if any(hazard.startswith("never called") for hazard in node.hazards)]
+    found: dict[tuple[str, str], list[Node]] = {}
+    for node in silent:
+        why = next(hazard for hazard in node.hazards if hazard.startswith("never called"))
+        found.setdefault((family(node.path), family(why)), []).append(node)
+    for nodes in found.values():
+        why = next(hazard for hazard in nodes[0].hazards if hazard.startswith("never called"))
+        more = f" and {count(len(nodes) - 1, 'more')}".replace("mores", "more") if len(nodes) > 1 else ""
+        yield Alarm("note", "never", None, nodes[0].path, 0, f"'{nodes[0].path}'{more}: {why}")
+
+
+def _families(sites: Sequence[Seen]) -> dict[str, list[Seen]]:
+    found: dict[str, list[Seen]] = {}
+    for one in sites:
+        found.setdefault(family(str(one.entry.site)), []).append(one)
+    return found
+
+
+def _named(members: Sequence[Seen]) -> str:
+    """Name one site, or a family of them by its first and its last."""
+    first, last = (f"'{one.entry.site}'" for one in (members[0], members[-1]))
+    return first if len(members) == 1 else f"{len(members)} sites, {first} … {last}"
+
+
+def _alarm(level: str, what: str, seen: Seen, run: int, text: str) -> Alarm:
+    return Alarm(level, what, seen.number, seen.entry.site.path, run, text)
+
+
+def _size(seen: Seen) -> float:
+    return max(abs(seen.summary.numbers.min), abs(seen.summary.numbers.max))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times" if ratio >= 1 else f"{1 / ratio:.3g} times"

@@ -1,0 +1,104 @@
+"""A model run for a page: what every module gives, and its gradients. The model is left as it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookline.cache import Cache
+from hookline.errors import HooklineError
+from hookline.hooks import Hooks
+from hookline.scan import Scan, scan
+from hookline.tree import Names, unwrap
+from hookline.trial import snapshot
+from hookline.values import describe, leaves
+from hookline.verbs import brief
+from hookline.where import Where, find
+
+Loss = Callable[[Any], Tensor]
+
+
+def arguments(run: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a model, given as a tuple, as a mapping of keywords, or as the only one."""
+    if isinstance(run, Mapping):
+        return (), dict(run)
+    return (run if isinstance(run, tuple) else (run,)), {}
+
+
+def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None) -> Cache:
+    """Run a model once and return what passed; with a loss of its output, the gradients too."""
+    if any(map(is_lazy, model.parameters())):
+        raise HooklineError(
+            f"{type(model).__name__} has parameters without a shape yet: run the model once, then explore"
+        )
+    args, kwargs = arguments(run)
+    where = (_everything,) if at is None else tuple(at) if isinstance(at, (list, tuple)) else (at,)
+    hooks = brief(model)
+    if loss is not None:
+        _watch_gradients(hooks, model, where)
+    hooks.capture(*where)
+    if at is None:
+        hooks.when_missing("ignore")  # The page lists what is never called.
+    with left_as_found(model), hooks as acts, torch.set_grad_enabled(loss is not None or torch.is_grad_enabled()):
+        output = model(*args, **kwargs)
+        if loss is not None:
+            _backward(model, loss(output), (args, kwargs))
+    return acts
+
+
+def scanned(model: nn.Module, run: Any) -> Scan | None:
+    """Return what each module would do with these arguments; None for a model that can't be tried out."""
+    args, kwargs = arguments(run)
+    try:
+        return scan(model, *args, **kwargs)
+    except Exception:  # The real run has worked: what a trial tells besides is not worth an error.
+        return None
+
+
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Put back what a run leaves behind: attributes, buffers such as a BatchNorm's, and the random numbers."""
+    seen = set[int]()
+    attributes = [snapshot(module, seen) for _, module in Names(unwrap(model)).once()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {tensor.device.index or 0 for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            yield
+    finally:
+        for put_back in attributes:
+            put_back()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):  # Batch norm writes where torch does not count it.
+                    buffer.copy_(before)
+
+
+def _everything(_name: str, _module: nn.Module) -> bool:
+    return True
+
+
+def _watch_gradients(hooks: Hooks, model: nn.Module, where: tuple[Where, ...]) -> None:
+    """Capture the gradient wherever a value is captured that can have one."""
+    values = [place.site for place in find(model, where) if not place.site.is_gradient and place.site.port != "param"]
+    gradients = [site._replace(port=f"grad_{site.port}") for site in values]
+    if gradients:
+        hooks.capture(*gradients)
+        hooks.when_missing("ignore")  # Integers have none, nor what depends on nothing that is learned.
+
+
+def _backward(model: nn.Module, loss: Any, given: Any) -> None:
+    """Send gradients back through the values, without a trace in the parameters' `grad`."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise HooklineError(
+            f"loss= takes a function from the output to one number as a tensor; it gave {describe(loss)}"
+        )
+    ends = [tensor for tensor in (*model.parameters(), *leaves(given)) if tensor.requires_grad]
+    if not loss.requires_grad or not ends:
+        raise HooklineError("no gradient can come of this loss: no parameter and no input of the model requires one")
+    torch.autograd.grad(loss, ends, allow_unused=True)

@@ -1,0 +1,194 @@
+"""`hl.explore`: one page to browse what a model did, in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import os
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.cache import Cache
+from hookline.display.capturing import Loss, captured, scanned
+from hookline.display.contents import FORMAT, contents, text_of
+from hookline.display.entries import Run, run_of
+from hookline.errors import HooklineError, StoreError
+from hookline.options import bytes_of
+from hookline.scan import Scan
+from hookline.store.store import Store
+from hookline.tables import count
+from hookline.values import describe
+
+MARK = "/*HOOKLINE-DATA*/"
+NAMES = ("first", "second")
+
+
+@dataclass(frozen=True)
+class Page(os.PathLike[str]):
+    """A page that was written: a path, which a notebook shows as the page itself."""
+
+    path: Path
+    sites: int
+    bytes: int
+
+    def open(self) -> None:
+        """Show it in a browser."""
+        webbrowser.open(self.path.resolve().as_uri())
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __str__(self) -> str:
+        return os.fspath(self.path)
+
+    def __repr__(self) -> str:
+        return f"Page({os.fspath(self.path)!r}, {count(self.sites, 'site')}, {self.bytes / 1e6:.1f} MB)"
+
+    def _repr_html_(self) -> str:
+        address = html.escape(os.path.relpath(self.path).replace(os.sep, "/"), quote=True)
+        frame = f'<iframe src="{address}" style="width: 100%; height: 640px; border: 1px solid #8884"></iframe>'
+        return f'<p><a href="{address}" target="_blank">{address}</a> ({html.escape(repr(self))})</p>{frame}'
+
+
+def explore(
+    what: Any,
+    *,
+    to: str | os.PathLike[str] = "report.html",
+    run: Any = None,
+    against: Any = None,
+    at: Any = None,
+    loss: Loss | None = None,
+    model: nn.Module | None = None,
+    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    names: Sequence[str] | None = None,
+    measured: Any = None,
+    title: str | None = None,
+    most: int | str = "8 MB",
+) -> Page:
+    """Write a page on which to browse what passed: pictures, statistics, two runs side by side, gradients, warnings.
+
+    `what` is a Cache, a Store, any mapping from site to value, the path of a capture file or of a store, or a model:
+    `explore(model, run=(ids,))`. A page is one HTML file; it needs no network, and a page that is there is replaced.
+
+    Args:
+        run: The model's arguments as a tuple, or its keywords as a mapping. It is run for real, and left as it was.
+        against: A second run, beside the first and as a difference: for a model its arguments; else what `what` may be.
+        at: Where to look in a model; every module's output by default. In a cache, which sites to show.
+        loss: A function from the model's output to a number: the gradients of it are shown too.
+        model: With a cache, the model it is of: for types, parameters, and what was never called.
+        tokens: The tokens of each sample as text, for labels.
+        names: What to call the runs.
+        measured: A sweep, or {title: {site: number}}: what came of changing one place after the other.
+        most: How many bytes the page may have; large values are thinned out, and the page says what it leaves out.
+    """
+    target, page = Path(to), template()
+    refuse_to_replace(target)
+    called = _names(names, 1 if against is None else 2)
+    scan: Scan | None = None
+    if isinstance(what, nn.Module):
+        runs, scan, model = _runs_of_model(what, run, against, at, loss, called), scanned(what, run), what
+    else:
+        _refuse_for_values(run, loss, model)
+        runs = [run_of(_chosen(one, at), name) for one, name in zip((what, against), called, strict=False)]
+    title = title if title is not None else _title(what, model)
+    given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
+    data = contents(runs, title=title, bytes=bytes_of(most) - len(page), **given)
+    text = page.replace(MARK, text_of(data))
+    _write(target, text)
+    return Page(target, len(data["sites"]), len(text.encode()))
+
+
+def template() -> str:
+    """Return the page without its data."""
+    try:
+        return files("hookline.display").joinpath("explorer.html").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise HooklineError(
+            "this hookline has no explorer.html: install it anew, or build it with `make page`"
+        ) from None
+
+
+def refuse_to_replace(target: Path) -> None:
+    """Raise where there is something that is no page."""
+    if not target.exists():
+        return
+    if not target.is_file() or f'"{FORMAT[0]}"'.encode() not in target.read_bytes():
+        raise StoreError(f"'{target}' exists and is no page of hookline's; remove it, or give another path as to=")
+
+
+def _runs_of_model(model: nn.Module, run: Any, against: Any, at: Any, loss: Loss | None, names: list[str]) -> list[Run]:
+    """Run a model once or twice; what it is held against may have been captured before."""
+    if run is None:
+        raise HooklineError(
+            "a page of a model needs its arguments: explore(model, run=(ids,)), or a mapping of keywords"
+        )
+    runs = [run_of(captured(model, run, at, loss), names[0])]
+    if isinstance(against, (Cache, Store, os.PathLike)):
+        runs.append(run_of(against, names[1]))
+    elif against is not None:
+        runs.append(run_of(captured(model, against, at, loss), names[1]))
+    return runs
+
+
+def _refuse_for_values(run: Any, loss: Any, model: Any) -> None:
+    for name, given in (("run", run), ("loss", loss)):
+        if given is not None:
+            raise HooklineError(f"{name}= is for a page of a model; what was captured has run already")
+    if model is not None and not isinstance(model, nn.Module):
+        raise HooklineError(f"model= takes the model that the values are of, not {describe(model)}")
+
+
+def _chosen(what: Any, at: Any) -> Any:
+    """Return the sites of a cache that are to be shown."""
+    if at is None:
+        return what
+    if isinstance(what, (str, os.PathLike)) and not os.path.isdir(what):
+        what = Cache.load(what)
+    if not isinstance(what, Cache):
+        raise HooklineError(f"at= chooses the places of a model or of a cache, not of {describe(what)}")
+    return what.select(*(at if isinstance(at, (list, tuple)) else (at,)))
+
+
+def _names(names: Sequence[str] | None, wanted: int) -> list[str]:
+    """Return what the runs are called."""
+    if names is None:
+        return list(NAMES) if wanted == 2 else ["run"]
+    found = [names] if isinstance(names, str) else list(map(str, names))
+    if len(found) != wanted:
+        raise HooklineError(f"names= has {count(len(found), 'name')} for {count(wanted, 'run')}")
+    return found
+
+
+def _tokens(tokens: Any) -> list[list[str]] | None:
+    """Return the tokens of each sample."""
+    if tokens is None:
+        return None
+    if isinstance(tokens, (Tensor, str)):
+        raise HooklineError("tokens= takes text: [tokenizer.convert_ids_to_tokens(one) for one in ids]")
+    samples = [tokens] if all(isinstance(one, str) for one in tokens) else tokens
+    return [[str(token) for token in sample] for sample in samples]
+
+
+def _title(what: Any, model: nn.Module | None) -> str:
+    if isinstance(what, (str, os.PathLike)):
+        return Path(what).name
+    return "What passed" if model is None else type(model).__name__
+
+
+def _write(target: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = target.with_name(f".{os.urandom(8).hex()}.hookline-temporary")
+    try:
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        remedy = "see that its folder exists, may be written to and has room"
+        raise StoreError(f"'{target}' was not written: {error.strerror or error}; {remedy}") from error

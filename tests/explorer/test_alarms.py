@@ -1,0 +1,94 @@
+"""What a page warns of: the right place, once, gravest first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+from hookline.display.alarms import family
+from tests.explorer.pages import data_of
+
+
+@pytest.fixture
+def warnings_of(tmp_path):
+    def warnings(what, **options):
+        return data_of(hl.explore(what, to=tmp_path / "report.html", **options))["warnings"]
+
+    return warnings
+
+
+def layers(**sizes):
+    return {name.replace("_", "."): size * torch.randn(8, 10) for name, size in sizes.items()}
+
+
+def test_usual_values_are_not_warned_of(warnings_of):
+    assert warnings_of({f"h.{layer}": torch.randn(8, 10) * (1 + layer) for layer in range(12)}) == []
+
+
+def test_nan_is_told_where_it_began_and_comes_first(warnings_of):
+    values = {f"h.{layer}": torch.randn(8, 10) for layer in range(6)}
+    for layer in (2, 3, 4, 5):
+        values[f"h.{layer}"][0] = float("nan")
+    values["h.0"] = torch.zeros(8, 10)
+    first, second = warnings_of(values)
+    text = "NaN first in 'h.2': 12 % of it; 3 later sites too"
+    assert first == {"level": "error", "what": "nan", "site": 2, "module": "h.2", "run": 0, "text": text}
+    assert (second["what"], second["text"]) == ("constant", "'h.0' is 0 everywhere")
+
+
+def test_inf_is_an_error_and_a_mask_is_not(warnings_of):
+    mask = torch.full((4, 4), float("-inf")).triu(1)
+    scores = torch.tensor([1.0, float("inf"), 2.0])
+    bad, note = warnings_of({"attn/masked_fill": mask, "attn": scores})
+    assert (bad["level"], bad["what"], bad["site"]) == ("error", "inf", 1)
+    assert (note["level"], note["what"], note["site"]) == ("note", "inf", 0)
+    assert "as in a mask" in note["text"]
+
+
+def test_exploding_and_vanishing_sizes_are_told_with_the_layer_where_they_jump(warnings_of):
+    (found,) = warnings_of(layers(h_0=1, h_1=2, h_2=3e3, h_3=6e3))
+    assert (found["level"], found["what"], found["module"]) == ("warning", "exploding", "h.2")
+    assert found["text"].startswith("the size (rms) grows ")
+    assert "most at 'h.2'" in found["text"]
+    (found,) = warnings_of(layers(h_0=1, h_1=0.1, h_2=0.01, h_3=0.0001, h_4=0.00001))
+    assert (found["what"], found["module"]) == ("vanishing", "h.3")
+    assert warnings_of(layers(h_0=1, stem=1e6, head=1e-6)) == []
+
+
+def test_a_gradient_vanishes_from_the_last_layer_to_the_first(warnings_of):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Sigmoid()) for _ in range(10)))
+    found = warnings_of(model, run=(torch.randn(4, 16),), loss=torch.sum, at="*")
+    (gradient,) = [one for one in found if one["what"] == "vanishing"]
+    assert "the gradient's size (rms) shrinks" in gradient["text"]
+    assert "from '9:grad_output'" in gradient["text"]
+    assert "to '0:grad_output'" in gradient["text"]
+
+
+def test_half_precision_near_its_end_is_told(warnings_of):
+    (found,) = warnings_of({"h.0": torch.tensor([1.0, 3e4]).half(), "h.1": torch.tensor([1.0, 3e4])})
+    assert (found["what"], found["site"]) == ("exploding", 0)
+    assert found["text"] == "'h.0' up to 3e+04: float16 ends at 65504"
+
+
+def test_dead_units_of_many_layers_are_one_warning_at_the_worst(warnings_of):
+    values = {}
+    for layer, dead in enumerate((1, 3, 8)):
+        values[f"h.{layer}.act"] = torch.rand(4, 8, 10) + 0.1
+        values[f"h.{layer}.act"][..., :dead] = 0
+    values["seen.once"] = torch.rand(1, 10).round()
+    (found,) = warnings_of(values)
+    assert (found["level"], found["what"], found["module"]) == ("warning", "dead", "h.2.act")
+    expected = "3 sites, 'h.0.act' … 'h.2.act': 10 % to 80 % of the units are zero wherever they were seen"
+    assert found["text"] == expected
+
+
+def test_each_run_is_warned_of(warnings_of):
+    good, bad = {"h.0": torch.randn(3, 4)}, {"h.0": torch.zeros(3, 4)}
+    (found,) = warnings_of(good, against=bad)
+    assert (found["run"], found["text"]) == (1, "'h.0' is 0 everywhere")
+
+
+def test_numbers_in_names_are_left_open():
+    assert family("h.11.mlp.0[:, 3]") == "h.*.mlp.*[:, *]"
