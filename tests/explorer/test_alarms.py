@@ -47,6 +47,11 @@ def test_inf_is_an_error_and_a_mask_is_not(warnings_of):
     assert "as in a mask" in note["text"]
 
 
+def test_what_is_only_a_note_comes_last_whatever_it_is_of(warnings_of):
+    values = {"mask": torch.full((4, 4), float("-inf")).triu(1), "h.0": torch.full((3, 3), 2.0)}
+    assert [one["what"] for one in warnings_of(values)] == ["constant", "inf"]
+
+
 def test_exploding_and_vanishing_sizes_are_told_with_the_layer_where_they_jump(warnings_of):
     (found,) = warnings_of(layers(h_0=1, h_1=2, h_2=3e3, h_3=6e3))
     assert (found["level"], found["what"], found["module"]) == ("warning", "exploding", "h.2")

@@ -199,6 +199,27 @@ def test_the_model_is_left_as_it_was_found(model, ids, path, training):
     assert len(hl.attached(model)) == 0
 
 
+def test_what_a_model_keeps_of_a_run_is_put_back(path):
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = []
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen.append(x)
+            self.latest = x
+            self.steps = self.steps + 1
+            return 2 * x
+
+    model = Counting()
+    steps = model.steps
+    hl.explore(model, run=(torch.ones(2),), against=(torch.ones(2),), to=path)
+    assert model.seen == []
+    assert not hasattr(model, "latest")
+    assert model.steps is steps
+
+
 def test_dropout_falls_alike_in_both_runs(path):
     model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)).train()
     page = data_of(hl.explore(model, run=(torch.ones(2, 4),), against=(torch.ones(2, 4),), to=path))
@@ -384,7 +405,7 @@ def test_a_page_is_a_path_and_shows_itself_in_a_notebook(path, monkeypatch):
     page = hl.explore({"h.0": torch.ones(2, 2)}, to=path)
     assert os.fspath(page) == str(page) == str(path)
     assert page.path == path
-    assert re.fullmatch(r"Page\('.*report.html', 1 site, \d\.\d MB\)", repr(page))
+    assert re.fullmatch(r"Page\('.*report.html', 1 site\)", repr(page))
     assert "<iframe src=" in page._repr_html_()
     opened = []
     monkeypatch.setattr(explorer.webbrowser, "open", opened.append)

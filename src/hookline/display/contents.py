@@ -213,7 +213,9 @@ def _scalar(value: Any, title: str) -> float | str:
 def text_of(page: Mapping[str, Any]) -> str:
     """Return a page's data as JSON that no HTML can be mistaken in."""
     text = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "<>&\u2028\u2029"})
+    for one in "<>&\u2028\u2029":  # They occur in strings only.
+        text = text.replace(one, f"\\u{ord(one):04x}")
+    return text
 
 
 def _version() -> str:

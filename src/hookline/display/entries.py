@@ -45,7 +45,7 @@ class Run:
 def run_of(what: Any, name: str) -> Run:
     """Return what a cache, a store, any mapping from site to value, or a file or folder of those holds."""
     if isinstance(what, (str, os.PathLike)):
-        what = Store(what) if os.path.isdir(what) else Cache.load(what)
+        what = Store(what) if os.path.isdir(what) or "://" in os.fspath(what) else Cache.load(what)
     if not isinstance(what, Mapping):
         raise HooklineError(
             f"a page shows a Cache, a Store, a mapping from site to value, the path of one, or a model with run=(...), "
@@ -56,7 +56,8 @@ def run_of(what: Any, name: str) -> Run:
         for entry in _entries(site, values, calls, run.notes):
             run.entries[entry.site] = entry
     if isinstance(what, Cache) and what._session.any_forward:
-        run.silent = [site for site in what._records if site not in {Site.parse(text) for text in what}]
+        fired = {record.site for record in what._fired()}
+        run.silent = [site for site, record in what._records.items() if record.family is None and site not in fired]
     if isinstance(what, Store):
         run.notes.append(
             f"{name}: a store of {count(what.samples, 'sample')}; statistics are of all, pictures of the first"

@@ -47,12 +47,13 @@ class Page(os.PathLike[str]):
         return os.fspath(self.path)
 
     def __repr__(self) -> str:
-        return f"Page({os.fspath(self.path)!r}, {count(self.sites, 'site')}, {self.bytes / 1e6:.1f} MB)"
+        return f"Page({os.fspath(self.path)!r}, {count(self.sites, 'site')})"
 
     def _repr_html_(self) -> str:
         address = html.escape(os.path.relpath(self.path).replace(os.sep, "/"), quote=True)
         frame = f'<iframe src="{address}" style="width: 100%; height: 640px; border: 1px solid #8884"></iframe>'
-        return f'<p><a href="{address}" target="_blank">{address}</a> ({html.escape(repr(self))})</p>{frame}'
+        size = f"{count(self.sites, 'site')}, {self.bytes / 1e6:.1f} MB"
+        return f'<p><a href="{address}" target="_blank">{address}</a>, {size}</p>{frame}'
 
 
 def explore(
