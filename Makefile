@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[dev,all]'
 	@touch $@
 
-demo: $(STAMP)  ## Train a small net and look inside it (offline, under a minute)
+demo: $(STAMP)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
 	@$(BIN)/hookline demo
 
 test: $(STAMP)  ## Run the tests, the examples of the README and the docs among them

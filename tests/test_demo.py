@@ -9,6 +9,7 @@ import torch
 
 import hookline as hl
 from hookline import demo
+from tests.explorer.pages import data_of, site_of
 
 CHANCE = 0.1
 LAYERS = ["stem", "h.0", "h.1", "h.2", "h.3", "head"]
@@ -91,14 +92,30 @@ def test_a_cache_kept_on_disk_comes_back_equal(model, data, tmp_path):
     assert all(torch.equal(again[site], acts[site]) for site in acts)
 
 
-def test_the_whole_demo_tells_what_it_measured(data, capsys):
-    demo.main(epochs=1)
+def test_the_page_has_the_ablation_the_gradients_and_what_was_measured(model, data, tmp_path):
+    left = demo.zero_each_layer(model, data)
+    page = data_of(demo.browse(model, data, left, tmp_path / "digits.html"))
+    worst = min((site for site in left if site.startswith("h.")), key=left.__getitem__)
+    assert [run["name"] for run in page["runs"]] == ["as it is", f"{worst} zeroed"]
+    assert {row["name"]: row["value"] for row in page["measured"][0]["rows"]} == left
+    zeroed = site_of(page, worst)
+    assert zeroed["stats"][0]["norm"] > zeroed["stats"][1]["norm"] == 0
+    assert site_of(page, "h.0:grad_output")["stats"][2] is not None
+    assert page["sites"][site_of(page, "stem")["gradient"]]["name"] == "stem:grad_output"
+    assert (tmp_path / "digits.html").stat().st_size < 4_500_000
+    texts = [warning["text"] for warning in page["warnings"]]
+    assert f"'{worst}' is 0 everywhere" in texts
+
+
+def test_the_whole_demo_tells_what_it_measured(data, capsys, tmp_path):
+    demo.main(epochs=1, to=tmp_path / "digits.html")
     output = capsys.readouterr().out
     assert re.search(r"1,347 digits 1 time and reads [789]\d\.\d% of the others", output)
     assert re.search(r"what was captured goes down to -\d\.\d", output)
     assert "with hl.patch(model, {site: 0.0}):" in output
     assert re.search(r"^head +10\.\d +-\d\d\.\d", output, flags=re.MULTILINE)
     assert "5 of 20 modules ran to their end: stem, h.0.norm, h.0.relu, h.0.conv, h.0.\nThe value is the same" in output
+    assert output.splitlines()[-3] == f"Open {(tmp_path / 'digits.html').as_uri()} in a browser."
     assert re.search(r"10 sites in \d+\.\d MiB, read back equal", output)
 
 
