@@ -30,6 +30,14 @@ export function chooseSite(app: App, number: number): void {
   if (site) app.go({ site: site.name, module: null, tile: null });
 }
 
+/** What a site's name has after the path of its module: "/softmax", ":input[0]", or nothing. */
+export function suffixOf(site: Site): string {
+  const number = (call: number | null): string => (call === null ? "" : `#${call}`);
+  const dot = site.path && site.member.endsWith("()") ? "." : "";
+  const port = site.port === "output" ? "" : `:${site.port}`;
+  return number(site.within) + dot + site.member + number(site.call) + port + site.index;
+}
+
 /** The module that a site is of. */
 export function moduleOf(page: Page, site: Site): Module | null {
   return page.modules.find((module) => module.sites.includes(site.number)) ?? page.modules.find((module) => module.path === site.path) ?? null;

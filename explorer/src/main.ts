@@ -7,8 +7,9 @@ import { listen, showHelp } from "./keys";
 import { count, plural } from "./numbers";
 import { overview } from "./overview";
 import { RUN } from "./panels";
-import { find } from "./search";
+import { find, findPattern } from "./search";
 import { modulePage, sitePage, type Drawn } from "./sitepage";
+import { parse, SiteError } from "./sites";
 import { read, write, type State } from "./state";
 import { themeNow, turnTheme, wearTheme } from "./theme";
 import { hideTip, placeTip } from "./tip";
@@ -85,6 +86,7 @@ class Explorer implements App {
     this.written = location.hash.replace(/^#/, "");
     this.become(this.state);
     performance.mark("hookline ready");
+    Object.assign(window, { hookline: { matches: (text: string) => matches(this.page, text) } }); // For tests, and the curious.
   }
 
   /** Look at something else; the address follows. */
@@ -227,6 +229,16 @@ class Explorer implements App {
   private redress(): void {
     this.theme = themeNow();
     this.view.draw();
+  }
+}
+
+/** The names of the sites that a pattern means; null where the text is no pattern. */
+function matches(page: Page, text: string): string[] | null {
+  try {
+    return [...findPattern(page, parse(text)).sites].map((number) => page.sites[number]!.name);
+  } catch (error) {
+    if (error instanceof SiteError) return null;
+    throw error;
   }
 }
 

@@ -130,8 +130,7 @@ export class Panels {
       if (!picture) return null;
       const swatch = names.length > 1 ? element("span", { class: `swatch ${RUN[run]}` }) : null;
       const value = picture.value(place(cell));
-      const error = picture.error > 0 && Number.isFinite(value) ? element("span", { class: "error" }, ` ± ${short(picture.error, 1)}`) : null;
-      const number = element("b", { "data-run": run, "data-value": String(value) }, short(value, 5), error);
+      const number = element("b", { "data-run": run, "data-value": String(value) }, short(value, 5), errorOf(picture, value));
       return element("div", { class: "tip-line" }, swatch, element("span", { class: "tip-name" }, names.length > 1 ? names[run]! : "value"), number);
     });
     showTip(x, y, element("div", { class: "tip-title" }, words.join(" · ")), lines);
@@ -212,4 +211,9 @@ export class Panels {
     ];
     return element("p", { class: "caption" }, parts.filter(Boolean).join(" "));
   }
+}
+
+/** How far a number shown may be from the true one, if it may. */
+export function errorOf(picture: Picture, value: number): HTMLElement | null {
+  return picture.error > 0 && Number.isFinite(value) ? element("span", { class: "error" }, ` ± ${short(picture.error, 2)}`) : null;
 }

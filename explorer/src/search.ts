@@ -1,7 +1,8 @@
 /** What the text in the search box means: a pattern of the site language, or else a part of a name. */
 
 import type { Page, Site } from "./data";
-import { matchesMember, matchesPath, matchesSubscripts, parse, SiteError, subscriptsOf, type Pattern } from "./sites";
+import { matchesMember, matchesPath, matchesSubscripts } from "./matching";
+import { parse, SiteError, subscriptsOf, type Pattern } from "./sites";
 
 type Place = Pick<Site, "path" | "port" | "member" | "index" | "call" | "within">;
 

@@ -1,6 +1,6 @@
 /** One site: what it is, its pictures, its numbers. */
 
-import { choose, moduleOf, runNames, type App } from "./app";
+import { choose, moduleOf, runNames, suffixOf, type App } from "./app";
 import type { Module, Site, Warning } from "./data";
 import { element } from "./elements";
 import { histogramChart } from "./histogram";
@@ -73,16 +73,15 @@ function titleOf(site: Site): string {
 }
 
 function heading(app: App, site: Site, module: Module | null): HTMLElement {
-  const rest = site.name.slice(site.name.startsWith(site.path) ? site.path.length : 0);
   const siblings = (module?.sites ?? []).map((number) => app.page.sites[number]!).filter((one) => one.value === null);
   const tabs = siblings.length < 2 ? null : element(
     "nav",
     { class: "siblings", "aria-label": "Values of this module" },
     siblings.map((one) =>
-      element("button", { class: one === site ? "tab on" : "tab", "aria-pressed": String(one === site), "data-key": `tab ${one.name}`, onclick: () => module && choose(app, module, one) }, one.name.slice(one.path.length) || "output"),
+      element("button", { class: one === site ? "tab on" : "tab", "aria-pressed": String(one === site), "data-key": `tab ${one.name}`, onclick: () => module && choose(app, module, one) }, suffixOf(one) || "output"),
     ),
   );
-  return element("header", { class: "heading" }, crumbs(app, site.path, rest || (site.path ? "" : "model")), facts(module, site), tabs);
+  return element("header", { class: "heading" }, crumbs(app, site.path, suffixOf(site)), facts(module, site), tabs);
 }
 
 /** The path, each name of which leads to its module. */

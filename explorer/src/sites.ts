@@ -7,7 +7,7 @@
  * sites on the page, and a test holds one against the other. Change them together.
  */
 
-import { ANY_NAME, matchName, matchNames, type Alternatives, type Segments } from "./names";
+import type { Alternatives, Segments } from "./names";
 
 const PORTS = ["output", "input", "inputs", "grad_output", "grad_input", "grad_inputs", "param"];
 const LONGEST_TEXT = 4096;
@@ -36,7 +36,7 @@ export const STAR = Symbol("*");
 const ELLIPSIS = Symbol("...");
 const COLON = Symbol(":");
 
-class Slice {
+export class Slice {
   constructor(readonly bounds: readonly (number | null)[]) {}
 }
 
@@ -87,41 +87,8 @@ export function subscriptsOf(index: string): Subscript[] {
   return parseSubscripts(index, 0)[0];
 }
 
-/** Whether the wildcards of a pattern match this module path. */
-export function matchesPath(pattern: Pattern, path: string): boolean {
-  if (pattern.path !== null) return pattern.path === path;
-  if (pattern.member.endsWith("()")) {
-    // A method is the last name: `**.encode()` may be one of the model itself.
-    const names = [...path.split(".").filter(Boolean), pattern.member];
-    return matchNames(names, [...pattern.segments, ANY_NAME]);
-  }
-  return path !== "" && matchNames(path.split("."), pattern.segments);
-}
-
-/** Whether a member of a site is meant by the member of a pattern, wildcards and all. */
-export function matchesMember(member: string, pattern: string): boolean {
-  if (member === pattern || !/[*{]/.test(pattern)) return member === pattern;
-  const mark = pattern.startsWith("/") ? "/" : "";
-  return member.startsWith(mark) && matchName(member.slice(mark.length), alternativesOf(pattern.slice(mark.length)));
-}
-
-/** Whether the subscripts asked for are those that a site has, and maybe more. */
-export function matchesSubscripts(asked: Subscript[], had: Subscript[]): boolean {
-  return asked.length >= had.length && had.every((one, place) => means(asked[place]!, one));
-}
-
-function means(asked: Subscript, had: Subscript): boolean {
-  if (asked === STAR) return true;
-  if (Array.isArray(asked) || Array.isArray(had)) {
-    const both = Array.isArray(asked) && Array.isArray(had) && asked.length === had.length;
-    return both && asked.every((one, place) => means(one, had[place]!));
-  }
-  if (asked instanceof Slice && had instanceof Slice) return asked.bounds.every((bound, place) => bound === had.bounds[place]);
-  return asked === had;
-}
-
 /** Return what the name of a method or a function stands for. */
-function alternativesOf(name: string): Alternatives {
+export function alternativesOf(name: string): Alternatives {
   const [names, end] = parseName(name, 0);
   if (end < name.length || names === null) throw new SiteError(`“${name}” is no name, nor a pattern of names`);
   return names;

@@ -1,5 +1,6 @@
 /** The rows of the list on the left: modules in the order of the tree, or in the order of their calls. */
 
+import { suffixOf } from "./app";
 import type { Module, Page, Site } from "./data";
 import type { Found } from "./search";
 
@@ -159,8 +160,7 @@ function rowOf(module: Module, site: Site | null): Row {
 }
 
 function siteRow(module: Module, site: Site): Row {
-  const label = [site.member, site.call === null ? "" : `#${site.call}`, site.port === "output" ? "" : `:${site.port}`, site.index].join("");
-  return { key: `site ${site.name}`, module, site, label, level: 1, children: 0, open: false, faded: false };
+  return { key: `site ${site.name}`, module, site, label: suffixOf(site) || site.name, level: 1, children: 0, open: false, faded: false };
 }
 
 /** The key of the row behind which the many values of a module are. */

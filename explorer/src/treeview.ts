@@ -34,7 +34,6 @@ export class TreeView {
         onscroll: () => this.draw(),
         onkeydown: (event: KeyboardEvent) => this.steer(event),
         onclick: (event: MouseEvent) => this.click(event),
-        onfocus: () => this.draw(),
       },
       this.list,
     );
@@ -118,6 +117,7 @@ export class TreeView {
         "aria-posinset": number + 1,
         "aria-setsize": this.rows.length,
         "data-number": number,
+        "data-name": row.key.startsWith("values ") ? null : (site?.name ?? module.path),
         title: [site?.name ?? module.path, module.type, site?.describe].filter(Boolean).join("\n"),
         style: { top: `${number * HEIGHT}px`, "--level": String(row.level - 1) },
       },

@@ -1,0 +1,144 @@
+"""The pictures: what is under the cursor is what passed, within the error that the page states."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import hookline as hl
+from tests.explorer.browser.made import TOKENS, language_model
+
+SOFTMAX = "transformer.h.3.attn/softmax"
+
+
+def error_of(window) -> float:
+    """The largest error that the page states, of any run."""
+    texts = [text.removeprefix(" ± ").replace("e−", "e-") for text in window.texts(".tip .error")]
+    return max(map(float, texts), default=0.0)
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory):
+    """Values of all kinds, in two runs, and the page of them."""
+    torch.manual_seed(0)
+    shapes = {"maps": (2, 6, 5, 7), "tokens": (2, 4, 1500), "units": (3, 10), "line": (9,), "number": ()}
+    runs = [{name: torch.randn(shape) ** 3 for name, shape in shapes.items()} for _ in range(2)]
+    runs[0]["maps"][0, 1, 2, 3] = float("nan")
+    runs[0]["maps"][0, 1, 2, 4] = float("inf")
+    page = hl.explore(runs[0], against=runs[1], to=tmp_path_factory.mktemp("kinds") / "kinds.html", names=["one", "other"])
+    return runs, page
+
+
+def test_the_weight_under_the_cursor_names_its_words(look, gpt2):
+    model, ids, other = language_model()
+    clean, corrupted = (hl.run(model, one, capture=SOFTMAX)[1][SOFTMAX] for one in (ids, other))
+    window = look(gpt2, site=SOFTMAX, tile=7)
+    canvas = ".panels canvas"
+    window.page.locator(canvas).first.focus()
+    window.press("ArrowDown", *["ArrowDown"] * 9, *["ArrowRight"] * 5)
+    place, found = window.tip()
+    assert place == f"sample 0 · head 7 · query 9 “{TOKENS[9]}” · key 5 “{TOKENS[5]}”"
+    true = [clean[0, 7, 9, 5], corrupted[0, 7, 9, 5], corrupted[0, 7, 9, 5] - clean[0, 7, 9, 5]]
+    assert found == pytest.approx([float(one) for one in true], abs=error_of(window) * 1.05 + 1e-6)
+
+
+def test_the_mouse_finds_every_cell_of_a_grid(look, values):
+    runs, page = values
+    window = look(page, site="maps", view="a")
+    frame = window.page.locator(".panels canvas").first.bounding_box()
+    points = [(x, y) for y in range(4, int(frame["height"]), 13) for x in range(4, int(frame["width"]), 23)]
+    seen = {place: (found, error) for place, found, error in window.sweep(".panels canvas", points)}
+    assert len(seen) > 100
+    for place, (found, error) in seen.items():
+        index = tuple(int(part.split()[1]) for part in place.split(" · "))
+        true = float(runs[0]["maps"][index])
+        assert (found is None) if math.isnan(true) else (found == pytest.approx(true, abs=error * 1.05 + 1e-9))
+
+
+def test_not_a_number_and_infinities_are_said_under_the_cursor(look, values):
+    window = look(values[1], site="maps", tile=1)
+    window.page.locator(".panels canvas").first.focus()
+    window.press("ArrowDown", "ArrowDown", "ArrowDown", *["ArrowRight"] * 3)
+    assert window.texts(".tip b")[0] == "NaN"
+    window.press("ArrowRight")
+    assert window.texts(".tip b")[0] == "∞"
+
+
+def test_of_columns_that_share_a_pixel_the_strongest_is_seen_and_said(look, values):
+    runs, page = values
+    window = look(page, site="tokens", view="b", size=(900, 800))
+    value = runs[1]["tokens"][0]
+    strongest = value.abs().argmax()
+    row, column = divmod(int(strongest), value.shape[1])
+    frame = window.page.locator(".panels canvas").first.bounding_box()
+    said = {place for place, *_ in window.sweep(".panels canvas", [(x, 12 + 22 * row) for x in range(30, int(frame["width"]))])}
+    assert f"sample 0 · token {row} · unit {column}" in said
+
+
+@pytest.mark.parametrize(("kind", "canvases", "charts"), [("units", 3, 3), ("line", 0, 3), ("number", 0, 0)])
+def test_vectors_are_bars_and_a_number_is_a_number(look, values, kind, canvases, charts):
+    runs, page = values
+    window = look(page, site=kind)
+    assert window.page.locator(".panels canvas").count() == canvases
+    assert window.page.locator(".panels .bars-place svg").count() == charts
+    if kind == "number":
+        shown = window.page.locator(".number").first.text_content().replace("−", "-")
+        assert float(shown) == pytest.approx(float(runs[0][kind]), rel=1e-5)
+    else:
+        window.page.locator(".bars-place svg").first.focus()
+        window.press("ArrowRight", "ArrowRight", "ArrowRight")
+        place, found = window.tip()
+        assert place == "unit 2"
+        assert found[0] == pytest.approx(float(runs[0][kind].reshape(-1)[2]), abs=error_of(window) * 1.05 + 1e-6)
+
+
+def test_statistics_are_exact_and_all_digits_are_there(look, values):
+    runs, page = values
+    window = look(page, site="tokens")
+    cells = window.page.eval_on_selector_all(".statistics td[data-exact]", "all => all.map(one => Number(one.dataset.exact))")
+    one, other = (run["tokens"].double() for run in runs)
+    assert cells[:3] == pytest.approx([float(one.mean()), float(other.mean()), float((other - one).mean())], rel=1e-9)
+    assert window.texts(".statistics tbody th")[0] == "mean"
+
+
+def test_a_click_enlarges_a_head_and_escape_goes_back(look, gpt2):
+    window = look(gpt2, site=SOFTMAX)
+    frame = window.page.locator(".panels canvas").first.bounding_box()
+    window.page.mouse.click(frame["x"] + 20, frame["y"] + 30)
+    assert "tile=0" in window.hash
+    assert "head 0" in window.texts(".stepper span")
+    window.page.click("[aria-label='Next head'] >> nth=0")
+    assert "tile=1" in window.hash
+    window.press("Escape")
+    assert "tile" not in window.hash
+    assert window.heading == SOFTMAX
+
+
+def test_the_clip_changes_the_colours_and_the_legend(look, values):
+    window = look(values[1], site="tokens", view="a")
+    picture = "() => document.querySelector('.panels canvas').toDataURL()"
+    before, legend = window.page.evaluate(picture), window.texts(".legend .end")
+    window.page.locator(".clip input").first.focus()
+    window.press("ArrowLeft", "ArrowLeft", "ArrowLeft")
+    assert window.page.text_content(".clip output") != "99.5 %"
+    assert window.texts(".legend .end") != legend
+    assert window.page.evaluate(picture) != before
+
+
+def test_a_sample_can_be_chosen(look, values):
+    window = look(values[1], site="maps", view="a")
+    window.page.select_option("select[aria-label=Sample]", "1")
+    window.page.locator(".panels canvas").first.focus()
+    window.press("ArrowDown")
+    assert window.tip()[0] == "sample 1 · channel 0 · row 0 · column 0"
+    assert "sample=1" in window.hash
+
+
+def test_pictures_are_described_to_those_who_do_not_see_them(look, gpt2):
+    window = look(gpt2, site=SOFTMAX)
+    labels = window.page.eval_on_selector_all("canvas, svg[role=img]", "all => all.map(one => one.getAttribute('aria-label'))")
+    assert labels
+    assert all(labels)
+    assert f"{SOFTMAX}, clean: attention of 2 by 12 by 16 by 16" in labels[0]

@@ -1,0 +1,120 @@
+"""The search of the page: hookline's site language, held against hookline's own reading of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hookline as hl
+from hookline.cache import _rest
+from hookline.errors import SiteError
+from hookline.sites import Site, parse
+
+ROOT = Path(__file__).parents[3]
+NAMES = [
+    *("", "embed", "head", "h.0", "h.1", "h.10", "h.0.mlp", "h.1.mlp", "h.1.mlp.0", "h.1.attn", "block_1", "block_2.mlp"),
+    *("h.0:input", 'h.0:inputs["mask"]', "h.1:grad_output", "h.1:grad_output[0]", "h.0[0]", "h.0[0][:, -1]", "h.0[:, -1]"),
+    *("h.0#2", "h.0#2:input[0]", "h.1.attn/softmax", "h.1.attn/softmax#1", "h.1#2/softmax", "h.1.attn/matmul"),
+    *("h.1.attn.split_heads()", "encode()", "h.1.attn.split_heads()#3", "head.weight:param", "h.1.W/matmul"),
+    *(r"a\:input", r"\*", r"\*:input", "h.0[..., ::2]", "h.0[1:2, None]", r'h.0["a\"b"]', "größe.0", "h.1.attn[1]"),
+]
+WRITTEN = [
+    *("h.*", "h.**", "**", "**.mlp", "*", "h.{0,1}", "h.{ 0 , 10 }.mlp", "block_*", "*_*", "h.1*", "h.*.*", "h.**.0", "**.head"),
+    *("h.*:input", "h.*:inputs", "h.*:inputs['mask']", "**:grad_output", "h.1:grad_output[0][1]", "h.*[*]", "h.0[0][:,-1]"),
+    *("h.0[*][:, *]", "h.0[:, *]", "h.0[0][*, -1]", "h.*#2", "h.0:input[0]#2", "h.0#007", "h.0#٢", "**/softmax", "**/*"),
+    *("h.1.attn/{softmax,matmul}", "h.1.attn/soft*", "h.1#2/*", "**.attn/*#1", "**.split_heads()", "**.*()", "*()", "**()"),
+    *("h.1.attn.split*()", "**:param", "head.*:param", "h.1.W/*", "a:input", r"a\:input", r"\*", r"\**", "h.0[ ... , : : 2 ]"),
+    *("h.0[1:2,None]", "h.0['a\"b']", "h.0[-0]", "gr*", "größe.*", "", " ", "h.", ".h", "h..0", "h.0[", "h.0]", "h.0[a]", "h.{", "h.{}"),
+    *("h.{a.b}", "h.***", "h.**x", "h.0#", "h.0#x", "h.0:outptu", "h.0:", "h.0/", "h.0/a.b", "h.0.f(", "f()x", "h.0[0 1]", "h.0[]"),
+    *("h.0[::0]", "h.0[...,...]", 'h.0["a",0]', "h.0[2147483648]", "h.0[-2147483647]", "x:param#1", "x/f:param", "h.0#1#2", "\\"),
+    *("{" + ",".join(map(str, range(1025))) + "}", "{" + ",".join(map(str, range(300))) + "}", "h" * 4097, "h.{0,1}{0,1}", "h.{1,}*"),
+]
+
+
+def patterns_of(*files: str) -> list[str]:
+    """Every text in quotes or backticks in these files: most are patterns, and all have to be read alike."""
+    found = [re.findall(r"\"([^\"\n]+)\"|`([^`\n]+)`|'([^'\n]+)'", (ROOT / file).read_text("utf-8")) for file in files]
+    return sorted({"".join(groups) for groups in sum(found, [])})
+
+
+def meant(text: str, names: list[str] = NAMES) -> list[str] | None:
+    """The sites that hookline itself chooses, as Cache.select does."""
+    try:
+        pattern = parse(text)
+        return [name for name in names if _rest(pattern, Site.parse(name)) is not None]
+    except SiteError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def places(pages) -> Path:
+    from tests.explorer.browser.conftest import once
+
+    values = {name: torch.zeros(2, 3) for name in NAMES}
+    return once(lambda to: hl.explore(values, to=to, title="Places"), pages / "places.html")
+
+
+def test_the_page_knows_the_sites_by_their_own_names(look, places):
+    window = look(places)
+    assert [name for name in NAMES if window.matches(name) is None or name not in window.matches(name)] == []
+
+
+def test_patterns_that_people_write_mean_the_same_in_python_and_on_the_page(look, places):
+    texts = [*WRITTEN, *NAMES, *patterns_of("tests/test_sites.py", "tests/test_where.py", "docs/sites.md", "docs/inside.md")]
+    assert len(texts) > 300
+    found = look(places).page.evaluate("texts => texts.map(text => window.hookline.matches(text))", texts)
+    assert {text: had for text, had in zip(texts, found, strict=True) if sorted_of(had) != sorted_of(meant(text))} == {}
+    assert sum(bool(had) for had in found) > 100
+
+
+PIECES = ["h", "0", "1", "10", "mlp", "attn", "softmax", "W", "größe", "a:input", *".*#:/[]{}(),\\\"'- \t\n"]
+PIECES += ["**", "()", "[0]", "[:, -1]", "[*]", ":input", ":grad_output", ":param", "#2", "/softmax", "{0,1}", "...", "None", "²", "٣", "😀"]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join) | st.text(max_size=8), min_size=25, max_size=60))
+def test_any_text_means_the_same_in_python_and_on_the_page(searcher, texts):
+    found = searcher.page.evaluate("texts => texts.map(text => window.hookline.matches(text))", texts)
+    assert {text: had for text, had in zip(texts, found, strict=True) if sorted_of(had) != sorted_of(meant(text))} == {}
+
+
+@pytest.fixture
+def searcher(look, places):
+    return look(places)
+
+
+def sorted_of(names: list[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
+
+
+def test_the_page_says_how_a_search_was_understood(look, gpt2):
+    window = look(gpt2)
+    assert window.search("transformer.h.*.mlp") == "pattern: 12 sites"
+    assert [name for name in window.rows if name == "mlp"] == ["mlp"] * 12
+    assert "ln_1" not in window.rows
+    assert window.search("softmax").startswith("matches nothing as a pattern; names with this text: 24 sites")
+    assert window.search("h.{0").startswith("is no pattern (“{” is not closed at 3)")
+    assert window.search("nothing like this").endswith("names with this text: 0 sites")
+    assert window.page.text_content(".tree .empty") == "Nothing is found."
+    assert window.search("") == "359 sites in 164 modules" or window.search("").endswith("in 164 modules")
+
+
+def test_charts_are_of_the_sites_that_match(look, gpt2):
+    window = look(gpt2, search="transformer.h.{0,1,2}.mlp")
+    assert window.page.locator(".families h3").text_content() == "3 sites that match"
+    assert window.page.locator(".line-chart circle.run-a").count() == 3
+    window.page.locator(".chip", has_text=re.compile(r"^transformer\.h\.\*$")).click()
+    assert window.page.input_value("#search") == "transformer.h.*"
+    assert window.page.locator(".line-chart circle.run-a").count() == 12
+
+
+def test_enter_goes_to_the_one_site_that_is_found(look, gpt2):
+    window = look(gpt2)
+    window.search("transformer.wte")
+    window.press("Enter")
+    assert window.heading == "transformer.wte"

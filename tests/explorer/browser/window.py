@@ -1,0 +1,98 @@
+"""A window of the browser with a page in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+READY = "performance.getEntriesByName('hookline ready')[0]?.startTime ?? 0"
+SHOWN = "() => performance.getEntriesByName('hookline ready').length > 0 || document.querySelector('.failure')"
+
+SWEEP = """(element, points) => points.flatMap(([x, y]) => {
+  const frame = element.getBoundingClientRect(), tip = document.querySelector('.tip');
+  element.dispatchEvent(new MouseEvent('mousemove', {clientX: frame.left + x, clientY: frame.top + y}));
+  if (tip.hidden) return [];
+  const value = tip.querySelector('b[data-value]'), error = tip.querySelector('.error');
+  return [[tip.querySelector('.tip-title').textContent, value.dataset.value === 'NaN' ? null : Number(value.dataset.value),
+    error ? Number(error.textContent.replace(' ± ', '').replace('−', '-')) : 0]];
+})"""
+
+
+class Window:
+    """One page, opened as a reader would, with what it said and asked for."""
+
+    def __init__(self, browser: Any, path: Path, scheme: str = "light", size=(1440, 900), **state: Any) -> None:
+        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.address = path.resolve().as_uri()
+        self.page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.note(request.url))
+        self.page.goto(self.address + (f"#{urlencode(state)}" if state else ""))
+        self.page.wait_for_function(SHOWN)
+
+    def note(self, url: str) -> None:
+        if not url.startswith("data:"):
+            self.requests.append(url.partition("#")[0])
+
+    def close(self) -> None:
+        self.context.close()
+
+    @property
+    def ready(self) -> float:
+        """The milliseconds until the page could be used."""
+        return self.page.evaluate(READY)
+
+    @property
+    def hash(self) -> str:
+        return self.page.evaluate("location.hash")
+
+    @property
+    def heading(self) -> str:
+        """The name of what is chosen, or "" in the overview."""
+        heading = self.page.locator("main .heading h2")
+        return heading.text_content() if heading.count() else ""
+
+    @property
+    def rows(self) -> list[str]:
+        """The names in the tree, as far as they are in sight."""
+        return self.page.locator(".tree .row .name").all_text_contents()
+
+    def row(self, name: str) -> Any:
+        """The row of a site or module."""
+        return self.page.locator(f'.tree .row[data-name="{name}"]')
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_text_contents()
+
+    def search(self, text: str) -> str:
+        """Type a search; return what the page says about it."""
+        self.page.fill("#search", text)
+        return self.page.text_content(".search-status")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def matches(self, text: str) -> list[str] | None:
+        return self.page.evaluate("text => window.hookline.matches(text)", text)
+
+    def hover(self, selector: str, x: float, y: float) -> None:
+        """Put the mouse at a point of an element."""
+        element = self.page.locator(selector).first
+        element.scroll_into_view_if_needed()
+        box = element.bounding_box()
+        self.page.mouse.move(box["x"] + x, box["y"] + y)
+
+    def sweep(self, selector: str, points: list[tuple[float, float]]) -> list[tuple[str, float, float]]:
+        """Put the mouse at many points of an element: the place that each time is said, the first run's value, its error."""
+        return [tuple(one) for one in self.page.eval_on_selector(selector, SWEEP, points)]
+
+    def tip(self) -> tuple[str, list[float]]:
+        """What the box at the cursor says: the place, and the value of each run."""
+        values = self.page.eval_on_selector_all(".tip b[data-value]", "all => all.map(one => Number(one.dataset.value))")
+        return self.page.text_content(".tip .tip-title"), values
