@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-peers fuzz clean
+.PHONY: help setup demo test check format page bench bench-peers fuzz clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ format: $(STAMP)  ## Let ruff put right what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+page: explorer/node_modules/.package-lock.json  ## Build the explorer page from explorer/ (needs Node 20 or newer)
+	cd explorer && node_modules/.bin/tsc --noEmit && node build.mjs
+
+explorer/node_modules/.package-lock.json: explorer/package-lock.json
+	cd explorer && npm ci --ignore-scripts --no-fund --no-audit
+	@touch $@
+
 bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks: a few minutes; rewrites benchmarks/*.txt
 	for script in $(wildcard $(BENCHMARKS)); do $(BIN)/python $$script || exit 1; done
 
@@ -58,5 +65,5 @@ fuzz: $(STAMP)  ## Check N random models and programs of hooks against an oracle
 	$(BIN)/python -m tests.properties.fuzz $(N)
 
 clean:  ## Remove .venv and everything the tools left
-	rm -rf $(VENV) benchmarks/peers/.venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
