@@ -27,6 +27,8 @@ def test_a_softmax_over_keys_is_attention_in_any_precision_and_with_padded_queri
     assert kind_of(pattern) == kind_of(pattern.bfloat16()) == "attention"
     assert kind_of(torch.zeros(2, 4, 6, 6)) == kind_of(torch.ones(2, 4, 6, 6, dtype=torch.long)) == "maps"
     assert kind_of(pattern - pattern.flip(-1)) == "maps"
+    assert kind_of(pattern.mean(1)) == "attention"  # As MultiheadAttention returns it.
+    assert kind_of(torch.randn(2, 6, 5).softmax(-1)) == "tokens"  # Which expert takes a token, say.
 
 
 def test_dimensions_too_many_are_joined_and_too_few_are_added():

@@ -23,14 +23,18 @@ def kind_of(tensor: Tensor) -> str:
     >>> kind_of(value), kind_of(value.softmax(-1)), kind_of(value[0, 0])
     ('maps', 'attention', 'units')
     """
-    if tensor.dim() >= 4:
-        return "attention" if is_attention(tensor) else "maps"
-    return ("number", "line", "units", "tokens")[tensor.dim()]
+    if is_attention(tensor):
+        return "attention"
+    return ("number", "line", "units", "tokens", "maps")[min(tensor.dim(), 4)]
 
 
 def is_attention(tensor: Tensor) -> bool:
-    """Whether each row of the last dimension shares out 1, as a softmax over keys does."""
-    if tensor.dim() != 4 or not tensor.is_floating_point() or tensor.shape[-1] < 2 or not tensor.numel():
+    """Whether each row of the last dimension shares out 1, as a softmax over keys does.
+
+    Without a dimension for heads, as MultiheadAttention averages them, there must be as many queries as keys.
+    """
+    has_heads = tensor.dim() == 4 or (tensor.dim() == 3 and tensor.shape[-1] == tensor.shape[-2])
+    if not has_heads or not tensor.is_floating_point() or tensor.shape[-1] < 2 or not tensor.numel():
         return False
     sums = tensor.detach().float().sum(-1)
     shared = (sums - 1).abs() < 0.02  # Half precision is good for two digits.
