@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hookline import files, members
 from hookline.copies import address, copy_tensor
+from hookline.display.pictured import Drawn, Pictured, note_of, one_call
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
@@ -23,7 +24,7 @@ from hookline.values import STAR, children, describe, expand, get, leaves, map_t
 Key = str | Site | nn.Module
 
 
-class Cache(Mapping[str, Any]):
+class Cache(Pictured, Mapping[str, Any]):
     """What passed at each site, in the order the sites first fired.
 
     >>> cache = Cache({"h.0": torch.ones(2, 3), "h.1": torch.zeros(2, 3)})
@@ -117,6 +118,12 @@ class Cache(Mapping[str, Any]):
     def stats(self) -> Stats:
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table."""
         return Stats((site, leaves(value)) for site, value in self.items())
+
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+        chosen = self.select(*where) if where else self
+        values = {site: chosen[site] if call is None else one_call(site, chosen.calls(site), call) for site in chosen}
+        calls = max((record.count for record in chosen._fired()), default=1)
+        return Drawn(values, sample or 0, note_of(call, calls))
 
     def clear(self) -> None:
         """Forget every value; the hooks that fill this cache go on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +25,21 @@ MEASURES: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "nan": lambda value, dims: value.isnan().double().mean(dims),
     "inf": lambda value, dims: value.isinf().double().mean(dims),
 }
+
+POSITIVE = ("norm", "rms", "std", "abs")  # Those that a logarithmic scale suits.
+_NAMES = {
+    "abs": "mean of |value|",
+    "std": "standard deviation",
+    "zeros": "share of zeros",
+    "nan": "share of NaN",
+    "inf": "share of Inf",
+}
+FAR = 1000.0  # How many times larger or smaller than where the signal came from is called exploding or vanishing.
+
+
+def statistic_name(name: str) -> str:
+    """Return what a statistic is called on an axis."""
+    return _NAMES.get(name, name)
 
 
 def measure(tensor: Tensor, name: str) -> float:
@@ -53,6 +70,27 @@ def dead_share(tensor: Tensor, kind: str) -> float | None:
         return None
     units = shaped(tensor, kind).movedim(UNIT[kind], 0)
     return float((units == 0).reshape(len(units), -1).all(1).double().mean())
+
+
+def extremes(numbers: Sequence[float], source: Literal["first", "last"]) -> list[str]:
+    """Say which numbers along depth have "vanished" or "exploded" against the one where the signal comes from.
+
+    Values come from the first layer, gradients from the last.
+
+    >>> extremes([1e-5, 0.1, 0.5, float("nan")], source="last")
+    ['vanishing', '', '', 'not finite']
+    """
+    along = numbers if source == "first" else numbers[::-1]
+    reference = next((number for number in along if math.isfinite(number) and number > 0), 0.0)
+    return [_extreme(number, reference) for number in numbers]
+
+
+def _extreme(number: float, reference: float) -> str:
+    if not math.isfinite(number):
+        return "not finite"
+    if number * FAR < reference or number == 0:
+        return "vanishing"
+    return "exploding" if number > FAR * reference else ""
 
 
 def _measured(tensor: Tensor, name: str, dims: tuple[int, ...]) -> Tensor:

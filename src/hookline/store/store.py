@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
-from hookline.sites import Site, parse
+from hookline.display.pictured import Drawn, Pictured
+from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
+from hookline.sites import Pattern, Site, matches_name, parse
 from hookline.stats import Stats, numbers_of_pieces
 from hookline.store.checks import Verified, check_sizes, check_units, verify
 from hookline.store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
@@ -24,10 +25,11 @@ from hookline.store.writer import how_many, parts, read_manifest
 from hookline.tables import count, html_table, table
 
 _PIECE = 1 << 20  # Bytes taken at a time.
+_DRAWN = 256 << 20, 4096  # Bytes of all arrays, and rows of each, that a picture is made of.
 _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
-class Store(Mapping[str, Rows]):
+class Store(Pictured, Mapping[str, Rows]):
     """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
 
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
@@ -137,6 +139,29 @@ class Store(Mapping[str, Rows]):
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site; memory stays bounded."""
         return Stats.of({name: numbers_of_pieces(rows.scan(_PIECE)) for name, rows in self.items()})
 
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+        """Return one sample's rows, or some of all, evenly spaced: as many as fit in memory anywhere."""
+        if call is not None:
+            raise HooklineError("a store holds one value for each row, so call= has no meaning here")
+        names = list(dict.fromkeys(name for one in where for name in self._matching(one))) if where else list(self)
+        if sample is not None:
+            found = {name: self.rows(name, sample) for name in names}
+            values = {name: rows if len(rows) == 1 else rows[None] for name, rows in found.items()}
+            return Drawn(values, 0, f"sample {sample}")
+        values = {name: _evenly(self[name], _DRAWN[0] // len(names), _DRAWN[1]) for name in names}
+        total, drawn = max(len(self[name]) for name in names), max(map(len, values.values()))
+        return Drawn(values, 0, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
+
+    def _matching(self, where: str | Site) -> list[str]:
+        """Return the names of the arrays that a site or a pattern means."""
+        pattern = parse(str(where))
+        if where in self or pattern.path is not None:
+            return [self._find(where)]
+        found = [name for name in self if _means(pattern, Site.parse(name))]
+        if not found:
+            raise NotCaptured(f"{str(where)!r} matches nothing in this store{did_you_mean(str(where), self)}")
+        return found
+
     def __getitem__(self, site: str | Site) -> Rows:
         name = self._find(site)
         if name not in self._rows:
@@ -212,6 +237,18 @@ class Store(Mapping[str, Rows]):
     def _title(self) -> str:
         left_out = f", {len(self.skipped):,} of them skipped" if self.skipped else ""
         return f"{count(len(self), 'array')} of {count(self.samples, 'sample')}{left_out}, {count(self.nbytes, 'byte')}"
+
+
+def _means(pattern: Pattern, site: Site) -> bool:
+    same_place = pattern.matches(site.path) and matches_name(site.member, pattern.member)
+    return same_place and pattern.at(site.path)._replace(member=site.member) == site
+
+
+def _evenly(rows: Rows, nbytes: int, most: int) -> Tensor:
+    """Return rows that are few and from everywhere."""
+    fit = nbytes // max(1, rows.nbytes // max(1, len(rows)))
+    few = max(1, min(most, fit))
+    return rows[:: max(1, -(-len(rows) // few))]
 
 
 def _open(root: Place, partial: bool) -> list[Part]:

@@ -1,0 +1,110 @@
+"""What everything that holds values by site can do: be drawn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from hookline.errors import NotCaptured, SiteError
+from hookline.sites import Site
+from hookline.tables import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Where = str | Site | Sequence[str | Site] | None
+
+
+class Drawn(NamedTuple):
+    """Values to draw: by site, which sample of them is meant, and what is to be said of them."""
+
+    values: dict[str, Any]
+    sample: int
+    note: str
+
+
+class Pictured:
+    """Gives `plot` to what holds values by site, and has to say only which ones a place means."""
+
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+        """Return the values at some places, or all."""
+        raise NotImplementedError
+
+    @overload
+    def plot(
+        self, where: Where = None, kind: str | None = None, *, ax: None = None, statistic: str = "norm",
+        tokens: Any = None, sample: int | None = None, call: int | None = None, most: int = 64,
+        log: bool | None = None, title: str | None = None,
+    ) -> Figure: ...  # fmt: skip
+
+    @overload
+    def plot(
+        self, where: Where = None, kind: str | None = None, *, ax: Axes, statistic: str = "norm",
+        tokens: Any = None, sample: int | None = None, call: int | None = None, most: int = 64,
+        log: bool | None = None, title: str | None = None,
+    ) -> Axes: ...  # fmt: skip
+
+    def plot(
+        self,
+        where: Where = None,
+        kind: str | None = None,
+        *,
+        ax: Axes | None = None,
+        statistic: str = "norm",
+        tokens: Any = None,
+        sample: int | None = None,
+        call: int | None = None,
+        most: int = 64,
+        log: bool | None = None,
+        title: str | None = None,
+    ) -> Figure | Axes:
+        """Draw the values at some places, or all: the picture that suits them, or the kind that is named.
+
+        Args:
+            where: A site or a pattern, with subscripts if need be (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
+            kind: Of one value "maps", "attention", "tokens", "units" or "histogram"; of several "layers" (token ×
+                layer), "depth", "flow" (activations and gradients), "dead", "histogram" or "attention".
+            ax: Where to draw; without it a new figure is made, which shows itself in a notebook.
+            statistic: What "layers", "depth" and "flow" show: "norm", "rms", "mean", "std", "min", "max", "abs",
+                "zeros", "nan" or "inf".
+            tokens: The labels of tokens: those of the sample, or a list for each sample.
+            sample: Which sample the pictures of one show; the first.
+            call: Which call of a module that ran several times, as an index of `calls()`; the latest.
+            most: How many channels or heads to draw at most.
+            log: Whether a scale is logarithmic; without it, that depends on the values.
+            title: Instead of the one that says what is drawn.
+        """
+        from hookline.display.plots import plot
+
+        places = [] if where is None else [where] if isinstance(where, (str, Site)) else list(where)
+        drawn = self._to_draw(places, call, sample)
+        values = {**drawn.values, **self._gradients_of(drawn.values, call, sample)} if kind == "flow" else drawn.values
+        return plot(
+            values, kind, ax=ax, statistic=statistic, tokens=tokens, sample=drawn.sample, most=most, log=log,
+            title=title, note=drawn.note,
+        )  # fmt: skip
+
+    def _gradients_of(self, values: dict[str, Any], call: int | None, sample: int | None) -> dict[str, Any]:
+        """Return the gradients that are here of values that are to be drawn with them."""
+        found: dict[str, Any] = {}
+        for site in map(Site.parse, values):
+            if not site.is_gradient:
+                with contextlib.suppress(NotCaptured, SiteError):
+                    found |= self._to_draw([site._replace(port=f"grad_{site.port}")], call, sample).values
+        return found
+
+
+def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
+    """Return the value of one call of those that were kept."""
+    if not -len(calls) <= call < len(calls):
+        raise NotCaptured(f"{site!r} has {count(len(calls), 'call')} kept, and call={call} is not among them")
+    return calls[call]
+
+
+def note_of(call: int | None, calls: int) -> str:
+    """Say which call of several is drawn."""
+    if call is not None:
+        return f"call {call} of those kept"
+    return f"the latest of {calls} calls" if calls > 1 else ""
