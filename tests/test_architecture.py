@@ -108,6 +108,19 @@ ORDER = [
     "display.alarms",
     "display.contents",
     "display.explorer",
+    "watching.checks",
+    "watching.flags",
+    "watching.logs",
+    "watching.targets",
+    "watching.scope",
+    "watching.looks",
+    "watching.reports",
+    "watching.places",
+    "watching.steps",
+    "watching.watcher",
+    "watching",
+    "watching.lightning",
+    "watching.trainer",
     "harvesting.masks",
     "harvesting.digests",
     "harvesting.batches",
@@ -152,6 +165,7 @@ NAMES = {
     *("BadSample", "CacheFull", "Harvest", "Store", "harvest"),
     *("Generation", "Images", "Texts"),
     *("HooklineWarning", "StopForward"),
+    *("BadValue", "watch"),
 }
 
 # These may write to a module: `wiring` shadows forwards, and `trial` puts back what its run leaves behind.

@@ -7,6 +7,7 @@ from hookline.attached import attached, clear
 from hookline.cache import Cache
 from hookline.errors import (
     BadSample,
+    BadValue,
     CacheFull,
     EditError,
     HooklineError,
@@ -29,11 +30,13 @@ if _typing.TYPE_CHECKING:
     from hookline.display.explorer import explore
     from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
     from hookline.store.store import Store
+    from hookline.watching import watch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadSample",
+    "BadValue",
     "Cache",
     "CacheFull",
     "EditError",
@@ -68,12 +71,14 @@ __all__ = [
     "scan",
     "sites",
     "skip",
+    "watch",
 ]
 
 # Imported when they are first asked for: to look inside a model takes none of it.
 _LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), "hookline.harvesting")
 _LATER["Store"] = "hookline.store.store"
 _LATER["explore"] = "hookline.display.explorer"
+_LATER["watch"] = "hookline.watching"
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any
 
 
 class HooklineError(Exception):
@@ -50,6 +51,25 @@ class BadSample(HooklineError, RuntimeError):
     sample: int | None = None
 
 
+class BadValue(HooklineError, ArithmeticError):
+    """A NaN, an Inf or a value over a limit that a watch has found, and what is known of it.
+
+    `site` is where it was seen, `step`, `forward` and `call` when, `backward` whether it is a gradient. `value` is what
+    passed there, `inputs` a Cache of what went in, `stats` the statistics of both and of the parameters; `function` is
+    the place inside a forward that made it, where a second run has shown one.
+    """
+
+    site: Any = None
+    function: Any = None
+    step = 0
+    forward = 0
+    call = 0
+    backward = False
+    value: Any = None
+    inputs: Any = None
+    stats: Any = None
+
+
 class HooklineWarning(UserWarning):
     """The run is valid, but probably not what was meant."""
 
@@ -87,6 +107,6 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
 
 for _public in (
     HooklineError, SiteError, NotCaptured, NeverFired, StaleValue, EditError, StoreError, CacheFull, BadSample,
-    HooklineWarning, StopForward,
+    BadValue, HooklineWarning, StopForward,
 ):  # fmt: skip
     _public.__module__ = "hookline"  # So that a traceback names them as users do.

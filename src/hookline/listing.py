@@ -129,7 +129,7 @@ class Listing:
         """Note a value."""
         self.calls[call.site] = self.calls.get(call.site, 0) + 1
         if call.site not in self.seen:
-            self.seen[call.site] = Passing(_describe(value), _line(sys._getframe(1)))
+            self.seen[call.site] = Passing(_describe(value), line_of(sys._getframe(1)))
         return value
 
 
@@ -185,7 +185,7 @@ def _describe(value: Any) -> str:
     return f"{kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
 
 
-def _line(frame: FrameType | None) -> str:
+def line_of(frame: FrameType | None) -> str:
     """Return the line that called for something: the nearest that is no part of hookline or of calling a function."""
     while frame is not None and frame.f_code.co_filename.startswith(_PASSED_OVER):
         if frame.f_code.co_filename == trial.__file__:  # Of the model itself.

@@ -31,19 +31,19 @@ def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wat
     """Run a model under the taps that `watch` makes, anew for each attempt; say how it ran."""
     model = unwrap(model)
     try:
-        with _observed(model, watch()):
+        with observed(model, watch()):
             _run_on_fakes(model, args, kwargs)
         return "on fake tensors: nothing was computed"
     except Exception as error:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise
-        with _observed(model, watch()):
+        with observed(model, watch()):
             _run_for_real(model, args, kwargs)
         return f"on a real run, since fake tensors don't suffice for this model: {_first_line(error)}"
 
 
 @contextmanager
-def _observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
+def observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
     """Let taps act, while all other hooks rest, and put back whatever the run leaves on the modules."""
     block = object()
     seen = set[int]()

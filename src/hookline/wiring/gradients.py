@@ -271,7 +271,7 @@ class Arrival:
     def _refuse_second_part(self, number: int) -> None:
         """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
         part = (torch._C._current_graph_task_id(), number)
-        if part in self.came and not (isinstance(self.action, Save) and self.action.transform is None):
+        if part in self.came and not (self.action.observes and getattr(self.action, "transform", None) is None):
             raise HooklineError(
                 "the gradient comes in two parts, since the value is used and then overwritten in place"
             )

@@ -177,7 +177,9 @@ class Tap:
             return simple and self.record is not None and self.record.keep == 1
         if action.gathering is not None and action.gathering.alike:
             return False
-        return isinstance(action, (Set, Skip)) or (isinstance(action, Apply) and not action.with_call)
+        if isinstance(action, Apply):
+            return not action.with_call
+        return isinstance(action, (Set, Skip)) or getattr(action, "is_traceable", False)
 
     def act(self, value: Any, call: Call, stamp: Any) -> Any:
         """Take the part that the subscripts name, give it to the action, put what comes back in its place."""

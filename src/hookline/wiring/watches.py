@@ -12,14 +12,14 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookline.actions import Skip, Stop
+from hookline.actions import Call, Skip, Stop
 from hookline.context import RESTING, open_blocks
 from hookline.copies import lazy_clone
 from hookline.ranks import is_rehearsal
@@ -308,6 +308,27 @@ def is_shadow(held: object) -> bool:
     return methods.is_shadow(held, _CODES)
 
 
+def running() -> list[Call]:
+    """Return the calls of watched modules that are running here, innermost first, from their frames.
+
+    The hot path hands an action nothing but the value; what else there is of its call is of use when something is
+    wrong.
+    """
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        held = frame.f_locals if frame.f_code in _PLAIN_CODES or frame.f_code is _PASSING else {}
+        if "tap" in held and "self" in held:
+            tap, record = held["tap"], held["tap"].record
+            found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], record.count, {}))
+        elif "event" in held and held["event"].taps and not held["watch"].is_function:
+            tap, number = held["event"].taps[0]
+            args, kwargs = held["passed"]
+            found.append(Call(Site(tap.path), held["module"], args, kwargs, number, {}))
+        frame = frame.f_back
+    return found
+
+
 def code_for(kind: type, is_plain: bool) -> CodeType | None:
     """Return the code of a shadow as one of a class's own, where dynamo is in use.
 
@@ -338,3 +359,4 @@ _WATCHING: CodeType = _shadow(None, len).__code__  # type: ignore[arg-type]
 _codes_of: weakref.WeakKeyDictionary[type, tuple[CodeType, CodeType]] = weakref.WeakKeyDictionary()
 _PLAIN_CODES = {CODE}
 _CODES = {CODE, _WATCHING, methods.CODE}
+_PASSING = calls.pass_through.__code__

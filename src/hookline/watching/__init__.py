@@ -1,0 +1,67 @@
+"""Debugging at night: a watch on a model that is trained or used, which stops at the first bad value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.errors import HooklineError
+from hookline.watching.checks import Rule
+from hookline.watching.watcher import Watcher
+from hookline.where import Where
+
+__all__ = ["Watcher", "watch"]
+
+
+def watch(
+    model: nn.Module,
+    *where: Where,
+    limit: float | None = None,
+    inf: bool = True,
+    ignore: Where | None = None,
+    backward: bool = True,
+    every: int | None = None,
+    to: Any = None,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    scaler: Any = None,
+    at_once: bool = False,
+    again: bool = True,
+) -> Watcher:
+    """Stop at the first NaN, Inf or value over a limit, forward or backward, and say where it came from.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> with torch.no_grad():
+    ...     _ = model[2].weight.fill_(float("nan"))
+    >>> with watch(model):
+    ...     model(torch.ones(3, 4))
+    Traceback (most recent call last):
+        ...
+    hookline.BadValue: '2' gave NaN: 6 of 6 elements (100%), the first at [0, 0]; forward, step 0, call #0
+    ...
+
+    Args:
+        where: The places to look at; without any, the output of every module.
+        limit: The largest size that a value or a gradient may have.
+        inf: Whether Inf is bad, and not only NaN.
+        ignore: Places to leave out, such as a module that gives masks of -Inf.
+        backward: Whether to look at gradients too: of these places, and of the parameters there.
+        every: Keep statistics of each place every so many steps: see `Watcher.log`.
+        to: Where they go too: a folder or SummaryWriter (TensorBoard), a run of wandb, a function of (step, numbers).
+        optimizer: Whose steps count; without, that of any which holds the model's parameters.
+        scaler: A GradScaler. It may make gradients overflow: while it can lower its scale, that is no error.
+        at_once: Look at each value of a device as it passes, and wait for it, instead of once for each pass.
+        again: Whether a module that gave a bad value, or on a device the model, may be run again to see what made it.
+    """
+    if limit is not None and not (limit > 0 and math.isfinite(limit)):
+        raise HooklineError(f"limit={limit!r} is no size that a value may have; give a positive number")
+    if every is not None and (every is True or every < 1):
+        raise HooklineError(f"every={every!r} is no number of steps; every=100 keeps statistics of each hundredth")
+    if to is not None and every is None:
+        raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
+    optimizers = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Iterable) else list(optimizer)
+    rule = Rule(limit, inf)
+    return Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)

@@ -1,0 +1,185 @@
+"""Check: the action that a watch puts at every place. It looks, and changes nothing.
+
+On the hot path it is given nothing but the value: what else an error tells of the call is looked up when there is one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_dynamo_compiling
+
+from hookline.actions import Call
+from hookline.sites import Site, write_subscripts
+from hookline.values import describe, leaves, places
+from hookline.watching.checks import Rule, examine, is_plain, is_suspicious, numbers_in
+from hookline.watching.flags import Note
+from hookline.wiring.watches import running
+
+if TYPE_CHECKING:
+    from hookline.watching.watcher import Watcher
+
+_BEGIN = Site("", "inputs")
+_graph_task = torch._C._current_graph_task_id
+
+
+class Check:
+    """Look at what passes one site, and at the gradient of it."""
+
+    kind = "watch"
+    observes = True
+    gathering = None
+    transform = None
+    copies_on_write = refers = False  # The hot path leaves it to `keep`.
+    is_traceable = True
+
+    def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
+        self.site = site
+        self.watcher = watcher
+        self.rule = rule
+        self.backward = backward  # Whether the gradient is looked at too.
+        self.forward = forward  # Whether the value is.
+        self.is_root = site == Site("")
+        self.bounds = True  # Whether the forward of the model begins or ends where its values are looked at.
+        self.seen = -1  # The forward of the model that its calls are counted in.
+        self.calls = 0
+        self.extreme: Tensor | None = None  # Of a compiled graph, where nothing else can be done.
+
+    def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
+        """Look at a value that did not come on the hot path; at the end of the model's forward, see to what waits."""
+        if is_dynamo_compiling():
+            return self._trace(value)
+        assert call is not None
+        if call.site.is_gradient:
+            self.arrive(call.number, value, call.site)
+            return value
+        if self.bounds and self.site == _BEGIN:
+            self.watcher.begin_forward(call)
+        self.keep(value, call)
+        if self.bounds and self.is_root:
+            self.watcher.end_forward(value)
+        return value
+
+    def keep(self, value: Any, call: Call | None = None) -> None:
+        """Look at a value as it passes."""
+        watcher = self.watcher
+        if self.seen != watcher.forwards:
+            self.seen = watcher.forwards
+            self.calls = 0
+        number = self.calls
+        self.calls = number + 1
+        if not is_plain(value):
+            self._look_at_each(value, number, call)
+            return
+        if value is watcher.latest and _version(value) == watcher.version != -1:
+            # What a container returns is mostly what its last module has returned.
+            if self.is_root:
+                watcher.last = watcher.latest_at
+            if watcher.row is not None and self.forward:
+                watcher.row.add(str(self.site if call is None else call.site), (value.detach(),))
+            return
+        requires_grad = value.requires_grad
+        if self.forward:
+            self._look(value.detach() if requires_grad else value, value, number, call)
+        watcher.latest, watcher.version, watcher.latest_at = value, _version(value), (self, number)
+        if requires_grad and self.backward and value.grad_fn is not None:
+            value.register_hook(partial(self.arrive, number))
+
+    def _look_at_each(self, value: Any, number: int, call: Call | None) -> None:
+        """Look at a value that is not one plain tensor."""
+        for tensor in [value] if isinstance(value, Tensor) else leaves(value):
+            plain = numbers_in(tensor)
+            if plain is None or (tensor is self.watcher.latest and _version(tensor) == self.watcher.version != -1):
+                continue
+            if self.forward:
+                self._look(plain, value, number, call)
+            self.watcher.latest, self.watcher.version, self.watcher.latest_at = tensor, _version(tensor), (self, number)
+            if tensor.requires_grad and self.backward and tensor.grad_fn is not None:
+                tensor.register_hook(partial(self.arrive, number))
+
+    def _look(self, plain: Tensor, value: Any, number: int, call: Call | None) -> None:
+        """Look at plain numbers now, or note on their device what is to be read later."""
+        watcher = self.watcher
+        if watcher.row is not None and (call is None or call.site.port == "output"):
+            watcher.row.add(str(self.site if call is None else call.site), (plain,))
+        if not plain.is_cpu and not watcher.at_once:
+            site = self.site if call is None else call.site
+            note = Note(site, number, self.rule, False, describe(plain))
+            if watcher.flags.add(plain, note):
+                watcher.check()
+            return
+        try:
+            is_fine = not is_suspicious(plain, self.rule.limit)
+        except RuntimeError:
+            if peek_interpreter_stack() is None:
+                raise
+            return  # A value inside vmap or grad has no numbers that can be read.
+        if is_fine:
+            return
+        finding = examine(plain, self.rule)
+        if finding is None:
+            return
+        calls = running()
+        call = call or calls[0]
+        site = call.site._replace(index=call.site.index + _index(value, plain))
+        raise watcher.blame(site, finding, value, call._replace(number=number), calls)
+
+    def arrive(self, number: int, gradient: Tensor | None, site: Site | None = None) -> None:
+        """Look at a gradient as it arrives."""
+        watcher = self.watcher
+        if watcher.is_over or gradient is None:
+            return
+        if _graph_task() != watcher.task:
+            watcher.begin_backward(_graph_task())
+        plain = gradient if is_plain(gradient) and not gradient.requires_grad else numbers_in(gradient)
+        if plain is None:
+            return
+        if not plain.is_cpu and not watcher.at_once:
+            site = site or self.site._replace(port="grad_output")
+            if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
+                watcher.check()
+            return
+        if is_suspicious(plain, self.rule.limit):
+            self._judge_gradient(plain, gradient, number, site or self.site._replace(port="grad_output"))
+        watcher.arrived = (self, number)
+
+    def _judge_gradient(self, plain: Tensor, gradient: Tensor, number: int, site: Site) -> None:
+        watcher = self.watcher
+        scale = watcher.scale()
+        finding = examine(plain / scale if scale != 1 else plain, self.rule)
+        if finding is not None and not watcher.is_lowering(scale):
+            raise watcher.blame_gradient(site, finding, gradient, number)
+
+    def _trace(self, value: Any) -> Any:
+        """Note the largest element inside a compiled graph, which makes it one more output of that."""
+        found: list[Tensor] = []
+        for tensor in leaves(value):
+            if tensor.is_floating_point() and tensor.numel():
+                plain = tensor.detach()
+                largest = plain.abs().amax() if self.rule.below else plain.amax()  # They fuse with what made it.
+                found.append(largest.to(torch.float32))
+        if self.forward and found:
+            self.extreme = torch.stack([one.to(found[0].device) for one in found])
+        return value
+
+    def __repr__(self) -> str:
+        return "watch"
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _index(value: Any, plain: Tensor) -> str:
+    """Return which tensor of a value these numbers are of, as a subscript; nothing if the value is one."""
+    if isinstance(value, Tensor):
+        return ""
+    for subscripts, tensor in zip(places(value), leaves(value), strict=True):
+        found = numbers_in(tensor)
+        if found is not None and found.data_ptr() == plain.data_ptr() and found.shape == plain.shape:
+            return write_subscripts(subscripts)
+    return ""

@@ -1,0 +1,244 @@
+"""What a BadValue tells: what was found where and when, what went in, what that means, and where to look next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.actions import Call
+from hookline.cache import Cache
+from hookline.copies import address, share
+from hookline.errors import BadValue
+from hookline.sites import Site, write_subscripts
+from hookline.stats import Numbers, Stats, numbers_of_pieces
+from hookline.tables import count, table
+from hookline.values import leaves, places, shape_of
+from hookline.watching.checks import Finding, Rule, examine, numbers_in, pieces
+from hookline.watching.looks import Inside
+from hookline.wiring import arguments
+
+_COMING_IN = Rule(below=False)  # -Inf alone is a mask.
+COMPILED = "in a compiled graph"
+_LARGEST_HALF = 65504.0
+
+
+class Report:
+    """The lines of a message: a sentence, a table, and what follows."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.stats: dict[str, Numbers] = {}
+        self.rows: list[tuple[str, ...]] = []
+        self.then: list[str] = []
+
+    def add(self, label: str, site: Site, tensor: Tensor, note: str = "") -> None:
+        """Add the statistics of one tensor, where it has numbers."""
+        plain = numbers_in(tensor)
+        if plain is None:
+            return
+        numbers = numbers_of_pieces(pieces(plain))
+        self.stats[str(site)] = numbers
+        shown = (numbers.min, numbers.max, numbers.mean, numbers.nan, numbers.inf)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        numbers_as_text = ("-" if math.isnan(number) else f"{number:.4g}" for number in shown)
+        self.rows.append((label, dtype, shape_of(tensor), *numbers_as_text, note))
+
+    def text(self) -> str:
+        """Return the message."""
+        header = ("", "dtype", "shape", "min", "max", "mean", "nan", "inf", "")
+        width = len(header) if any(row[-1] for row in self.rows) else len(header) - 1
+        lines = table(header[:width], [row[:width] for row in self.rows]) if self.rows else ""
+        return "\n".join([self.what, *([lines] if lines else []), *self.then])
+
+
+def of_forward(
+    site: Site, finding: Finding, value: Any, call: Call, model: nn.Module, inside: Inside | None, when: str
+) -> BadValue:
+    """Say what is known of a bad value of a forward."""
+    report = Report("")
+    is_input = site.port in ("input", "inputs")
+    for where, tensor in () if is_input else _tensors(value):
+        report.add(f"output{where}", call.site._replace(index=call.site.index + where), tensor)
+    came, inputs = _add_inputs(report, call, value)
+    weights = _add_parameters(report, call.module, call.site.path)
+    if came and not is_input and not finding.over:
+        site, finding, is_input = *came[0], True
+    report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
+    report.then = _verdict(site, finding, came, weights, call, model, inside, value)
+    error = _error(report, site, finding, value, inputs, call.number)
+    error.function = inside.site if inside is not None else None
+    return error
+
+
+def of_gradient(
+    site: Site, finding: Finding, gradient: Tensor, number: int, before: Any, is_output: bool, when: str
+) -> BadValue:
+    """Say what is known of a bad gradient."""
+    report = Report(f"'{site}' got {_found(finding)}; backward, {when}")
+    report.add("gradient", site, gradient)
+    if is_output or not (site.path or site.member):
+        report.then = ["It came from outside the model: from the loss, or what is done with the output before it."]
+    elif before[0] is None:
+        report.then = ["It is the first gradient seen: what uses this output, the loss among it, made it."]
+    else:
+        seen = f"'{before[0].site._replace(port='grad_output')}'" + (f" (call #{before[1]})" if before[1] else "")
+        report.then = [f"The gradient before it, {seen}, was fine: the backward of what uses this output made it."]
+    report.then += _scaler_hint(finding, gradient.dtype)
+    report.then.append("To name the operation, run this step under torch.autograd.set_detect_anomaly(True).")
+    error = _error(report, site, finding, gradient, Cache(), number)
+    error.backward = True
+    return error
+
+
+def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient: Tensor, when: str) -> BadValue:
+    """Say what is known of the bad gradient of a parameter."""
+    report = Report(f"'{site}' has a gradient with {_found(finding)}; backward, {when}")
+    report.add("gradient", site._replace(port="grad_output"), gradient)
+    report.add("parameter", site, parameter.detach())
+    if finding.over and not finding.nan and not finding.inf:
+        report.then = ["Clip the gradients (torch.nn.utils.clip_grad_norm_), or lower the learning rate."]
+    else:
+        report.then = [
+            "No gradient that passed a watched output was bad: where the parameter is used made it, or an earlier "
+            "backward that was not watched."
+        ]
+        report.then += _scaler_hint(finding, gradient.dtype)
+    error = _error(report, site, finding, gradient, Cache({site: parameter.detach().clone()}), 0)
+    error.backward = True
+    return error
+
+
+def of_note(site: Site, number: float, what: str, call: int, backward: bool, when: str) -> BadValue:
+    """Say what is known of a bad value of a device that could not be seen a second time."""
+    largest = "NaN" if number != number else "Inf" if abs(number) == float("inf") else f"{number:.4g}"
+    kind = "backward" if backward else "forward"
+    is_input = site.port in ("input", "inputs")
+    report = Report(f"'{site}' {'got' if backward or is_input else 'gave'} {largest}: {what}; {kind}, {when}")
+    report.then = [
+        "It was read after the pass, and no second run has shown it again: what went in is gone. To see it, "
+        + (
+            "run the model uncompiled, under torch.compiler.set_stance('force_eager')."
+            if what == COMPILED
+            else "hl.watch(model, at_once=True) looks at each value as it passes, and waits for the device each time."
+        )
+    ]
+    error = BadValue(report.text())
+    error.site, error.call, error.backward, error.inputs = site, call, backward, Cache()
+    error.stats = Stats({})
+    return error
+
+
+def _error(report: Report, site: Site, finding: Finding, value: Any, inputs: Cache, number: int) -> BadValue:
+    error = BadValue(report.text())
+    error.site, error.call, error.inputs = site, number, inputs
+    error.value = share(value)
+    error.stats = Stats.of(report.stats)
+    return error
+
+
+def _found(finding: Finding) -> str:
+    """Say how much of what is in a tensor, and where the first of it is."""
+    kinds = {"NaN": finding.nan, "Inf": finding.inf, "over the limit": finding.over}
+    names = " and ".join(name for name, number in kinds.items() if number)
+    share = finding.bad / finding.elements
+    place = f"[{', '.join(map(str, finding.first))}]" if finding.first else "its only element"
+    value = f" ({finding.value:.4g})" if finding.over else ""
+    amount = f"{finding.bad:,} of {count(finding.elements, 'element')} ({100 * share:.3g}%)"
+    return f"{names}: {amount}, the first at {place}{value}"
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    for subscripts, tensor in zip(places(value), leaves(value), strict=True):
+        yield write_subscripts(subscripts) if subscripts else "", tensor
+
+
+def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
+    """Add what went in; return which of it was bad already, and all of it as a cache."""
+    forward = type(call.module).forward
+    if call.site.function:
+        bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
+    else:
+        bound = arguments.bind((call.args, dict(call.kwargs)), arguments.parameters_of(forward))
+    written = {address(tensor) for tensor in leaves(value)} - {0}
+    came: list[tuple[Site, Finding]] = []
+    kept: dict[Site, Any] = {}
+    for name, one in bound.items():
+        for where, tensor in _tensors(one):
+            site = Site(call.site.path, "inputs", write_subscripts((name,)) + where)
+            overwritten = address(tensor) in written and call.site.port not in ("input", "inputs")
+            report.add(f"input {name}{where}", site, tensor, "overwritten by the output" if overwritten else "")
+            kept[site] = share(tensor.detach())
+            plain = numbers_in(tensor)
+            found = examine(plain, _COMING_IN) if plain is not None and not overwritten else None
+            if found is not None:
+                came.append((site, found))
+    return came, Cache(kept)
+
+
+def _add_parameters(report: Report, module: nn.Module, path: str) -> list[str]:
+    """Add the parameters and buffers that the module holds itself; return which of them are bad."""
+    bad = []
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        report.add(name, Site(f"{path}.{name}".lstrip("."), "param"), tensor.detach())
+        plain = numbers_in(tensor)
+        if plain is not None and examine(plain, Rule()) is not None:
+            bad.append(name)
+    return bad
+
+
+def _verdict(
+    site: Site,
+    finding: Finding,
+    came: list[tuple[Site, Finding]],
+    weights: list[str],
+    call: Call,
+    model: nn.Module,
+    inside: Inside | None,
+    value: Any,
+) -> list[str]:
+    """Say whether it came in or was made there, by what, and where to look next."""
+    kind, path = type(call.module).__name__, call.site.path
+    if finding.over and not (finding.nan or finding.inf):
+        return [*_seen_inside(inside, "reached it first"), _advice(path)]
+    if not path and site.port == "inputs":
+        return [f"It came in with the arguments of {type(model).__name__}: look at the data."]
+    if came:
+        around = path.rpartition(".")[0]
+        where = f"the forward of {around!r}" if around else f"the forward of {type(model).__name__} itself"
+        told = f"It came in, and no place that is watched gave it: it was made between modules, in {where}."
+        return [told, *_seen_inside(inside, "made it"), _advice(around)]
+    if weights:
+        are = "is" if len(weights) == 1 else "are"
+        return [f"{_listed(weights)} of {kind} {are} bad already: by an earlier update, or since they were loaded."]
+    lines = [f"It was made here: nothing that went into {kind} is bad."]
+    tensors = leaves(value)
+    if finding.inf and any(tensor.dtype is torch.float16 for tensor in tensors):
+        lines.append(f"float16 ends at {_LARGEST_HALF:,.0f}: compute this in bfloat16 or float32, or scale it down.")
+    if type(call.module).__module__.startswith("torch.nn") and inside is None:
+        return lines
+    return [*lines, *_seen_inside(inside, "made it"), _advice(path)]
+
+
+def _seen_inside(inside: Inside | None, did: str) -> list[str]:
+    if inside is None:
+        return []
+    line = f", {inside.line}" if inside.line else ""
+    return [f"A second run shows the function: '{inside.site}' {did}{line}", *(f"    {one}" for one in inside.inputs)]
+
+
+def _advice(path: str) -> str:
+    return f'To see all that runs there: hl.sites(model, "{path}/*", run=(...))'
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
+
+
+def _scaler_hint(finding: Finding, dtype: torch.dtype) -> list[str]:
+    if dtype is not torch.float16 and not finding.inf:
+        return []
+    return ["If a GradScaler scales the loss, that is how it finds its scale: give it, hl.watch(..., scaler=scaler)."]

@@ -1,0 +1,76 @@
+"""What of a model is watched: its places, their parameters, and where its forward begins and ends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hookline.errors import HooklineError
+from hookline.sites import Site
+from hookline.tree import inner, unwrap
+from hookline.watching.checks import Rule, is_bad, is_plain, is_suspicious, numbers_in
+from hookline.watching.logs import Parameters
+from hookline.where import Found, Where, find
+
+
+def outermost(model: nn.Module) -> nn.Module:
+    """Return the module whose forward is that of the model, outside of any compiled graph."""
+    within: nn.Module | None = model
+    while within is not None:
+        if type(within).__name__ == "OptimizedModule":
+            return within
+        within = inner(within)
+    return unwrap(model)
+
+
+def in_order_of_calls(sites: list[Site]) -> list[Site]:
+    """Return sites in the order in which modules are mostly called: each after those in it."""
+    found: list[Site] = []
+    waiting: list[Site] = []
+    for site in sites:
+        while waiting and not f"{site.path}.".startswith(f"{waiting[-1].path}.".lstrip(".")):
+            found.append(waiting.pop())
+        waiting.append(site)
+    return found + waiting[::-1]
+
+
+def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) -> list[Found]:
+    """Return the places that are meant: the output of every module, if none is named."""
+    found = find(model, where or (lambda _name, _module: True,))
+    left_out = {place.site for place in find(model, (ignore,))} if ignore is not None else set()
+    kept = [place for place in found if place.site not in left_out]
+    if not kept:
+        raise HooklineError(f"nothing is left to watch: ignore={ignore!r} means all of it")
+    return kept
+
+
+def parameters_of(places: list[Found]) -> Parameters:
+    """Return the parameters that each watched module holds itself; one that is tied, once."""
+    found: Parameters = {}
+    seen = set[int]()
+    for place in places:
+        own = [one for one in place.module.parameters(recurse=False) if id(one) not in seen]
+        seen |= {id(one) for one in own}
+        if own and not place.site.member:
+            found.setdefault(place.site.path, []).extend(own)
+    return found
+
+
+def suspects(found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return those whose gradients may be bad; of those on a device all are read together."""
+    limit = None if rule.limit is None else rule.limit * scale
+    suspects = []
+    by_device: dict[torch.device, list[tuple[nn.Parameter, Tensor]]] = {}
+    for one, gradient in found:
+        plain = gradient if is_plain(gradient) else numbers_in(gradient)
+        if plain is None:
+            continue
+        if not plain.is_cpu:
+            by_device.setdefault(plain.device, []).append((one, plain))
+        elif is_suspicious(plain, limit):
+            suspects.append((one, plain))
+    for pairs in by_device.values():
+        norms = torch._foreach_norm([plain for _, plain in pairs], float("inf"))
+        numbers = torch.stack([norm.float() for norm in norms]).tolist()
+        suspects += [pair for pair, number in zip(pairs, numbers, strict=True) if is_bad(number / scale, rule)]
+    return suspects

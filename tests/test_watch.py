@@ -1,0 +1,550 @@
+"""A watch stops at the first bad value, forward or backward, says what made it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextvars
+import pickle
+import re
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+from tests.models import GPT, mlp, tokens
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Root(nn.Module):
+    """A module that makes NaN of what is negative, in its own forward, after a child that is fine."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.sqrt(self.first(x)) * 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.root = Root()
+        self.b = nn.Linear(4, 2)
+
+    def forward(self, x, between=False):
+        x = self.a(x)
+        return self.b(torch.log(x) if between else self.root(x))
+
+
+class Gives(nn.Module):
+    """Gives what it is told to."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def forward(self, x):
+        return self.value
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def bad(model: nn.Module, *args, **options) -> hl.BadValue:
+    with pytest.raises(hl.BadValue) as raised:
+        with hl.watch(model, **options):
+            model(*args)
+    return raised.value
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def test_a_forward_without_bad_values_passes_and_gives_the_same_bits():
+    model, x = GPT(), tokens()
+    expected = model(x)
+    with hl.watch(model):
+        found = model(x)
+    assert found.equal(expected)
+    found.sum().backward()
+
+
+def test_what_a_module_makes_itself_is_blamed_on_it_and_on_the_function():
+    error = bad(net(), X)
+    assert isinstance(error, ArithmeticError)
+    assert (str(error.site), str(error.function), error.step, error.call, error.backward) == (
+        "root",
+        "root/sqrt#0",
+        0,
+        0,
+        False,
+    )
+    assert list(error.inputs) == ['root:inputs["x"]']
+    assert error.stats["root"].nan > 0 == error.stats['root:inputs["x"]'].nan
+    assert re.match(
+        r"'root' gave NaN: \d of 12 elements \(.*%\), the first at \[\d, \d\]; forward, step 0, call #0\n", str(error)
+    )
+    assert "It was made here: nothing that went into Root is bad." in str(error)
+    assert re.search(
+        r"'root/sqrt#0' made it, test_watch.py:\d+  return torch.sqrt\(self.first\(x\)\) \* 2\n.*min -", str(error)
+    )
+    assert 'hl.sites(model, "root/*", run=(...))' in str(error)
+
+
+def test_the_first_bad_element_is_where_it_is_said_to_be():
+    value = torch.zeros(2, 3, 4)
+    value[1, 2, 1] = value[1, 2, 3] = NAN
+    value[1, 2, 2] = -INF
+    error = bad(nn.Sequential(Gives(value)), X)
+    assert "NaN and Inf: 3 of 24 elements (12.5%), the first at [1, 2, 1]" in str(error)
+
+
+def test_what_is_made_between_modules_is_told_as_coming_in():
+    error = bad(net(), X, True)
+    assert str(error.site) == 'b:inputs["input"]'
+    assert str(error.function) == "/log#0"
+    assert "made between modules, in the forward of Net itself" in str(error)
+
+
+def test_a_bad_input_of_the_model_is_told_as_such():
+    error = bad(net(), X * NAN)
+    assert str(error.site) == ':inputs["x"]'
+    assert "It came in with the arguments of Net: look at the data." in str(error)
+
+
+def test_a_mask_of_minus_infinity_is_a_fine_input_and_plus_infinity_is_not():
+    model = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    with hl.watch(model):
+        model(tokens(), src_mask=mask)
+    assert 'src_mask"' in str(bad(model, tokens(), -mask).site)
+
+
+def test_a_weight_that_is_bad_already_is_named():
+    model = mlp()
+    model[2].weight.data[0, 0] = NAN
+    error = bad(model, X)
+    assert str(error.site) == "2"
+    assert "'weight' of Linear is bad already" in str(error)
+    assert error.stats["2.weight:param"].nan > 0
+
+
+def test_the_innermost_module_is_blamed_and_what_returns_the_same_tensor_is_not_looked_at_twice():
+    model = nn.Sequential(nn.Sequential(nn.Identity(), nn.Sequential(Gives(torch.tensor([1.0, NAN])))))
+    assert str(bad(model, X).site) == "0.1.0"
+
+
+def test_infinity_is_bad_unless_it_is_allowed_and_then_nan_still_is():
+    model = nn.Sequential(Gives(torch.tensor([1.0, -INF])), nn.Identity())
+    assert "gave Inf: 1 of 2" in str(bad(model, X))
+    with hl.watch(model, inf=False):
+        model(X)
+    model[0].value = torch.tensor([NAN, -INF])
+    assert "gave NaN: 1 of 2" in str(bad(model, X, inf=False))
+
+
+def test_places_that_are_ignored_are_not_looked_at():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask, self.b = Gives(torch.tensor([-INF])), nn.Identity()
+
+        def forward(self, x):
+            return self.b(x.where(self.mask(x) == 0, 0.0))
+
+    model = Masked()
+    with hl.watch(model, ignore="mask"):
+        model(X)
+    with pytest.raises(hl.HooklineError, match="nothing is left to watch"):
+        hl.watch(model, "mask", ignore="mask")
+    with pytest.raises(hl.SiteError, match="matches nothing"):
+        hl.watch(model, ignore="msk")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+def test_a_limit_holds_for_every_dtype(dtype):
+    model = nn.Sequential(Gives(torch.tensor([1.0, 90.0, -101.0]).to(dtype)))
+    with hl.watch(model, limit=102):
+        model(X)
+    error = bad(model, X, limit=100)
+    assert "over the limit: 1 of" in str(error)
+    assert "(-101)" in str(error)
+
+
+def test_a_sum_that_overflows_where_no_element_does_is_fine():
+    half = nn.Sequential(Gives(torch.full((1000,), 6e4, dtype=torch.float16)))
+    single = nn.Sequential(Gives(torch.full((1000,), 3e38)))
+    with hl.watch(half):
+        half(X)
+    with hl.watch(single):
+        single(X)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(3, dtype=torch.int64),
+        torch.ones(3, dtype=torch.bool),
+        torch.zeros(0),
+        torch.zeros(3, device="meta"),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        None,
+        "text",
+        torch.eye(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        (torch.ones(2), {"a": [torch.ones(3), None]}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_kind_of_value_passes(value):
+    model = nn.Sequential(Gives(value))
+    with hl.watch(model):
+        model(X)
+
+
+@pytest.mark.parametrize(
+    ("value", "site"),
+    [
+        ((torch.ones(2), {"a": [torch.tensor([NAN]), None]}), '0[1]["a"][0]'),
+        (torch.tensor([[1.0, NAN]]).to_sparse(), "0"),
+        (torch.tensor([NAN]).to(torch.float8_e4m3fn), "0"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.tensor([NAN])]), "0"),
+        (torch.tensor(complex(1, NAN)), "0"),
+    ],
+    ids=["nested value", "sparse", "float8", "nested tensor", "complex"],
+)
+def test_a_bad_tensor_is_found_in_any_kind_of_value(value, site):
+    assert str(bad(nn.Sequential(Gives(value)), X).site) == site
+
+
+def test_the_call_is_counted_within_a_forward_and_the_step_by_the_optimizer():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x, times):
+            for number in range(times):
+                x = self.cell(x / (0 if number == 2 and times == 4 else 1)).tanh()
+            return x
+
+    model = Loop()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(hl.BadValue) as raised:
+        with hl.watch(model) as watch:
+            for times in (3, 3, 4):
+                for _ in range(2):  # Gradients of two forwards for each step.
+                    model(X, times).sum().backward()
+                optimizer.step()
+    assert watch.steps == 2
+    assert (raised.value.step, raised.value.forward, raised.value.call) == (2, 4, 2)
+    assert "forward, step 2 (forward 4), call #2" in str(raised.value)
+
+
+def test_a_bad_gradient_names_the_place_and_the_one_before_it():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(torch.sqrt(self.a(x) * 0))
+
+    model = Net()
+    with pytest.raises(hl.BadValue) as raised:
+        with hl.watch(model):
+            model(X).sum().backward()
+    error = raised.value
+    assert (str(error.site), error.backward) == ("a:grad_output", True)
+    assert "The gradient before it, 'b:grad_output', was fine" in str(error)
+    assert "set_detect_anomaly" in str(error)
+    with hl.watch(model, backward=False):
+        model(X).sum().backward()
+
+
+def test_a_bad_gradient_of_the_output_is_told_as_coming_from_outside():
+    model = mlp()
+    with pytest.raises(hl.BadValue, match="It came from outside the model"):
+        with hl.watch(model):
+            (model(X) * 0).sqrt().sum().backward()
+
+
+def test_a_bad_gradient_of_a_parameter_alone_is_found_before_the_optimizer_takes_it():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model[0].weight.clone()
+    with pytest.raises(hl.BadValue) as raised:
+        with hl.watch(model, limit=1e30):
+            (model(X * 1e20).sum() * 1e15).backward()
+            optimizer.step()
+    assert raised.value.backward
+    assert "over the limit" in str(raised.value) or "Inf" in str(raised.value)
+    assert model[0].weight.equal(before)
+
+
+def test_only_the_parameter_is_bad():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.scale.register_hook(lambda gradient: gradient * NAN)
+
+        def forward(self, x):
+            return x * self.scale
+
+    model = nn.Sequential(Scale())
+    with pytest.raises(hl.BadValue, match="'0.scale:param' has a gradient with NaN: 4 of 4"):
+        with hl.watch(model):
+            model(X).sum().backward()
+
+
+def test_a_scaler_may_overflow_while_it_can_lower_its_scale():
+    model = nn.Linear(4, 2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, scaler=scaler) as watch:
+        for _ in range(8):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(X * 100).float().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert 0 < watch.steps < 8  # Those it left out are none.
+    with pytest.raises(hl.BadValue, match="give it, hl.watch"):
+        with hl.watch(model):
+            (model(X * 100).sum() * 2.0**127).backward()
+
+
+def test_a_limit_means_gradients_as_they_are_without_the_scale():
+    model = nn.Linear(4, 2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with hl.watch(model, limit=100, scaler=scaler):
+        scaler.scale(model(X).sum()).backward()
+    with pytest.raises(hl.BadValue, match="over the limit"):
+        with hl.watch(model, limit=100):
+            scaler.scale(model(X).sum()).backward()
+
+
+def test_places_may_be_anything_that_names_one():
+    model = net()
+    assert str(bad(model, X, True).site) == 'b:inputs["input"]'
+    with pytest.raises(hl.BadValue) as raised:
+        with hl.watch(model, "root/sqrt", "root:grad_input"):
+            model(X)
+    assert str(raised.value.site) == "root/sqrt"
+    assert list(raised.value.inputs) == ['root:inputs["0"]']
+
+
+def test_an_explicit_gradient_is_looked_at():
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x * 0).sqrt()
+
+    model = nn.Sequential(nn.Linear(4, 4), Root(), nn.Linear(4, 4))
+    for site in ("0:grad_output", "1:grad_input"):
+        with pytest.raises(hl.BadValue, match=f"'{site}' got NaN"):
+            with hl.watch(model, site):
+                model(X).sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_modules_are_looked_at_once_and_their_gradients_too(reentrant):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+        def forward(self, x, factor=1.0):
+            return checkpoint(self.b, self.a(x) * factor, use_reentrant=reentrant)
+
+    model = Net()
+    with hl.watch(model):
+        model(X).sum().backward()
+    with pytest.raises(hl.BadValue, match="'b.0:inputs"):
+        with hl.watch(model):
+            model(X, NAN)
+    with pytest.raises(hl.BadValue) as raised:
+        with hl.watch(model):
+            (model(X).relu() * INF).sum().backward()
+    assert raised.value.backward
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_is_watched_and_a_step_is_a_forward(mode):
+    model = mlp().eval()
+    with mode(), hl.watch(model) as watch:
+        for _ in range(3):
+            model(X)
+    assert watch.steps == 3
+    with mode(), pytest.raises(hl.BadValue, match="step 0"):
+        with hl.watch(model):
+            model(X * NAN)
+
+
+def test_an_in_place_activation_is_said_to_have_overwritten_its_input():
+    class Poison(nn.Module):
+        def forward(self, x):
+            return x.mul_(INF).mul_(0)
+
+    error = bad(nn.Sequential(nn.Linear(4, 4), Poison()), X)
+    assert str(error.site) == "1"
+    assert "overwritten by the output" in str(error)
+    assert "It was made here" in str(error)
+
+
+def test_other_threads_are_not_watched_but_those_that_take_the_context():
+    model, found = mlp(), []
+
+    def run():
+        try:
+            model(X * NAN)
+        except hl.BadValue as error:
+            found.append(error)
+
+    with hl.watch(model):
+        context = contextvars.copy_context()
+        for target in (run, lambda: context.run(run)):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+            found.append(None)
+    assert [error is None for error in found] == [True, False, True]
+
+
+def test_everything_is_off_after_the_block_also_when_something_raised():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = hl.watch(model)
+    with pytest.raises(ZeroDivisionError):
+        with watch:
+            loss = model(X).sum()
+            raise ZeroDivisionError
+    assert not hl.attached(model)
+    assert not _global_optimizer_pre_hooks
+    assert not _global_optimizer_post_hooks
+    (loss * INF).backward()  # Its graph has our hooks, which are over.
+    optimizer.step()
+    assert watch.latest is None
+    bad(mlp(), X * NAN)
+    assert not _global_optimizer_post_hooks
+
+
+def test_a_watch_can_be_entered_again():
+    model = mlp()
+    watch = hl.watch(model)
+    for _ in range(2):
+        with pytest.raises(hl.BadValue, match="step 0"):
+            with watch:
+                model(X * NAN)
+
+
+def test_other_hooks_go_on_and_a_second_look_does_not_show_in_them():
+    model = net()
+    with pytest.raises(hl.BadValue):
+        with hl.capture(model, "root.first", keep="all") as acts, hl.watch(model):
+            model(X)
+    assert len(acts.calls("root.first")) == 1
+
+
+def test_an_edit_that_makes_it_is_found():
+    model = mlp()
+    with pytest.raises(hl.BadValue, match="'1' gave NaN|'1:inputs|'0' gave NaN"):
+        with hl.edit(model, "0", lambda value: value * NAN), hl.watch(model):
+            model(X)
+
+
+def test_a_module_is_not_run_again_if_that_is_not_wanted():
+    class Counts(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x.log()
+
+    model = nn.Sequential(Counts())
+    assert str(bad(model, X, again=True).function) == "0/log#0"
+    assert model[0].calls == 1  # What the second run leaves on a module is put back.
+    assert bad(model, X, again=False).function is None
+    assert model[0].calls == 2
+
+
+def test_an_error_can_be_sent_to_another_process():
+    error = pickle.loads(pickle.dumps(bad(net(), X)))
+    assert str(error.site) == "root"
+    assert error.stats["root"].nan > 0
+
+
+def test_a_value_inside_a_transform_is_passed_over():
+    model = mlp()
+    with hl.watch(model):
+        torch.func.vmap(model)(X)
+        torch.func.grad(lambda x: model(x).sum())(X)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"limit": 0}, "limit=0 is no size"),
+        ({"limit": NAN}, "is no size"),
+        ({"every": 0}, "every=0 is no number of steps"),
+        ({"to": print}, "every= says how often"),
+        ({"every": 1, "to": 3}, "to=3 is no place for statistics"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, problem):
+    with pytest.raises(hl.HooklineError, match=problem):
+        with hl.watch(mlp(), **options):
+            pass
+
+
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    def test_a_compiled_model_stays_one_graph_and_is_seen_again_uncompiled(self):
+        model = net()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        graphs = torch._dynamo.utils.counters["stats"]
+        with torch.no_grad(), pytest.raises(hl.BadValue) as raised:
+            with hl.watch(compiled.eval()) as watch:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.abs_()
+                for _ in range(3):
+                    compiled(X.abs())
+                before = graphs["unique_graphs"]
+                compiled(-X.abs() * 9)
+        assert (before, graphs["unique_graphs"]) == (1, 1)
+        assert watch.steps == 3 == raised.value.step
+        assert str(raised.value.function) == "root/sqrt#0"
+
+    def test_a_compiled_training_step_is_seen_before_the_optimizer_takes_it(self):
+        model = mlp()
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(hl.BadValue, match="step 1"):
+            with hl.watch(compiled):
+                for factor in (1, NAN):
+                    compiled(X * factor).sum().backward()
+                    optimizer.step()
+        assert model[0].weight.isfinite().all()
+
+    def test_a_model_compiled_in_place_is_read_at_the_end_or_when_asked(self):
+        model = net()
+        model.compile(backend="aot_eager")
+        with pytest.raises(hl.BadValue, match="'root' gave NaN: in a compiled graph"):
+            with hl.watch(model) as watch:
+                model(X)
+                watch.check()

@@ -1,0 +1,207 @@
+"""Every few steps a watch keeps statistics of each layer, and hands them to whoever is named."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+from hookline.watching import logs
+from tests.models import mlp
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def train(model, steps, every=1, accumulate=1, optimizer=None, **options):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, every=every, **options) as watch:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for _ in range(accumulate):
+                (model(X) - 1).square().sum().backward()
+            optimizer.step()
+    return watch
+
+
+def test_the_numbers_are_those_of_the_values_gradients_and_weights():
+    model = mlp()
+    before = [parameter.detach().clone() for parameter in model[0].parameters()]
+    _, acts = hl.run(model, X, capture="*")
+    log = train(model, 1).log
+    after = list(model[0].parameters())
+
+    def norm(tensors):
+        return math.sqrt(sum(tensor.square().sum().item() for tensor in tensors))
+
+    assert log['1["rms"]'].item() == pytest.approx(acts["1"].square().mean().sqrt().item())
+    assert log['1["zeros"]'].item() == pytest.approx((acts["1"] == 0).float().mean().item())
+    assert log['0["largest"]'].item() == pytest.approx(acts["0"].abs().max().item())
+    assert log['0["gradient"]'].item() == pytest.approx(norm(one.grad for one in after))
+    assert log['0["weight"]'].item() == pytest.approx(norm(after))
+    moved = norm([new - old for new, old in zip(after, before, strict=True)])
+    assert log['0["update"]'].item() == pytest.approx(moved / norm(before), rel=1e-5)
+    assert '1["weight"]' not in log
+
+
+def test_the_log_is_a_cache_with_one_call_for_each_step_that_was_kept(tmp_path):
+    watch = train(mlp(), 7, every=3)
+    assert watch.steps == 7
+    assert watch.logged == [0, 3, 6]
+    log = watch.log
+    assert len(log.calls('2["rms"]')) == 3
+    assert list(log.select('*["rms"]')) == ['0["rms"]', '1["rms"]', '2["rms"]']
+    assert log.select('*["gradient"]').stack().shape == (2,)
+    log.save(tmp_path / "log.safetensors")
+    again = hl.Cache.load(tmp_path / "log.safetensors")
+    assert again.calls('["rms"]') == log.calls('["rms"]')
+
+
+def test_gradients_of_several_forwards_count_for_one_step():
+    model = mlp()
+    watch = train(model, 4, every=2, accumulate=3)
+    assert (watch.steps, watch.logged) == (4, [0, 2])
+
+
+def test_a_function_gets_the_step_and_the_numbers_by_name():
+    got = []
+    train(mlp(), 3, every=2, to=lambda step, numbers: got.append((step, dict(numbers))))
+    assert [step for step, _ in got] == [0, 2]
+    assert {"rms/0", "zeros/1", "largest/2", "gradient/0", "weight/2", "update/0", "rms/model"} <= set(got[0][1])
+    assert all(isinstance(number, float) for number in got[0][1].values())
+
+
+def test_in_inference_a_step_is_a_forward():
+    model, got = mlp().eval(), []
+    with torch.inference_mode(), hl.watch(model, "0", every=2, to=lambda step, _: got.append(step)) as watch:
+        for _ in range(5):
+            model(X)
+    assert got == watch.logged == [0, 2, 4]
+    assert '0["gradient"]' not in watch.log
+
+
+def test_validation_between_steps_is_no_step():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, every=1) as watch:
+        for _ in range(3):
+            model.train()
+            model(X).sum().backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(X), model(X)
+    assert watch.logged == [0, 1, 2]
+
+
+def test_steps_of_an_optimizer_of_another_model_do_not_count_and_two_of_one_model_count_once():
+    model, other = mlp(), mlp()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.Adam(model[2].parameters(), lr=0.1)
+    foreign = torch.optim.SGD(other.parameters(), lr=0.1)
+    with hl.watch(model, every=1, optimizer=[first, second]) as watch:
+        for _ in range(3):
+            model(X).sum().backward()
+            other(X).sum().backward()
+            first.step(), foreign.step(), second.step()
+    assert watch.steps == 3
+    assert [len(watch.log.calls(f'{layer}["update"]')) for layer in (0, 2)] == [3, 3]
+
+
+def test_a_step_can_be_said_by_hand():
+    model = mlp()
+    with hl.watch(model, every=1) as watch:
+        for _ in range(2):
+            model(X).sum().backward()
+            for parameter in model.parameters():
+                parameter.data -= 0.1 * parameter.grad
+            watch.step()
+    assert watch.logged == [0, 1]
+
+
+def test_a_layer_of_zeros_has_no_update_ratio():
+    model = nn.Linear(4, 2)
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    log = train(model, 2).log
+    assert len(log.calls('["update"]')) == 1
+
+
+def test_a_sample_of_a_large_parameter_is_of_all_its_columns():
+    matrix = nn.Parameter(torch.arange(1024.0).expand(1024, 1024).clone())
+    sample = logs.sample(matrix)
+    assert logs.SAMPLED / 2 < len(sample) <= logs.SAMPLED
+    assert len(sample.unique()) == 1024
+    small = nn.Parameter(torch.randn(3, 5))
+    assert logs.sample(small).equal(small.detach().reshape(-1))
+
+
+def test_tensorboard_gets_them_in_a_folder_or_through_a_writer(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    def read(folder):
+        found = EventAccumulator(str(folder)).Reload()
+        return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+    torch.manual_seed(1)
+    watch = train(mlp(), 3, every=2, to=tmp_path / "a")
+    writer = SummaryWriter(tmp_path / "b")
+    torch.manual_seed(1)
+    train(mlp(), 3, every=2, to=writer)
+    writer.add_scalar("mine", 1.0, 0)  # It is left open.
+    writer.close()
+    written = read(tmp_path / "a")
+    assert [step for step, _ in written["rms/0"]] == [0, 2]
+    kept = [number.item() for number in watch.log.calls('0["rms"]')]
+    assert [value for _, value in written["rms/0"]] == pytest.approx(kept)
+    assert read(tmp_path / "b") == {**written, "mine": [(0, 1.0)]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_and_biases_gets_them_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = wandb.init(project="watch", dir=str(tmp_path), settings=wandb.Settings(x_disable_stats=True, console="off"))
+    watch = train(mlp(), 5, every=2, to=[run, lambda step, numbers: run.log({"mine": step})])
+    run.finish()
+    rows = read_wandb(next(tmp_path.rglob("*.wandb")))
+    ours = [row for row in rows if "rms/0" in row]
+    assert [row["watch/step"] for row in ours] == [0, 2, 4]
+    assert [row["rms/0"] for row in ours] == pytest.approx([one.item() for one in watch.log.calls('0["rms"]')])
+    assert [row["mine"] for row in rows if "mine" in row] == [0, 2, 4]
+
+
+def read_wandb(path):
+    """Read back the rows of history that an offline run wrote: Record messages in a log as LevelDB writes it."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows = []
+    for data in records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            rows.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
+    return rows
+
+
+def records(data, head=7, block=32768):
+    """Return the records of such a log: each may be cut into pieces, none of which crosses the end of a block."""
+    assert data[:4] == b":W&B"
+    position, whole = head, b""
+    while position + head <= len(data):
+        left = block - position % block
+        if left < head:
+            position += left
+            continue
+        size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        piece = data[position + head : position + head + size]
+        position += head + size
+        whole = piece if kind in (1, 2) else whole + piece
+        if kind in (1, 4):  # Whole, or the last piece.
+            yield whole
