@@ -302,3 +302,14 @@ def test_an_8b_model_is_scanned_in_seconds_without_memory_for_its_weights() -> N
     assert found["seconds"] < 30
     assert found["grown"] < 300, "in MB: the weights alone would be 32,000"
     assert found["real grown"] < 100, "in MB: the weights are 400"
+
+
+def test_a_scan_inside_a_block_leaves_the_hooks_of_the_block_as_they_are():
+    model = mlp()
+    with hl.capture(model, "0", "1") as acts:
+        hl.scan(model, torch.ones(3, 4))
+        hl.sites(model, "0/*", run=(torch.ones(3, 4),))
+        model(torch.ones(3, 4))
+    assert list(acts) == ["0", "1"]
+    assert not hl.attached(model)
+    assert all("forward" not in vars(module) for module in model.modules())

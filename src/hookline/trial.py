@@ -25,6 +25,7 @@ from hookline.tree import Names, unwrap
 from hookline.values import ATOMS, map_tensors
 from hookline.wiring.modules import attached
 from hookline.wiring.taps import Tap
+from hookline.wiring.watches import is_shadow
 
 
 def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Callable[[], list[Tap]]) -> str:
@@ -46,31 +47,56 @@ def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wat
 def observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
     """Let taps act, while all other hooks rest, and put back whatever the run leaves on the modules."""
     block = object()
-    seen = set[int]()
-    found = [snapshot(module, seen) for _, module in Names(model).once()]
     for tap in taps:
         tap.blocks = frozenset((block,))
+    with attached(taps), undisturbed(), left_as_found(model):
+        open_block(block)
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let all hooks rest and compiled graphs too, and leave the random numbers as they were."""
+    with resting(), torch.random.fork_rng(), _eagerly():
+        yield
+
+
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Put back whatever a run leaves on the modules of a model."""
+    seen = set[int]()
+    found = [snapshot(module, seen) for _, module in Names(model).once()]
     try:
-        with attached(taps), resting(), torch.random.fork_rng(), _eagerly():
-            open_block(block)
-            yield
+        yield
     finally:
         for put_back in found:
             put_back()
 
 
 def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
-    """Return a function that gives a module back its attributes, and their contents at any depth."""
+    """Return a function that gives a module back its attributes, and their contents at any depth.
+
+    Shadows of hooks are not among them: they may come, go and be made anew meanwhile.
+    """
     held = list(_containers(module.__dict__, seen))
-    before = [copy.copy(container) for container in held]
+    before = [_without_shadows(container) for container in held]
 
     def put_back() -> None:
         for container, content in zip(held, before, strict=True):
-            if not _is_same(container, content):
-                container.clear()
-                container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+            if _is_same(_without_shadows(container), content):
+                continue
+            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
+            container.clear()
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+            container.update(shadows) if shadows else None
 
     return put_back
+
+
+def _without_shadows(container: Any) -> Any:
+    if type(container) is not dict:
+        return copy.copy(container)
+    return {key: one for key, one in container.items() if not is_shadow(one)}
 
 
 def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
