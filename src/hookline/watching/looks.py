@@ -20,7 +20,7 @@ from hookline.ranks import is_running
 from hookline.records import Session
 from hookline.sites import Site
 from hookline.stats import numbers_of_pieces
-from hookline.trial import observed
+from hookline.trial import left_as_found, observed, undisturbed
 from hookline.values import describe, leaves
 from hookline.watching.checks import Rule, checkable, examine, numbers_in, pieces
 from hookline.wiring.taps import Tap
@@ -107,7 +107,14 @@ def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> Bad
 
     def run() -> None:
         try:
-            with observed(model, []), torch.no_grad(), _buffers_kept(model), began.restored(), watched():
+            with (
+                undisturbed(),
+                watched(),
+                left_as_found(model),
+                _buffers_kept(model),
+                began.restored(),
+                torch.no_grad(),
+            ):
                 model(*began.args, **began.kwargs)
         except BadValue as error:
             found.append(error)

@@ -106,7 +106,7 @@ class Check:
         watcher = self.watcher
         if watcher.row is not None and (call is None or call.site.port == "output"):
             watcher.row.add(str(self.site if call is None else call.site), (plain,))
-        if not plain.is_cpu and not watcher.at_once:
+        if watcher.waits(plain):
             site = self.site if call is None else call.site
             note = Note(site, number, self.rule, False, describe(plain))
             if watcher.flags.add(plain, note):
@@ -138,7 +138,7 @@ class Check:
         plain = gradient if is_plain(gradient) and not gradient.requires_grad else numbers_in(gradient)
         if plain is None:
             return
-        if not plain.is_cpu and not watcher.at_once:
+        if watcher.waits(plain):
             site = site or self.site._replace(port="grad_output")
             if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
                 watcher.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -56,21 +58,23 @@ def parameters_of(places: list[Found]) -> Parameters:
     return found
 
 
-def suspects(found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float) -> list[tuple[nn.Parameter, Tensor]]:
+def suspects(
+    found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float, waits: Callable[[Tensor], bool]
+) -> list[tuple[nn.Parameter, Tensor]]:
     """Return those whose gradients may be bad; of those on a device all are read together."""
     limit = None if rule.limit is None else rule.limit * scale
-    suspects = []
+    bad = []
     by_device: dict[torch.device, list[tuple[nn.Parameter, Tensor]]] = {}
     for one, gradient in found:
         plain = gradient if is_plain(gradient) else numbers_in(gradient)
         if plain is None:
             continue
-        if not plain.is_cpu:
+        if waits(plain):
             by_device.setdefault(plain.device, []).append((one, plain))
         elif is_suspicious(plain, limit):
-            suspects.append((one, plain))
+            bad.append((one, plain))
     for pairs in by_device.values():
         norms = torch._foreach_norm([plain for _, plain in pairs], float("inf"))
         numbers = torch.stack([norm.float() for norm in norms]).tolist()
-        suspects += [pair for pair, number in zip(pairs, numbers, strict=True) if is_bad(number / scale, rule)]
-    return suspects
+        bad += [pair for pair, number in zip(pairs, numbers, strict=True) if is_bad(number / scale, rule)]
+    return bad

@@ -161,7 +161,11 @@ class Watcher:
         for target in self.targets:
             target.close()
 
-    # What the checks say.
+    # What the checks ask and say.
+
+    def waits(self, tensor: Tensor) -> bool:
+        """Whether a tensor is read later, together with others, since reading it would wait for its device."""
+        return not tensor.is_cpu and not self.at_once
 
     def begin_pass(self) -> None:
         """Count calls anew, where parts of the model are called and not the model itself."""
@@ -175,8 +179,8 @@ class Watcher:
         self.begin_pass()
         if torch.is_grad_enabled() and call.module.training:
             self.steps_taken.trains = True
-        waits = self._outer is not self._inner or any(not one.is_cpu for one in leaves((call.args, dict(call.kwargs))))
-        if waits and self._again and not self.at_once:
+        given = leaves((call.args, dict(call.kwargs)))
+        if self._again and not self.at_once and (self._outer is not self._inner or any(map(self.waits, given))):
             self._began = looks.Arguments.of(call)
 
     def end_forward(self, output: Any) -> None:
@@ -285,7 +289,7 @@ class Watcher:
         if not self.backward:
             return
         found = [(one, gradient) for one in self._backwards if (gradient := one.grad) is not None]
-        for parameter, plain in suspects(found, self.rule, scale):
+        for parameter, plain in suspects(found, self.rule, scale, self.waits):
             finding = examine(plain / scale if scale != 1 else plain, self.rule)
             if finding is not None and not self.is_lowering(scale):
                 raise self._dated(self._blame_parameter(parameter, finding))

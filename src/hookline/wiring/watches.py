@@ -318,9 +318,9 @@ def running() -> list[Call]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         held = frame.f_locals if frame.f_code in _PLAIN_CODES or frame.f_code is _PASSING else {}
-        if "tap" in held and "self" in held:
-            tap, record = held["tap"], held["tap"].record
-            found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], record.count, {}))
+        tap = held.get("tap")
+        if "self" in held and tap is not None and tap.record is not None:
+            found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], tap.record.count, {}))
         elif "event" in held and held["event"].taps and not held["watch"].is_function:
             tap, number = held["event"].taps[0]
             args, kwargs = held["passed"]
