@@ -114,7 +114,7 @@ def test_a_scan_prints_as_a_table_and_as_html() -> None:
     assert lines[0].startswith(FAKE)
     assert lines[1].split() == ["site", "module", "calls", "dtype", "shape", "parameters", "hazards"]
     assert lines[3].split()[:2] == ['""', "Sequential"]
-    assert "<table" in scan._repr_html_()
+    assert "hookline-table" in scan._repr_html_()
     assert "(3, 8)" in scan._repr_html_()
 
 

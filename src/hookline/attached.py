@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 from torch import nn
 
 from hookline.errors import SiteError
-from hookline.tables import html_table, table
+from hookline.tables import Table, Tabular
 from hookline.tree import Names, is_scripted
 from hookline.wiring.forwards import Forward
 from hookline.wiring.modules import attached_to, detach
@@ -37,7 +37,7 @@ class Attachment(NamedTuple):
     action: str
 
 
-class Attached(Sequence[Attachment]):
+class Attached(Tabular, Sequence[Attachment]):
     """Every hook on a model; prints as a table."""
 
     def __init__(self, found: list[Attachment]) -> None:
@@ -53,15 +53,8 @@ class Attached(Sequence[Attachment]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def __repr__(self) -> str:
-        return (
-            table(Attachment._fields, [(row.site or '""', *row[1:]) for row in self._found])
-            if self._found
-            else "no hooks"
-        )
-
-    def _repr_html_(self) -> str:
-        return html_table(Attachment._fields, [(row.site or '""', *row[1:]) for row in self._found])
+    def _table(self) -> Table:
+        return Table(Attachment._fields, [(row.site or '""', *row[1:]) for row in self._found], empty="no hooks")
 
 
 def attached(model: nn.Module) -> Attached:

@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from hookline import files, members
 from hookline.copies import address, copy_tensor
 from hookline.display.pictured import Drawn, Pictured, note_of, one_call
+from hookline.display.spreads import spread
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline.stats import Stats
-from hookline.tables import count, html_table, table
+from hookline.tables import Table, Tabular, count
 from hookline.tree import Names
 from hookline.values import STAR, children, describe, expand, get, leaves, map_tensors, rebuild, shape_of
 
 Key = str | Site | nn.Module
 
 
-class Cache(Pictured, Mapping[str, Any]):
+class Cache(Tabular, Pictured, Mapping[str, Any]):
     """What passed at each site, in the order the sites first fired.
 
     >>> cache = Cache({"h.0": torch.ones(2, 3), "h.1": torch.zeros(2, 3)})
@@ -151,12 +152,6 @@ class Cache(Pictured, Mapping[str, Any]):
 
     def __sub__(self, other: Mapping[str, Any]) -> Cache:
         return self._combine(other, torch.sub)
-
-    def __repr__(self) -> str:
-        return table(("site", "calls", "dtype", "shape"), self._rows(), self._title())
-
-    def _repr_html_(self) -> str:
-        return html_table(("site", "calls", "dtype", "shape"), self._rows(), self._title())
 
     @property
     def _records(self) -> dict[Site, Record]:
@@ -298,15 +293,17 @@ class Cache(Pictured, Mapping[str, Any]):
             result._keep(Site.parse(site), [_apply(operation, one, other_one, site) for one, other_one in pairs])
         return result
 
-    def _rows(self) -> list[tuple[object, ...]]:
+    def _table(self) -> Table:
         rows: list[tuple[object, ...]] = []
-        for record in self._fired():
+        found = self._fired()
+        for record in found:
             value = record.peek()
             tensors = leaves(value)
             shapes = ", ".join(map(shape_of, tensors[:4])) + (", …" if len(tensors) > 4 else "")
             dtypes = ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
             rows.append((str(record.site) or '""', record.count or "?", dtypes or describe(value), shapes))
-        return rows
+        header = ("site", "calls", "dtype", "shape")
+        return Table(header, rows, self._title(), pictures=lambda: [spread(record) for record in found])
 
     def _title(self) -> str:
         tensors = [tensor for record in self._fired() for tensor in leaves(record.peek_all())]

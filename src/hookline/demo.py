@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from hookline.tables import count, table
+from hookline.tables import Table, count
 
 EPOCHS = 12
 PAGE = "hookline-demo.html"
@@ -194,7 +194,7 @@ def see_report(acts: hl.Cache) -> str:
     """Lay out what was captured, and show that an in-place ReLU did not spoil it."""
     lowest = min(float(value.min()) for value in acts.select("h.*.relu:input").values())
     return (
-        f"{acts!r}\n\n{acts.stats()}\n\n"
+        f"{acts}\n\n{acts.stats()}\n\n"
         f"The ReLUs have overwritten those inputs, no negative is left; what was captured goes down to {lowest:.1f}."
     )
 
@@ -203,14 +203,15 @@ def accuracy_table(left: dict[str, float], whole: float) -> str:
     """Lay out how far accuracy falls without each layer."""
     rows = [("(nothing)", f"{100 * whole:.1f}", "", bar(whole))]
     rows += [(site, f"{100 * share:.1f}", f"{100 * (share - whole):+.1f}", bar(share)) for site, share in left.items()]
-    return table(["zeroed", "accuracy %", "change", ""], rows)
+    return str(Table(["zeroed", "accuracy %", "change", ""], rows))
 
 
 def gradient_table(grads: hl.Cache) -> str:
     """Lay out the norm of the gradient at each site, by depth: the last layer's came first."""
     norms = {site: float(grads[site].norm()) for site in reversed(list(grads))}
     most = max(norms.values())
-    return table(["site", "norm", ""], [(site, f"{norm:.2e}", bar(norm / most)) for site, norm in norms.items()])
+    rows = [(site, f"{norm:.2e}", bar(norm / most)) for site, norm in norms.items()]
+    return str(Table(["site", "norm", ""], rows))
 
 
 def stop_report(model: nn.Module, data: Digits, acts: hl.Cache) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline.cache import Cache
 from hookline.context import open_blocks
+from hookline.display.spreads import spread
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
@@ -23,7 +24,7 @@ from hookline.options import budget_of, calls_of, refuse_clone, refuse_options, 
 from hookline.parallel import gathering_of
 from hookline.records import Record
 from hookline.sites import Site
-from hookline.tables import count, html_table, table
+from hookline.tables import Table, Tabular, count
 from hookline.tree import Names, unwrap
 from hookline.where import Found, Where, find, find_modules
 from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap, plain_taps
@@ -94,7 +95,7 @@ class Hook:
         return f"<{self.kind}{name} at '{self.site}': {self.action!r}, {'active' if self.active else 'inactive'}>"
 
 
-class Hooks:
+class Hooks(Tabular):
     """An ordered set of hooks on one model.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -330,23 +331,19 @@ class Hooks:
         except SiteError:
             return False
 
-    def __repr__(self) -> str:
-        return table(*self._table())
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._table())
-
     @property
     def _taps(self) -> list[Tap]:
         return [tap for tap in (self._ledger.taps if self._chosen is None else self._chosen) if not tap.removed]
 
-    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
-        rows: list[tuple[str, ...]] = [
+    def _table(self) -> Table:
+        rows = [
             (hook.name, hook.kind, str(hook.site) or '""', repr(hook.action), "yes" if hook.active else "no")
             for hook in self
         ]
         title = f"{count(len(rows), 'hook')} on {type(unwrap(self._model)).__name__}"
-        return ("name", "kind", "site", "action", "active"), rows, title
+        records = [tap.record for tap in self._taps]
+        pictures = (lambda: [spread(record) for record in records]) if any(records) else None
+        return Table(("name", "kind", "site", "action", "active"), rows, title, pictures=pictures)
 
     def _narrow(self, taps: list[Tap]) -> Hooks:
         narrow = object.__new__(Hooks)

@@ -18,7 +18,7 @@ from hookline.actions import Call
 from hookline.errors import HooklineError, SiteError
 from hookline.records import Session
 from hookline.sites import Site, matches_name
-from hookline.tables import html_table, table
+from hookline.tables import Table, Tabular
 from hookline.tree import Names, parameter_count, unwrap
 from hookline.trial import try_out
 from hookline.values import describe, leaves, shape_of
@@ -33,12 +33,12 @@ _PASSED_OVER = (os.path.dirname(__file__), *(os.path.join(_TORCH, *f"{file}.py".
 _LONGEST_LINE = 72
 
 
-class Sites(Sequence[Site]):
+class Sites(Tabular, Sequence[Site]):
     """What a pattern means in a model: a sequence of sites that prints as a table."""
 
     def __init__(self, sites: list[Site], header: tuple[str, ...], rows: Sequence[Any], note: str = "") -> None:
         self._sites = sites
-        self._table = header, rows, note
+        self._shown = Table(header, rows, note)
 
     @overload
     def __getitem__(self, index: int) -> Site: ...
@@ -50,11 +50,8 @@ class Sites(Sequence[Site]):
     def __len__(self) -> int:
         return len(self._sites)
 
-    def __repr__(self) -> str:
-        return table(*self._table)
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._table)
+    def _table(self) -> Table:
+        return self._shown
 
 
 def sites(model: nn.Module, *where: Where, run: Any = None) -> Sites:

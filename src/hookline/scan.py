@@ -12,7 +12,7 @@ from hookline.errors import HooklineError, SiteError, did_you_mean
 from hookline.reasons import why_not_called
 from hookline.records import Session
 from hookline.sites import Site
-from hookline.tables import html_table, table
+from hookline.tables import Table, Tabular
 from hookline.tree import Names, is_container, is_scripted, parameter_count, unwrap
 from hookline.trial import try_out
 from hookline.values import leaves
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     hazards: str
 
 
-class Scan(Sequence[Row]):
+class Scan(Tabular, Sequence[Row]):
     """What each module of a model would do, in the order they begin; prints as a table."""
 
     def __init__(self, rows: list[Row], note: str) -> None:
@@ -53,14 +53,9 @@ class Scan(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _cells(self) -> list[tuple[object, ...]]:
-        return [(row.site or '""', *row[1:5], f"{row.parameters:,}", row.hazards) for row in self.rows]
-
-    def __repr__(self) -> str:
-        return table(Row._fields, self._cells(), self.note)
-
-    def _repr_html_(self) -> str:
-        return html_table(Row._fields, self._cells(), self.note)
+    def _table(self) -> Table:
+        rows = [(row.site or '""', *row[1:5], f"{row.parameters:,}", row.hazards) for row in self.rows]
+        return Table(Row._fields, rows, self.note, spare=("dtype", "parameters", "shape", "module"))
 
 
 class Observe:

@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from hookline.tables import html_table, table
+from hookline.tables import Table, Tabular
+
+MOST_ELEMENTS = 4096  # Of a tensor, to tell how its values are spread.
+MOST_PARTS = 8
 
 
 class Numbers(NamedTuple):
@@ -33,7 +37,7 @@ class Histogram(NamedTuple):
     counts: tuple[int, ...]
 
 
-class Stats(Mapping[str, Numbers]):
+class Stats(Tabular, Mapping[str, Numbers]):
     """Statistics by site.
 
     >>> Stats({"h.0": [torch.tensor([0.0, 3.0, 4.0])]})["h.0"].norm
@@ -42,7 +46,10 @@ class Stats(Mapping[str, Numbers]):
 
     def __init__(self, tensors: Mapping[str, list[Tensor]] | Iterable[tuple[str, list[Tensor]]]) -> None:
         pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-        self._numbers = {site: numbers(found) for site, found in pairs}
+        self._numbers: dict[str, Numbers] = {}
+        self._spread: dict[str, Histogram | None] = {}  # For a notebook.
+        for site, found in pairs:
+            self._numbers[site], self._spread[site] = numbers(found), glimpse(found)
 
     @classmethod
     def of(cls, numbers: Mapping[str, Numbers]) -> Stats:
@@ -60,14 +67,13 @@ class Stats(Mapping[str, Numbers]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def _rows(self) -> list[list[str]]:
-        return [[site or '""', *(f"{number:.4g}" for number in row)] for site, row in self._numbers.items()]
-
-    def __repr__(self) -> str:
-        return table(("site", *Numbers._fields), self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(("site", *Numbers._fields), self._rows())
+    def _table(self) -> Table:
+        rows = [(site or '""', *(f"{number:.4g}" for number in row)) for site, row in self._numbers.items()]
+        pictures = [self._spread.get(site) for site in self._numbers]
+        spare = ("min", "max", "mean")
+        return Table(
+            ("site", *Numbers._fields), rows, spare=spare, pictures=(lambda: pictures) if any(pictures) else None
+        )
 
 
 @torch.no_grad()
@@ -117,6 +123,31 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
     share = max(count, 1)
     std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if count else float("nan")
     return Numbers(mean, std, least, most, norm, zeros / share, nan / share, inf / share)
+
+
+@torch.no_grad()
+def glimpse(tensors: list[Tensor], bins: int = 24) -> Histogram | None:
+    """Return how the elements of a value are spread, told by a few thousand of them; None where that can't be told."""
+    parts = [_some(tensor.detach()) for tensor in tensors[:MOST_PARTS] if _is_there(tensor)]
+    found = histogram(parts, bins) if parts else None
+    return found if found is not None and any(found.counts) else None
+
+
+def _is_there(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and not (tensor.is_meta or tensor.is_nested or isinstance(tensor, FakeTensor))
+
+
+def _some(tensor: Tensor) -> Tensor:
+    """Return elements from all over a tensor, as a view of it: what is on a device is not copied in whole."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    left = MOST_ELEMENTS
+    for dimension in sorted(range(tensor.dim()), key=lambda one: tensor.shape[one]):
+        # An odd step, so that not the same few units are met again and again.
+        step = -(-tensor.shape[dimension] // max(left, 1)) | 1 if tensor.shape[dimension] > left else 1
+        tensor = tensor[(slice(None),) * dimension + (slice(None, None, step),)]
+        left //= tensor.shape[dimension]
+    return tensor
 
 
 @torch.no_grad()

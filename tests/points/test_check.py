@@ -150,7 +150,7 @@ def test_a_model_whose_points_work_passes():
     assert len(report) == 5
     assert report[0].check == FIRES
     assert repr(report).startswith("AutoEncoder, 5 hook points: all is well\ncheck")
-    assert "<table>" in report._repr_html_()
+    assert "hookline-table" in report._repr_html_()
 
 
 @pytest.mark.parametrize(

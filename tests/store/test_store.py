@@ -70,7 +70,7 @@ def test_a_store_prints_as_a_table(acts):
         ────────────────  ────────  ─────  ────  ─────
         h.0               bfloat16  (3,)      6     36
         h.1:input[:, -1]  int8      ()        4      4""")
-    assert "<td style='text-align:left'>bfloat16</td>" in Store(acts)._repr_html_()
+    assert "<span>bfloat16</span>" in Store(acts)._repr_html_()
     assert repr(Store(acts)["h.0"]) == "Rows('h.0', bfloat16, (6, 3))"
 
 

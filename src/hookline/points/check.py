@@ -21,7 +21,7 @@ from hookline.points.roots import Wanted
 from hookline.points.states import State, is_same, kept_random_numbers
 from hookline.reasons import why_not_called
 from hookline.sites import Site
-from hookline.tables import count, html_table, table
+from hookline.tables import Table, Tabular, count
 from hookline.tree import Names, unwrap
 from hookline.values import describe, leaves, map_tensors
 
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     detail: str
 
 
-class Report(Sequence[Row]):
+class Report(Tabular, Sequence[Row]):
     """What `check` found; true if nothing failed. Prints as a table."""
 
     def __init__(self, model: str, points: int, found: list[Row]) -> None:
@@ -78,11 +78,8 @@ class Report(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __repr__(self) -> str:
-        return table(Row._fields, self.rows, self.title)
-
-    def _repr_html_(self) -> str:
-        return html_table(Row._fields, self.rows, self.title)
+    def _table(self) -> Table:
+        return Table(Row._fields, self.rows, self.title, names="")
 
 
 def check(

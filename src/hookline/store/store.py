@@ -22,14 +22,14 @@ from hookline.store.places import Place, place
 from hookline.store.reading import Maps
 from hookline.store.rows import Rows
 from hookline.store.writer import how_many, parts, read_manifest
-from hookline.tables import count, html_table, table
+from hookline.tables import Table, Tabular, count
 
 _PIECE = 1 << 20  # Bytes taken at a time.
 _DRAWN = 256 << 20, 4096  # Bytes of all arrays, and rows of each, that a picture is made of.
 _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
-class Store(Pictured, Mapping[str, Rows]):
+class Store(Tabular, Pictured, Mapping[str, Rows]):
     """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
 
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
@@ -190,12 +190,6 @@ class Store(Pictured, Mapping[str, Rows]):
         both._share()
         return both
 
-    def __repr__(self) -> str:
-        return table(_HEADER, self._lines(), self._title())
-
-    def _repr_html_(self) -> str:
-        return html_table(_HEADER, self._lines(), self._title())
-
     def _share(self) -> None:
         """Make what all arrays share: mapped files, and tables of samples."""
         self._maps = Maps()
@@ -228,11 +222,12 @@ class Store(Pictured, Mapping[str, Rows]):
         near = did_you_mean(str(site), names) or f"; it has {', '.join(map(repr, list(names)[:8]))}"
         raise NotCaptured(f"{str(site)!r} is not in this store{near}{', ...' if len(names) > 8 else ''}")
 
-    def _lines(self) -> list[tuple[object, ...]]:
+    def _table(self) -> Table:
         found = [(name or '""', str(rows.dtype).removeprefix("torch."), rows) for name, rows in self.items()]
-        return [
+        lines = [
             (name, dtype, tuple(rows.shape[1:]), f"{len(rows):,}", f"{rows.nbytes:,}") for name, dtype, rows in found
         ]
+        return Table(_HEADER, lines, self._title())
 
     def _title(self) -> str:
         left_out = f", {len(self.skipped):,} of them skipped" if self.skipped else ""
