@@ -28,6 +28,7 @@ ORDER = [
     "tables.columns",
     "tables.notebooks",
     "tables",
+    "progress",
     "values",
     "copies",
     "fitting",

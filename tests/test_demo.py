@@ -123,8 +123,3 @@ def test_a_bar_is_as_long_as_the_share():
     assert demo.bar(0.0) == ""
     assert len(demo.bar(0.5)) == demo.BAR_WIDTH // 2
     assert len(demo.bar(1.0)) == demo.BAR_WIDTH
-
-
-def test_progress_gives_the_steps_and_writes_nothing_where_nobody_watches(capsys):
-    assert list(demo.progress(range(3), "counting")) == [0, 1, 2]
-    assert capsys.readouterr() == ("", "")

@@ -19,16 +19,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
+from hookline.progress import track
 from hookline.tables import Table, count
 
 EPOCHS = 12
@@ -94,7 +94,7 @@ def trained(data: Digits, epochs: int = EPOCHS) -> DigitNet:
         torch.manual_seed(0)
         model = DigitNet()
         optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-        for _ in progress(range(epochs), "training"):
+        for _ in track(range(epochs), "training"):
             for batch in torch.randperm(len(data.images)).split(64):
                 optimizer.zero_grad()
                 F.cross_entropy(model(data.images[batch]), data.labels[batch]).backward()
@@ -255,17 +255,6 @@ def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def progress(steps: Iterable[Any], label: str) -> Iterable[Any]:
-    """Draw a progress bar where rich is installed and somebody is watching."""
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return steps
-    console = Console(stderr=True)
-    return track(steps, label, console=console, transient=True) if console.is_terminal else steps
 
 
 if __name__ == "__main__":

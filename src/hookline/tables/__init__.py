@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -184,9 +183,25 @@ def in_colours(table: Table) -> str:
     return captured.get().rstrip("\n")
 
 
-def terminal_width() -> int | None:
+def terminal_width(stream: Any = None) -> int | None:
     """Return how wide the terminal is to which text goes; None if it goes elsewhere, where it may be of any width."""
-    return max(shutil.get_terminal_size().columns, 1) if _is_terminal(sys.stdout) else None
+    stream = sys.stdout if stream is None else stream
+    if not is_terminal(stream):
+        return None
+    given = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # It says that it is a terminal, but is none of this system's.
+        columns = 0
+    return columns or 80
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether somebody looks at what is written there."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # There is none, or it is closed.
+        return False
 
 
 def count(number: int, noun: str) -> str:
@@ -211,14 +226,7 @@ def _somebody_types() -> bool:
     """Whether this is an interactive session in a terminal that shows colours, and rich is there to draw them."""
     if not hasattr(sys, "ps1") or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return False
-    return _is_terminal(sys.stdout) and importlib.util.find_spec("rich") is not None
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # There is none, or it is closed.
-        return False
+    return is_terminal(sys.stdout) and importlib.util.find_spec("rich") is not None
 
 
 def _whole(cells: list[list[str]]) -> Shown:
