@@ -104,6 +104,7 @@ ORDER = [
     "trial",
     "scan",
     "listing",
+    "sweeps",
     "display.quantise",
     "display.wholes",
     "display.summaries",
@@ -171,7 +172,7 @@ NAMES = {
     *("BadSample", "CacheFull", "Harvest", "Store", "harvest"),
     *("Generation", "Images", "Texts"),
     *("HooklineWarning", "StopForward"),
-    *("BadValue", "watch"),
+    *("BadValue", "sweep", "watch"),
 }
 
 # These may write to a module: `wiring` shadows forwards, and `trial` puts back what its run leaves behind.

@@ -112,7 +112,7 @@ def test_the_whole_demo_tells_what_it_measured(data, capsys, tmp_path):
     output = capsys.readouterr().out
     assert re.search(r"1,347 digits 1 time and reads [789]\d\.\d% of the others", output)
     assert re.search(r"what was captured goes down to -\d\.\d", output)
-    assert "with hl.patch(model, {site: 0.0}):" in output
+    assert "return hl.sweep(model, " in output
     assert re.search(r"^head +10\.\d +-\d\d\.\d", output, flags=re.MULTILINE)
     assert "5 of 20 modules ran to their end: stem, h.0.norm, h.0.relu, h.0.conv, h.0.\nThe value is the same" in output
     assert output.splitlines()[-3] == f"Open {(tmp_path / 'digits.html').as_uri()} in a browser."

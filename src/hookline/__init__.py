@@ -30,6 +30,7 @@ if _typing.TYPE_CHECKING:
     from hookline.display.explorer import explore
     from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
     from hookline.store.store import Store
+    from hookline.sweeps import sweep
     from hookline.watching import watch
 
 __version__ = "0.1.0"
@@ -71,6 +72,7 @@ __all__ = [
     "scan",
     "sites",
     "skip",
+    "sweep",
     "watch",
 ]
 
@@ -78,6 +80,7 @@ __all__ = [
 _LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), "hookline.harvesting")
 _LATER["Store"] = "hookline.store.store"
 _LATER["explore"] = "hookline.display.explorer"
+_LATER["sweep"] = "hookline.sweeps"
 _LATER["watch"] = "hookline.watching"
 
 

@@ -4,7 +4,7 @@
 gave. Every figure is computed in that run:
 
     see               hl.capture, the table of a cache
-    zero_each_layer   hl.sites, hl.patch
+    zero_each_layer   hl.sweep
     follow_gradients  hl.capture at `:grad_output`
     stop_early        hl.run(..., stop=True), hl.Hooks
     keep              Cache.save, Cache.load
@@ -116,13 +116,9 @@ def see(model: nn.Module, data: Digits) -> hl.Cache:
     return acts
 
 
-def zero_each_layer(model: nn.Module, data: Digits) -> dict[str, float]:
+def zero_each_layer(model: nn.Module, data: Digits) -> Mapping[str, float]:
     """Return the accuracy that is left when one layer after the other gives nothing but zeros."""
-    left = {}
-    for site in hl.sites(model, "stem", "h.*.conv", "head"):
-        with hl.patch(model, {site: 0.0}):
-            left[str(site)] = accuracy(model, data)
-    return left
+    return hl.sweep(model, ["stem", "h.*.conv", "head"], lambda: accuracy(model, data), patch=0.0)
 
 
 def follow_gradients(model: nn.Module, data: Digits) -> hl.Cache:
@@ -199,7 +195,7 @@ def see_report(acts: hl.Cache) -> str:
     )
 
 
-def accuracy_table(left: dict[str, float], whole: float) -> str:
+def accuracy_table(left: Mapping[str, float], whole: float) -> str:
     """Lay out how far accuracy falls without each layer."""
     rows = [("(nothing)", f"{100 * whole:.1f}", "", bar(whole))]
     rows += [(site, f"{100 * share:.1f}", f"{100 * (share - whole):+.1f}", bar(share)) for site, share in left.items()]
