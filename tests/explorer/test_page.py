@@ -368,12 +368,15 @@ def test_any_value_has_its_place(path):
 
 def test_the_same_value_at_any_size_of_page_keeps_its_statistics(path):
     values = {f"h.{layer}": torch.randn(4, 30, 100) for layer in range(6)}
-    large, small = (data_of(hl.explore(values, to=path, most=most)) for most in ("2 MB", "40 kB"))
+    bytes = 40_000 + len(explorer.template().encode())
+    large, small = (data_of(hl.explore(values, to=path, most=most)) for most in ("2 MB", bytes))
+    assert os.path.getsize(path) < bytes
     for one, other in zip(large["sites"], small["sites"], strict=True):
         assert one["stats"] == other["stats"]
         assert one["picture"][0]["left_out"] == ""
         assert other["picture"][0]["left_out"] != ""
-    assert os.path.getsize(path) < 40_000 + len(explorer.template())
+    assert small["notes"] == []
+    assert "too small for pictures" in data_of(hl.explore(values, to=path, most=100))["notes"][0]
 
 
 def test_a_name_that_would_end_the_script_is_inert(path):
@@ -407,6 +410,8 @@ def test_a_page_is_a_path_and_shows_itself_in_a_notebook(path, monkeypatch):
     assert page.path == path
     assert re.fullmatch(r"Page\('.*report.html', 1 site\)", repr(page))
     assert "<iframe src=" in page._repr_html_()
+    odd = hl.explore({"h.0": torch.ones(2, 2)}, to=path.with_name('<b>"#1.html'))
+    assert "%3Cb%3E%22%231.html" in odd._repr_html_()
     opened = []
     monkeypatch.setattr(explorer.webbrowser, "open", opened.append)
     page.open()

@@ -24,6 +24,7 @@ from hookline.scan import Scan
 from hookline.sites import Site
 
 FORMAT = ["hookline page", 1]
+FEWEST_BYTES = 400  # Of a picture that is worth looking at.
 _PARTNERS = {"output": "grad_output", "input": "grad_input", "inputs": "grad_inputs"}
 
 
@@ -175,7 +176,12 @@ def _add_pictures(page: dict[str, Any], places: Sequence[Place], bytes: int) -> 
     pictures = [(place, whole) for place in places for whole in place.shown]
     costs = [cost(place.kind, whole.shape) for place, whole in pictures]
     weights = [WEIGHTS.get(place.kind, 1) for place, _ in pictures]
-    each = share(costs, weights, bytes - len(text_of(page)))
+    left = bytes - len(text_of(page).encode())
+    each = share(costs, weights, left)
+    if left < FEWEST_BYTES * len(pictures):
+        page["notes"].append(
+            "the page is too small for pictures: give it more bytes with most=, or fewer sites with at="
+        )
     for place, entry in zip(places, page["sites"], strict=True):
         entry |= place.pictures(each * WEIGHTS.get(place.kind, 1))
 

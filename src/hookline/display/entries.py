@@ -12,6 +12,7 @@ from torch import Tensor
 from hookline.cache import Cache
 from hookline.display.wholes import dense
 from hookline.errors import HooklineError, StaleValue
+from hookline.records import read
 from hookline.sites import Site, write_subscripts
 from hookline.store.rows import Rows
 from hookline.store.store import Store
@@ -72,11 +73,12 @@ def _each(what: Mapping[Any, Any]) -> Iterator[tuple[Site, Any, int]]:
         if not isinstance(what, Cache):
             yield site, what[key], 1
             continue
+        record = what._find(site)
         try:
-            value = what.calls(site)[-1]  # Which does not warn that there were others: the page says so.
+            value = read(record._held()[-1], site)  # Without a warning that there were others: the page says so.
         except StaleValue as error:
             value = error
-        yield site, value, max(what._find(site).count, 1)
+        yield site, value, record.count
 
 
 def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import webbrowser
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from torch import Tensor, nn
 
@@ -50,7 +50,7 @@ class Page(os.PathLike[str]):
         return f"Page({os.fspath(self.path)!r}, {count(self.sites, 'site')})"
 
     def _repr_html_(self) -> str:
-        address = html.escape(os.path.relpath(self.path).replace(os.sep, "/"), quote=True)
+        address = quote(os.path.relpath(self.path).replace(os.sep, "/"))
         frame = f'<iframe src="{address}" style="width: 100%; height: 640px; border: 1px solid #8884"></iframe>'
         size = f"{count(self.sites, 'site')}, {self.bytes / 1e6:.1f} MB"
         return f'<p><a href="{address}" target="_blank">{address}</a>, {size}</p>{frame}'
@@ -98,7 +98,7 @@ def explore(
         runs = [run_of(_chosen(one, at), name) for one, name in zip((what, against), called, strict=False)]
     title = title if title is not None else _title(what, model)
     given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
-    data = contents(runs, title=title, bytes=bytes_of(most) - len(page), **given)
+    data = contents(runs, title=title, bytes=bytes_of(most) - len(page.encode()), **given)
     text = page.replace(MARK, text_of(data))
     _write(target, text)
     return Page(target, len(data["sites"]), len(text.encode()))
