@@ -475,12 +475,12 @@ def test_gpt2_of_twelve_layers_is_under_ten_megabytes_and_takes_seconds(path):
     model = transformers.GPT2LMHeadModel(config).eval()
     ids = torch.randint(5000, (2, 24))
     at = ["**", "", "transformer.h.*.attn/softmax"]
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.warns(hl.HooklineWarning, match="attn_dropout"):
         page = hl.explore(model, run=(ids,), against=(ids.flip(1),), to=path, loss=lambda out: loss(out.logits), at=at)
-    taken = time.perf_counter() - started
+    taken = time.process_time() - started
     data = data_of(page)
     assert len(data["sites"]) > 300
     assert 1_000_000 < page.bytes < 10_000_000
-    assert taken < 30  # Two to three on a quiet machine.
+    assert taken < 20  # Seconds of work: two to three where nothing else runs.
     assert site_of(data, "transformer.h.11.attn/softmax")["picture"][0]["left_out"] == ""
