@@ -4,7 +4,7 @@ import { runNames, type App } from "./app";
 import type { Site } from "./data";
 import { drawn, element } from "./elements";
 import { short, ticks } from "./numbers";
-import { errorOf } from "./panels";
+import { errorOf, said } from "./panels";
 import type { Picture } from "./picture";
 import { hideTip, showTip } from "./tip";
 
@@ -60,7 +60,7 @@ function tipOf(app: App, site: Site, pictures: (Picture | null)[], sample: numbe
   const lines = pictures.flatMap((picture, run) => {
     if (!picture) return [];
     const value = picture.value(place);
-    const number = element("b", { "data-run": run, "data-value": String(value) }, short(value, 5), errorOf(picture, value));
+    const number = element("b", { "data-run": run, "data-value": String(value) }, said(picture, value), errorOf(picture, value));
     return [element("div", { class: "tip-line" }, element("span", { class: `swatch ${RUN[run]}` }), element("span", { class: "tip-name" }, names[run] ?? ""), number)];
   });
   return [element("div", { class: "tip-title" }, `unit ${first.trueIndex(dimension, unit)}`), ...lines];

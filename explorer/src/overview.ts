@@ -42,7 +42,7 @@ export function overview(app: App): Drawn {
       "div",
       { class: "cards" },
       sites.length ? card("Over depth", statisticChoice(app), legend(depthLines(app, sites)), depth) : null,
-      flows ? card("Gradient flow", element("span", { class: "hint" }, "norms, log scale"), legend(flowLines(app, sites)), flow) : null,
+      flows ? card("Gradient flow", element("span", { class: "hint" }, "norms, log scale"), flowLegend(app), flow) : null,
     ),
     tokens?.element ?? null,
     notes(app),
@@ -127,6 +127,14 @@ function statisticOf(app: App): keyof Stats {
 function legend(lines: Line[]): HTMLElement | null {
   if (lines.length < 2) return null;
   return element("div", { class: "line-legend" }, lines.map((line) => element("span", {}, element("span", { class: `swatch ${line.colour}` }), line.name)));
+}
+
+/** What the colours and the dashes of the gradient flow stand for. */
+function flowLegend(app: App): HTMLElement {
+  const names = runNames(app.page);
+  const runs = names.length > 1 ? [["solid", names[0]!], ["broken", names[1]!]] : [];
+  const keys = [["flow-value", "value"], ["flow-gradient", "gradient"], ...runs];
+  return element("div", { class: "line-legend" }, keys.map(([kind, name]) => element("span", {}, element("span", { class: `swatch ${kind}` }), name!)));
 }
 
 function depthLines(app: App, sites: Site[]): Line[] {

@@ -75,7 +75,7 @@ export class Panels {
   /** Pictures above each other are lower than those beside each other. */
   private get tallest(): number {
     const several = this.app.state.view === "all" && this.app.page.runs.length > 1;
-    return !several ? 560 : ["maps", "attention"].includes(this.kind) ? 420 : 230;
+    return !several ? 560 : ["maps", "attention"].includes(this.kind) ? 470 : 230;
   }
 
   private get clipKey(): string {
@@ -130,7 +130,7 @@ export class Panels {
       if (!picture) return null;
       const swatch = names.length > 1 ? element("span", { class: `swatch ${RUN[run]}` }) : null;
       const value = picture.value(place(cell));
-      const number = element("b", { "data-run": run, "data-value": String(value) }, short(value, 5), errorOf(picture, value));
+      const number = element("b", { "data-run": run, "data-value": String(value) }, said(picture, value), errorOf(picture, value));
       return element("div", { class: "tip-line" }, swatch, element("span", { class: "tip-name" }, names.length > 1 ? names[run]! : "value"), number);
     });
     showTip(x, y, element("div", { class: "tip-title" }, words.join(" · ")), lines);
@@ -191,7 +191,7 @@ export class Panels {
       this.draw();
     };
     const input = element("input", { type: "range", min: 0, max: SHARES.length - 1, step: 1, value: SHARES.indexOf(this.share), "aria-label": "Share of the numbers that the colours cover", oninput: slide });
-    return element("label", { class: "clip", title: "The colours cover this share of the numbers; what is beyond has the colour of the end" }, "colours cover", input, said);
+    return element("label", { class: "clip", title: "The colours cover this share of the numbers; what is beyond has the colour of the end" }, "cover", input, said);
   }
 
   private legend(legend: HTMLElement, scale: Scale, runs: number[]): void {
@@ -211,6 +211,13 @@ export class Panels {
     ];
     return element("p", { class: "caption" }, parts.filter(Boolean).join(" "));
   }
+}
+
+/** A number with as many digits as its error leaves it. */
+export function said(picture: Picture, value: number): string {
+  if (!(picture.error > 0) || !Number.isFinite(value) || value === 0) return short(value, 6);
+  const digits = Math.ceil(Math.log10(Math.abs(value) / picture.error)) + 1;
+  return short(value, Math.max(1, Math.min(6, digits)));
 }
 
 /** How far a number shown may be from the true one, if it may. */

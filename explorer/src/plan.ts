@@ -107,7 +107,7 @@ function tileSize(room: number, subject: Subject): number {
 /** One matrix, as large as the width allows, its rows and columns named. */
 function singleOf(subject: Subject, width: number, tallest: number): Plan {
   const left = Math.ceil(gutter(subject.rowName, subject.rows)) + 22;
-  const top = subject.columnName ? Math.ceil(gutter(subject.columnName, subject.columns) * 0.9) + 22 : 6;
+  const top = subject.columnName ? Math.ceil(gutter(subject.columnName, subject.columns) * 0.95) + 28 : 6;
   const bottom = subject.columnName ? 8 : 34;
   const room = Math.max(40, width - left - 4);
   const named = subject.rowName !== null && subject.columnName !== null;

@@ -9,7 +9,7 @@ import { Panels, RUN } from "./panels";
 import { statisticsTable } from "./statistics";
 import type { View } from "./state";
 
-const settings = { log: false };
+const settings: { log: boolean | null } = { log: null }; // Null: as suits a value.
 
 export interface Drawn {
   element: HTMLElement;
@@ -39,7 +39,7 @@ export function sitePage(app: App, asked: Site): Drawn {
         "div",
         { class: "figures" },
         element("section", {}, element("header", {}, element("h3", {}, "Statistics"), element("span", { class: "hint" }, "exact, of the whole value")), element("div", { class: "wide" }, statisticsTable(app, site, app.state.gradient ? gradient : null))),
-        element("section", {}, element("header", {}, element("h3", {}, "Histogram"), logSwitch(drawSpread)), spread),
+        element("section", {}, element("header", {}, element("h3", {}, "Histogram"), logSwitch(drawSpread, logOf(site))), spread),
       ),
     ),
   );
@@ -144,12 +144,18 @@ function gradientSwitch(app: App): HTMLElement {
   return element("label", { class: "check" }, element("input", { type: "checkbox", checked: app.state.gradient, "data-key": "gradient", onchange: change }), "gradient beside the value");
 }
 
-function logSwitch(draw: () => void): HTMLElement {
+/** Small counts are drawn larger where one bin would hide all others, until the reader says otherwise. */
+function logOf(site: Site): boolean {
+  const counts = site.histogram.find(Boolean)?.counts ?? [];
+  return settings.log ?? Math.max(0, ...counts) > 0.4 * counts.reduce((sum, one) => sum + one, 0);
+}
+
+function logSwitch(draw: () => void, log: boolean): HTMLElement {
   const change = (event: Event): void => {
     settings.log = (event.target as HTMLInputElement).checked;
     draw();
   };
-  return element("label", { class: "check hint" }, element("input", { type: "checkbox", checked: settings.log, "data-key": "log", onchange: change }), "log counts");
+  return element("label", { class: "check hint" }, element("input", { type: "checkbox", checked: log, "data-key": "log", onchange: change }), "log counts");
 }
 
 function drawHistograms(app: App, site: Site, gradient: Site | null, place: HTMLElement): void {
@@ -158,7 +164,7 @@ function drawHistograms(app: App, site: Site, gradient: Site | null, place: HTML
   const width = Math.max(200, place.clientWidth);
   const chart = (one: Site): Element => {
     const chosen = one.histogram.map((histogram, run) => (names.length < 2 || runs.includes(run) ? histogram : null));
-    return histogramChart(chosen, names, width, settings.log);
+    return histogramChart(chosen, names, width, logOf(site));
   };
   place.replaceChildren(chart(site), ...(gradient ? [element("p", { class: "bars-title" }, "gradient"), chart(gradient)] : []));
   place.setAttribute("aria-label", `Histograms of ${plural(gradient ? 2 : 1, "value")}`);

@@ -57,7 +57,7 @@ function draw(app: App, sites: Site[], statistic: string, run: number, place: HT
   const tokens = matrix[0]!.length;
   const words = app.page.tokens?.[Math.min(app.state.sample, app.page.tokens.length - 1)] ?? null;
   const named = words && words.length === tokens ? words : null;
-  const top = named ? 64 : 24;
+  const top = named ? 54 : 24;
   const width = Math.max(200, place.clientWidth);
   const cell = Math.min(72, (width - NAMES - 4) / tokens);
   const height = top + sites.length * ROW + 4;

@@ -103,6 +103,7 @@ export class Tree {
         rows.push(...this.valueRows(branch.module, others, level + 1, filtered));
         for (const below of branch.branches) if (visit(below, level + 1)) some = true;
       }
+      if (filtered && rows.length === at + 1) [row.children, row.open] = [0, false];
       if (!some) rows.length = at;
       return some;
     };

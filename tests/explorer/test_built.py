@@ -55,7 +55,9 @@ def test_the_policy_lets_the_own_script_and_style_through_and_no_other(page):
 
 def test_names_go_into_the_page_as_text_only():
     for path in (SOURCES / "src").glob("*.ts"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", path.read_text("utf-8")), path
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", path.read_text("utf-8")
+        ), path
 
 
 def test_no_source_file_is_too_long_to_read():

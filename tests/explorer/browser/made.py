@@ -14,13 +14,13 @@ WORDS = " The cat sat on the mat and looked at the dog that was eating its food"
 TOKENS = [" " + word for word in WORDS]
 
 
-def language_model() -> tuple[nn.Module, Tensor, Tensor]:
+def _language_model() -> tuple[nn.Module, Tensor, Tensor]:
     """Return a GPT-2 of 12 layers that looks at its words in many ways, two sentences, and the same with one word changed."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     sizes = {"n_embd": 192, "n_layer": 12, "n_head": 12, "vocab_size": 500, "bos_token_id": 0, "eos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.2, attn_implementation="eager", use_cache=False))
+    model = GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.11, attn_implementation="eager", use_cache=False))
     ids = torch.randint(500, (2, len(TOKENS)))
     other = ids.clone()
     other[:, 5] = 11
@@ -28,7 +28,7 @@ def language_model() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def gpt2(to: str | os.PathLike[str]) -> None:
-    model, ids, other = language_model()
+    model, ids, other = _language_model()
     hl.explore(
         model,
         to=to,

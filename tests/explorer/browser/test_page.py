@@ -74,7 +74,12 @@ def test_the_address_keeps_what_is_looked_at_and_back_goes_back(look, gpt2):
 @pytest.mark.parametrize(("view", "panels"), [("all", 3), ("a", 1), ("b", 1), ("difference", 1)])
 def test_runs_are_shown_alone_beside_each_other_and_as_a_difference(look, gpt2, view, panels):
     window = look(gpt2, site=SOFTMAX, view=view)
-    names = {"all": ["clean", "corrupted", "difference"], "a": ["clean"], "b": ["corrupted"], "difference": ["difference"]}
+    names = {
+        "all": ["clean", "corrupted", "difference"],
+        "a": ["clean"],
+        "b": ["corrupted"],
+        "difference": ["difference"],
+    }
     assert window.texts(".panels >> nth=0 >> h4") == names[view]
     assert window.page.locator(".panels").first.locator("canvas").count() == panels
     assert window.texts(".statistics thead tr:last-child th")[1:4] == ["clean", "corrupted", "difference"]
@@ -112,9 +117,13 @@ def test_the_page_fits_windows_from_narrow_to_wide(look, gpt2, width):
     window = look(gpt2, size=(width, 800))
     for state in ("", f"site={SOFTMAX}", "site=transformer.h.3.mlp"):
         window.page.evaluate("hash => { location.hash = hash }", state)
-        window.page.wait_for_function("text => !text || document.querySelector('h2')?.textContent === text", arg=state[5:])
+        window.page.wait_for_function(
+            "text => !text || document.querySelector('h2')?.textContent === text", arg=state[5:]
+        )
         assert window.page.evaluate("document.documentElement.scrollWidth") <= width
-        assert window.page.evaluate("document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth")
+        assert window.page.evaluate(
+            "document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
+        )
         for canvas in window.page.locator("main canvas").all():
             box = canvas.bounding_box()
             assert box["x"] + box["width"] <= width

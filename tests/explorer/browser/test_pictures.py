@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import hookline as hl
-from tests.explorer.browser.made import TOKENS, language_model
 
 SOFTMAX = "transformer.h.3.attn/softmax"
 
@@ -25,23 +24,25 @@ def values(tmp_path_factory):
     torch.manual_seed(0)
     shapes = {"maps": (2, 6, 5, 7), "tokens": (2, 4, 1500), "units": (3, 10), "line": (9,), "number": ()}
     runs = [{name: torch.randn(shape) ** 3 for name, shape in shapes.items()} for _ in range(2)]
+    for run in runs:
+        run["attention"] = torch.randn(2, 3, 4, 4).softmax(-1)
     runs[0]["maps"][0, 1, 2, 3] = float("nan")
     runs[0]["maps"][0, 1, 2, 4] = float("inf")
-    page = hl.explore(runs[0], against=runs[1], to=tmp_path_factory.mktemp("kinds") / "kinds.html", names=["one", "other"])
+    words = [[" The", " cat", " sat", " down"], [" A", " dog", " ran", " off"]]
+    to = tmp_path_factory.mktemp("kinds") / "kinds.html"
+    page = hl.explore(runs[0], against=runs[1], to=to, names=["one", "other"], tokens=words)
     return runs, page
 
 
-def test_the_weight_under_the_cursor_names_its_words(look, gpt2):
-    model, ids, other = language_model()
-    clean, corrupted = (hl.run(model, one, capture=SOFTMAX)[1][SOFTMAX] for one in (ids, other))
-    window = look(gpt2, site=SOFTMAX, tile=7)
-    canvas = ".panels canvas"
-    window.page.locator(canvas).first.focus()
-    window.press("ArrowDown", *["ArrowDown"] * 9, *["ArrowRight"] * 5)
+def test_the_weight_under_the_cursor_names_its_words(look, values):
+    runs, page = values
+    window = look(page, site="attention", tile=2)
+    window.page.locator(".panels canvas").first.focus()
+    window.press("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight")
     place, found = window.tip()
-    assert place == f"sample 0 · head 7 · query 9 “{TOKENS[9]}” · key 5 “{TOKENS[5]}”"
-    true = [clean[0, 7, 9, 5], corrupted[0, 7, 9, 5], corrupted[0, 7, 9, 5] - clean[0, 7, 9, 5]]
-    assert found == pytest.approx([float(one) for one in true], abs=error_of(window) * 1.05 + 1e-6)
+    assert place == "sample 0 · head 2 · query 2 “ sat” · key 1 “ cat”"
+    one, other = (float(run["attention"][0, 2, 2, 1]) for run in runs)
+    assert found == pytest.approx([one, other, other - one], abs=error_of(window) * 1.05 + 1e-6)
 
 
 def test_the_mouse_finds_every_cell_of_a_grid(look, values):
@@ -73,8 +74,11 @@ def test_of_columns_that_share_a_pixel_the_strongest_is_seen_and_said(look, valu
     strongest = value.abs().argmax()
     row, column = divmod(int(strongest), value.shape[1])
     frame = window.page.locator(".panels canvas").first.bounding_box()
-    said = {place for place, *_ in window.sweep(".panels canvas", [(x, 12 + 22 * row) for x in range(30, int(frame["width"]))])}
-    assert f"sample 0 · token {row} · unit {column}" in said
+    said = {
+        place
+        for place, *_ in window.sweep(".panels canvas", [(x, 12 + 22 * row) for x in range(30, int(frame["width"]))])
+    }
+    assert f"sample 0 · token {row} “{[' The', ' cat', ' sat', ' down'][row]}” · unit {column}" in said
 
 
 @pytest.mark.parametrize(("kind", "canvases", "charts"), [("units", 3, 3), ("line", 0, 3), ("number", 0, 0)])
@@ -97,7 +101,9 @@ def test_vectors_are_bars_and_a_number_is_a_number(look, values, kind, canvases,
 def test_statistics_are_exact_and_all_digits_are_there(look, values):
     runs, page = values
     window = look(page, site="tokens")
-    cells = window.page.eval_on_selector_all(".statistics td[data-exact]", "all => all.map(one => Number(one.dataset.exact))")
+    cells = window.page.eval_on_selector_all(
+        ".statistics td[data-exact]", "all => all.map(one => Number(one.dataset.exact))"
+    )
     one, other = (run["tokens"].double() for run in runs)
     assert cells[:3] == pytest.approx([float(one.mean()), float(other.mean()), float((other - one).mean())], rel=1e-9)
     assert window.texts(".statistics tbody th")[0] == "mean"
@@ -138,7 +144,9 @@ def test_a_sample_can_be_chosen(look, values):
 
 def test_pictures_are_described_to_those_who_do_not_see_them(look, gpt2):
     window = look(gpt2, site=SOFTMAX)
-    labels = window.page.eval_on_selector_all("canvas, svg[role=img]", "all => all.map(one => one.getAttribute('aria-label'))")
+    labels = window.page.eval_on_selector_all(
+        "canvas, svg[role=img]", "all => all.map(one => one.getAttribute('aria-label'))"
+    )
     assert labels
     assert all(labels)
     assert f"{SOFTMAX}, clean: attention of 2 by 12 by 16 by 16" in labels[0]

@@ -21,7 +21,12 @@ SHOTS = {
     "overview-light": ("gpt2", {}, "light", None),
     "overview-dark": ("digits", {}, "dark", None),
     "attention-light": ("gpt2", {"site": SOFTMAX, "gradient": "false"}, "light", None),
-    "attention-dark": ("gpt2", {"site": SOFTMAX, "tile": "3", "gradient": "false"}, "dark", (".panels canvas", 190, 230)),
+    "attention-dark": (
+        "gpt2",
+        {"site": SOFTMAX, "tile": "3", "gradient": "false"},
+        "dark",
+        (".panels canvas", 190, 230),
+    ),
     "maps-light": ("digits", {"site": "h.1.conv"}, "light", (".panels canvas", 70, 34)),
     "maps-dark": ("digits", {"site": "h.1.conv", "view": "a"}, "dark", None),
     "tokens-dark": ("gpt2", {"site": "transformer.h.6.mlp", "search": "transformer.h.*.mlp"}, "dark", None),
@@ -48,7 +53,8 @@ def shrink(path: Path) -> None:
     """Keep a screenshot with 256 colours: a third of the bytes, and nobody sees it."""
     from PIL import Image
 
-    Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    few = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def difference(one: Path, other: Path) -> float:
@@ -65,6 +71,7 @@ def difference(one: Path, other: Path) -> float:
     return float(numpy.abs(small[0] - small[1]).mean())
 
 
+@pytest.mark.skipif(REWRITE, reason="they are being written")
 def test_the_comparison_sees_a_page_that_is_empty_or_another(tmp_path):
     from PIL import Image
 

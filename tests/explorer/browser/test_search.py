@@ -17,22 +17,140 @@ from hookline.sites import Site, parse
 
 ROOT = Path(__file__).parents[3]
 NAMES = [
-    *("", "embed", "head", "h.0", "h.1", "h.10", "h.0.mlp", "h.1.mlp", "h.1.mlp.0", "h.1.attn", "block_1", "block_2.mlp"),
-    *("h.0:input", 'h.0:inputs["mask"]', "h.1:grad_output", "h.1:grad_output[0]", "h.0[0]", "h.0[0][:, -1]", "h.0[:, -1]"),
+    *(
+        "",
+        "embed",
+        "head",
+        "h.0",
+        "h.1",
+        "h.10",
+        "h.0.mlp",
+        "h.1.mlp",
+        "h.1.mlp.0",
+        "h.1.attn",
+        "block_1",
+        "block_2.mlp",
+    ),
+    *(
+        "h.0:input",
+        'h.0:inputs["mask"]',
+        "h.1:grad_output",
+        "h.1:grad_output[0]",
+        "h.0[0]",
+        "h.0[0][:, -1]",
+        "h.0[:, -1]",
+    ),
     *("h.0#2", "h.0#2:input[0]", "h.1.attn/softmax", "h.1.attn/softmax#1", "h.1#2/softmax", "h.1.attn/matmul"),
     *("h.1.attn.split_heads()", "encode()", "h.1.attn.split_heads()#3", "head.weight:param", "h.1.W/matmul"),
     *(r"a\:input", r"\*", r"\*:input", "h.0[..., ::2]", "h.0[1:2, None]", r'h.0["a\"b"]', "größe.0", "h.1.attn[1]"),
 ]
 WRITTEN = [
-    *("h.*", "h.**", "**", "**.mlp", "*", "h.{0,1}", "h.{ 0 , 10 }.mlp", "block_*", "*_*", "h.1*", "h.*.*", "h.**.0", "**.head"),
-    *("h.*:input", "h.*:inputs", "h.*:inputs['mask']", "**:grad_output", "h.1:grad_output[0][1]", "h.*[*]", "h.0[0][:,-1]"),
-    *("h.0[*][:, *]", "h.0[:, *]", "h.0[0][*, -1]", "h.*#2", "h.0:input[0]#2", "h.0#007", "h.0#٢", "**/softmax", "**/*"),
-    *("h.1.attn/{softmax,matmul}", "h.1.attn/soft*", "h.1#2/*", "**.attn/*#1", "**.split_heads()", "**.*()", "*()", "**()"),
-    *("h.1.attn.split*()", "**:param", "head.*:param", "h.1.W/*", "a:input", r"a\:input", r"\*", r"\**", "h.0[ ... , : : 2 ]"),
-    *("h.0[1:2,None]", "h.0['a\"b']", "h.0[-0]", "gr*", "größe.*", "", " ", "h.", ".h", "h..0", "h.0[", "h.0]", "h.0[a]", "h.{", "h.{}"),
-    *("h.{a.b}", "h.***", "h.**x", "h.0#", "h.0#x", "h.0:outptu", "h.0:", "h.0/", "h.0/a.b", "h.0.f(", "f()x", "h.0[0 1]", "h.0[]"),
-    *("h.0[::0]", "h.0[...,...]", 'h.0["a",0]', "h.0[2147483648]", "h.0[-2147483647]", "x:param#1", "x/f:param", "h.0#1#2", "\\"),
-    *("{" + ",".join(map(str, range(1025))) + "}", "{" + ",".join(map(str, range(300))) + "}", "h" * 4097, "h.{0,1}{0,1}", "h.{1,}*"),
+    *(
+        "h.*",
+        "h.**",
+        "**",
+        "**.mlp",
+        "*",
+        "h.{0,1}",
+        "h.{ 0 , 10 }.mlp",
+        "block_*",
+        "*_*",
+        "h.1*",
+        "h.*.*",
+        "h.**.0",
+        "**.head",
+    ),
+    *(
+        "h.*:input",
+        "h.*:inputs",
+        "h.*:inputs['mask']",
+        "**:grad_output",
+        "h.1:grad_output[0][1]",
+        "h.*[*]",
+        "h.0[0][:,-1]",
+    ),
+    *(
+        "h.0[*][:, *]",
+        "h.0[:, *]",
+        "h.0[0][*, -1]",
+        "h.*#2",
+        "h.0:input[0]#2",
+        "h.0#007",
+        "h.0#٢",
+        "**/softmax",
+        "**/*",
+    ),
+    *(
+        "h.1.attn/{softmax,matmul}",
+        "h.1.attn/soft*",
+        "h.1#2/*",
+        "**.attn/*#1",
+        "**.split_heads()",
+        "**.*()",
+        "*()",
+        "**()",
+    ),
+    *(
+        "h.1.attn.split*()",
+        "**:param",
+        "head.*:param",
+        "h.1.W/*",
+        "a:input",
+        r"a\:input",
+        r"\*",
+        r"\**",
+        "h.0[ ... , : : 2 ]",
+    ),
+    *(
+        "h.0[1:2,None]",
+        "h.0['a\"b']",
+        "h.0[-0]",
+        "gr*",
+        "größe.*",
+        "",
+        " ",
+        "h.",
+        ".h",
+        "h..0",
+        "h.0[",
+        "h.0]",
+        "h.0[a]",
+        "h.{",
+        "h.{}",
+    ),
+    *(
+        "h.{a.b}",
+        "h.***",
+        "h.**x",
+        "h.0#",
+        "h.0#x",
+        "h.0:outptu",
+        "h.0:",
+        "h.0/",
+        "h.0/a.b",
+        "h.0.f(",
+        "f()x",
+        "h.0[0 1]",
+        "h.0[]",
+    ),
+    *(
+        "h.0[::0]",
+        "h.0[...,...]",
+        'h.0["a",0]',
+        "h.0[2147483648]",
+        "h.0[-2147483647]",
+        "x:param#1",
+        "x/f:param",
+        "h.0#1#2",
+        "\\",
+    ),
+    *(
+        "{" + ",".join(map(str, range(1025))) + "}",
+        "{" + ",".join(map(str, range(300))) + "}",
+        "h" * 4097,
+        "h.{0,1}{0,1}",
+        "h.{1,}*",
+    ),
 ]
 
 
@@ -65,7 +183,11 @@ def test_the_page_knows_the_sites_by_their_own_names(look, places):
 
 
 def test_patterns_that_people_write_mean_the_same_in_python_and_on_the_page(look, places):
-    texts = [*WRITTEN, *NAMES, *patterns_of("tests/test_sites.py", "tests/test_where.py", "docs/sites.md", "docs/inside.md")]
+    texts = [
+        *WRITTEN,
+        *NAMES,
+        *patterns_of("tests/test_sites.py", "tests/test_where.py", "docs/sites.md", "docs/inside.md"),
+    ]
     assert len(texts) > 300
     found = look(places).page.evaluate("texts => texts.map(text => window.hookline.matches(text))", texts)
     assert {text: had for text, had in zip(texts, found, strict=True) if sorted_of(had) != sorted_of(meant(text))} == {}
@@ -73,11 +195,30 @@ def test_patterns_that_people_write_mean_the_same_in_python_and_on_the_page(look
 
 
 PIECES = ["h", "0", "1", "10", "mlp", "attn", "softmax", "W", "größe", "a:input", *".*#:/[]{}(),\\\"'- \t\n"]
-PIECES += ["**", "()", "[0]", "[:, -1]", "[*]", ":input", ":grad_output", ":param", "#2", "/softmax", "{0,1}", "...", "None", "²", "٣", "😀"]
+PIECES += [
+    "**",
+    "()",
+    "[0]",
+    "[:, -1]",
+    "[*]",
+    ":input",
+    ":grad_output",
+    ":param",
+    "#2",
+    "/softmax",
+    "{0,1}",
+    "...",
+    "None",
+    "²",
+    "٣",
+    "😀",
+]
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join) | st.text(max_size=8), min_size=25, max_size=60))
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join) | st.text(max_size=8), min_size=25, max_size=60)
+)
 def test_any_text_means_the_same_in_python_and_on_the_page(searcher, texts):
     found = searcher.page.evaluate("texts => texts.map(text => window.hookline.matches(text))", texts)
     assert {text: had for text, had in zip(texts, found, strict=True) if sorted_of(had) != sorted_of(meant(text))} == {}

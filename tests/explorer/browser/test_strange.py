@@ -11,7 +11,14 @@ from torch import nn
 
 import hookline as hl
 
-HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</script><h1>", "javascript:alert(1)", "{{7*7}}", "<b>bold</b>"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</script><h1>",
+    "javascript:alert(1)",
+    "{{7*7}}",
+    "<b>bold</b>",
+]
 
 
 def test_hostile_names_are_shown_and_not_run(look, tmp_path):

@@ -28,7 +28,9 @@ class Window:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.address = path.resolve().as_uri()
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
+        )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.note(request.url))
@@ -94,5 +96,7 @@ class Window:
 
     def tip(self) -> tuple[str, list[float]]:
         """What the box at the cursor says: the place, and the value of each run."""
-        values = self.page.eval_on_selector_all(".tip b[data-value]", "all => all.map(one => Number(one.dataset.value))")
+        values = self.page.eval_on_selector_all(
+            ".tip b[data-value]", "all => all.map(one => Number(one.dataset.value))"
+        )
         return self.page.text_content(".tip .tip-title"), values
