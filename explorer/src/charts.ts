@@ -89,11 +89,12 @@ function decades(low: number, high: number): number[] {
 
 function placeNames(names: string[], x: (place: number) => number, width: number, height: number): Element[] {
   const most = Math.max(2, Math.floor((width - LEFT - RIGHT) / 120));
-  const every = Math.max(1, Math.ceil((names.length - 1) / (most - 1)));
-  const places = names.map((_, place) => place).filter((place) => place % every === 0);
+  const shown = Math.min(most, names.length);
+  const places = Array.from({ length: shown }, (_, place) => Math.round((place * (names.length - 1)) / Math.max(1, shown - 1)));
   return places.map((place, number) => {
-    const anchor = number === 0 ? "start" : place > names.length - 1 - every / 2 ? "end" : "middle";
-    const at = number === 0 ? x(place) - 4 : place > names.length - 1 - every / 2 ? x(place) + 4 : x(place);
+    const [first, last] = [number === 0, number === shown - 1 && shown > 1];
+    const anchor = first ? "start" : last ? "end" : "middle";
+    const at = x(place) + (first ? -4 : last ? 4 : 0);
     const name = names[place]!;
     const text = name.length > 20 ? `…${name.slice(-19)}` : name;
     return drawn("text", { class: "tick name", x: at, y: height - 7, "text-anchor": anchor }, text);

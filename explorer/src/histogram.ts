@@ -19,7 +19,7 @@ export function spark(histograms: (Histogram | null)[]): SVGElement | null {
     const height = Math.sqrt(one) / most * SPARK.height; // Roots, so that tails can be seen beside a peak.
     return height ? `M${(place * width).toFixed(1)} ${SPARK.height}v${(-Math.max(height, 0.7)).toFixed(1)}h${width.toFixed(1)}V${SPARK.height}` : "";
   });
-  return drawn("svg", { width: SPARK.width, height: SPARK.height, class: "spark" }, drawn("path", { d: path.join("") }));
+  return drawn("svg", { viewBox: `0 0 ${SPARK.width} ${SPARK.height}`, height: SPARK.height, preserveAspectRatio: "none", class: "spark" }, drawn("path", { d: path.join("") }));
 }
 
 /** The histograms of the runs over each other, on one axis; `log` draws small counts larger. */

@@ -38,7 +38,7 @@ export function sitePage(app: App, asked: Site): Drawn {
       element(
         "div",
         { class: "figures" },
-        element("section", {}, element("header", {}, element("h3", {}, "Statistics"), element("span", { class: "hint" }, "exact, of the whole value")), element("div", { class: "wide" }, statisticsTable(app, site, app.state.gradient ? gradient : null))),
+        element("section", {}, element("header", {}, element("h3", {}, "Statistics"), element("span", { class: "hint" }, "exact, of the whole value")), element("div", { class: "wide" }, statisticsTable(app, site), gradient && app.state.gradient ? [element("p", { class: "bars-title" }, "gradient"), statisticsTable(app, gradient)] : null)),
         element("section", {}, element("header", {}, element("h3", {}, "Histogram"), logSwitch(drawSpread, logOf(site))), spread),
       ),
     ),

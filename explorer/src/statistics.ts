@@ -1,4 +1,4 @@
-/** The table of exact statistics: a column for each run and their difference, for the value and for its gradient. */
+/** The table of exact statistics: a column for each run and their difference. */
 
 import { runNames, type App } from "./app";
 import type { Site, Stats } from "./data";
@@ -22,31 +22,29 @@ const ROWS: [name: keyof Stats, label: string, meaning: string][] = [
 ];
 const SHARES = new Set<keyof Stats>(["zeros", "dead", "nan", "inf"]);
 
-/** Statistics of a site, and of its gradient beside it. */
-export function statisticsTable(app: App, site: Site, gradient: Site | null): HTMLElement {
+/** Statistics of a site. */
+export function statisticsTable(app: App, site: Site): HTMLElement {
   const names = runNames(app.page);
-  const groups = [{ title: gradient ? "value" : "", site }, ...(gradient ? [{ title: "gradient", site: gradient }] : [])];
-  const columns = groups.flatMap((group) => names.map((name, run) => ({ name, run, stats: group.site.stats[run] ?? null })));
+  const columns = names.map((name, run) => ({ name, run, stats: site.stats[run] ?? null }));
   const head = element("tr", {}, element("th", { scope: "col" }, element("span", { class: "unseen" }, "statistic")), columns.map(({ name, run }) => {
     const title = run === 2 ? `Statistics of ${names[1]} − ${names[0]}` : name;
-    return element("th", { scope: "col", title, class: run === 0 ? "first" : null }, element("span", { class: `swatch ${RUN[run]}` }), names.length > 1 ? name : "value");
+    return element("th", { scope: "col", title }, element("span", { class: `swatch ${RUN[run]}` }), names.length > 1 ? name : "value");
   }));
-  const over = gradient && element("tr", { class: "groups" }, element("td"), groups.map((group) => element("th", { colspan: names.length, scope: "colgroup", class: "first" }, group.title)));
   const body = ROWS.filter(([name]) => columns.some(({ stats }) => stats && stats[name] !== null && stats[name] !== undefined)).map(([name, label, meaning]) =>
-    element("tr", {}, element("th", { scope: "row", title: meaning }, label), columns.map(({ stats, run }) => cellOf(name, stats, run))),
+    element("tr", {}, element("th", { scope: "row", title: meaning }, label), columns.map(({ stats }) => cellOf(name, stats))),
   );
-  return element("table", { class: "statistics" }, element("thead", {}, over, head), element("tbody", {}, body));
+  return element("table", { class: "statistics" }, element("thead", {}, head), element("tbody", {}, body));
 }
 
-function cellOf(name: keyof Stats, stats: Stats | null, run: number): HTMLElement {
+function cellOf(name: keyof Stats, stats: Stats | null): HTMLElement {
   const value = stats?.[name];
-  const kind = run === 0 ? "first" : null;
-  if (value === null || value === undefined) return element("td", { class: kind }, element("span", { class: "none" }, "–"));
+  if (value === null || value === undefined) return element("td", {}, element("span", { class: "none" }, "–"));
   const alarm = (name === "nan" || name === "inf") && value > 0 ? "alarm" : null;
-  const text = SHARES.has(name) ? percent(value) : short(value, 6);
-  const [whole = "", rest = ""] = SHARES.has(name) ? [text] : split(text);
-  const classes = [kind, alarm, SHARES.has(name) && "share"].filter(Boolean).join(" ") || null;
-  return element("td", { class: classes, title: exact(value), "data-exact": String(value) }, whole, SHARES.has(name) ? null : element("span", { class: "rest" }, rest));
+  const facts = { class: alarm, title: exact(value), "data-exact": String(value) };
+  if (SHARES.has(name)) return element("td", facts, percent(value));
+  if (name === "elements") return element("td", facts, short(value));
+  const [whole, rest] = split(short(value, 6));
+  return element("td", facts, whole, element("span", { class: "rest" }, rest));
 }
 
 /** Cut a number at its point, so that the points of a column stand below each other. */

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 import hookline as hl
 from hookline import demo
 
-WORDS = " The cat sat on the mat and looked at the dog that was eating its food".split(" ")[1:]
-TOKENS = [" " + word for word in WORDS]
+SENTENCE = "The cat sat on the mat and looked at the dog that was eating its food"
+TOKENS = [f" {word}" for word in SENTENCE.split()]
 
 
 def _language_model() -> tuple[nn.Module, Tensor, Tensor]:
-    """Return a GPT-2 of 12 layers that looks at its words in many ways, two sentences, and the same with one word changed."""
+    """Return a GPT-2 of 12 layers, two sentences, and the same with one word changed."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)

@@ -82,13 +82,13 @@ def test_runs_are_shown_alone_beside_each_other_and_as_a_difference(look, gpt2, 
     }
     assert window.texts(".panels >> nth=0 >> h4") == names[view]
     assert window.page.locator(".panels").first.locator("canvas").count() == panels
-    assert window.texts(".statistics thead tr:last-child th")[1:4] == ["clean", "corrupted", "difference"]
+    assert window.texts(".statistics >> nth=0 >> thead th")[1:] == ["clean", "corrupted", "difference"]
 
 
 def test_gradients_stand_beside_values_or_not(look, gpt2):
     window = look(gpt2, site="transformer.h.1.mlp")
     assert window.texts(".panels h3") == ["Value", "Gradient"]
-    assert window.texts(".statistics .groups th") == ["value", "gradient"]
+    assert window.page.locator(".statistics").count() == 2
     window.page.click("text=gradient beside the value")
     assert window.texts(".panels h3") == ["Value"]
     assert look(gpt2, site="transformer.h.1.mlp:grad_output").heading == "transformer.h.1.mlp"

@@ -17,147 +17,34 @@ from hookline.sites import Site, parse
 
 ROOT = Path(__file__).parents[3]
 NAMES = [
-    *(
-        "",
-        "embed",
-        "head",
-        "h.0",
-        "h.1",
-        "h.10",
-        "h.0.mlp",
-        "h.1.mlp",
-        "h.1.mlp.0",
-        "h.1.attn",
-        "block_1",
-        "block_2.mlp",
-    ),
-    *(
-        "h.0:input",
-        'h.0:inputs["mask"]',
-        "h.1:grad_output",
-        "h.1:grad_output[0]",
-        "h.0[0]",
-        "h.0[0][:, -1]",
-        "h.0[:, -1]",
-    ),
-    *("h.0#2", "h.0#2:input[0]", "h.1.attn/softmax", "h.1.attn/softmax#1", "h.1#2/softmax", "h.1.attn/matmul"),
-    *("h.1.attn.split_heads()", "encode()", "h.1.attn.split_heads()#3", "head.weight:param", "h.1.W/matmul"),
-    *(r"a\:input", r"\*", r"\*:input", "h.0[..., ::2]", "h.0[1:2, None]", r'h.0["a\"b"]', "größe.0", "h.1.attn[1]"),
-]
+    *("", "embed", "head", "h.0", "h.1", "h.10", "h.0.mlp", "h.1.mlp", "h.1.mlp.0", "h.1.attn", "block_1"),
+    *("block_2.mlp", "h.0:input", 'h.0:inputs["mask"]', "h.1:grad_output", "h.1:grad_output[0]", "h.0[0]"),
+    *("h.0[0][:, -1]", "h.0[:, -1]", "h.0#2", "h.0#2:input[0]", "h.1.attn/softmax", "h.1.attn/softmax#1"),
+    *("h.1#2/softmax", "h.1.attn/matmul", "h.1.attn.split_heads()", "encode()", "h.1.attn.split_heads()#3"),
+    *("head.weight:param", "h.1.W/matmul", r"a\:input", r"\*", r"\*:input", "h.0[..., ::2]", "h.0[1:2, None]"),
+    *(r'h.0["a\"b"]', "größe.0", "h.1.attn[1]"),
+]  # fmt: skip
 WRITTEN = [
-    *(
-        "h.*",
-        "h.**",
-        "**",
-        "**.mlp",
-        "*",
-        "h.{0,1}",
-        "h.{ 0 , 10 }.mlp",
-        "block_*",
-        "*_*",
-        "h.1*",
-        "h.*.*",
-        "h.**.0",
-        "**.head",
-    ),
-    *(
-        "h.*:input",
-        "h.*:inputs",
-        "h.*:inputs['mask']",
-        "**:grad_output",
-        "h.1:grad_output[0][1]",
-        "h.*[*]",
-        "h.0[0][:,-1]",
-    ),
-    *(
-        "h.0[*][:, *]",
-        "h.0[:, *]",
-        "h.0[0][*, -1]",
-        "h.*#2",
-        "h.0:input[0]#2",
-        "h.0#007",
-        "h.0#٢",
-        "**/softmax",
-        "**/*",
-    ),
-    *(
-        "h.1.attn/{softmax,matmul}",
-        "h.1.attn/soft*",
-        "h.1#2/*",
-        "**.attn/*#1",
-        "**.split_heads()",
-        "**.*()",
-        "*()",
-        "**()",
-    ),
-    *(
-        "h.1.attn.split*()",
-        "**:param",
-        "head.*:param",
-        "h.1.W/*",
-        "a:input",
-        r"a\:input",
-        r"\*",
-        r"\**",
-        "h.0[ ... , : : 2 ]",
-    ),
-    *(
-        "h.0[1:2,None]",
-        "h.0['a\"b']",
-        "h.0[-0]",
-        "gr*",
-        "größe.*",
-        "",
-        " ",
-        "h.",
-        ".h",
-        "h..0",
-        "h.0[",
-        "h.0]",
-        "h.0[a]",
-        "h.{",
-        "h.{}",
-    ),
-    *(
-        "h.{a.b}",
-        "h.***",
-        "h.**x",
-        "h.0#",
-        "h.0#x",
-        "h.0:outptu",
-        "h.0:",
-        "h.0/",
-        "h.0/a.b",
-        "h.0.f(",
-        "f()x",
-        "h.0[0 1]",
-        "h.0[]",
-    ),
-    *(
-        "h.0[::0]",
-        "h.0[...,...]",
-        'h.0["a",0]',
-        "h.0[2147483648]",
-        "h.0[-2147483647]",
-        "x:param#1",
-        "x/f:param",
-        "h.0#1#2",
-        "\\",
-    ),
-    *(
-        "{" + ",".join(map(str, range(1025))) + "}",
-        "{" + ",".join(map(str, range(300))) + "}",
-        "h" * 4097,
-        "h.{0,1}{0,1}",
-        "h.{1,}*",
-    ),
-]
+    *("h.*", "h.**", "**", "**.mlp", "*", "h.{0,1}", "h.{ 0 , 10 }.mlp", "block_*", "*_*", "h.1*", "h.*.*", "h.**.0"),
+    *("**.head", "h.*:input", "h.*:inputs", "h.*:inputs['mask']", "**:grad_output", "h.1:grad_output[0][1]"),
+    *("h.*[*]", "h.0[0][:,-1]", "h.0[*][:, *]", "h.0[:, *]", "h.0[0][*, -1]", "h.*#2", "h.0:input[0]#2", "h.0#007"),
+    *("h.0#٢", "**/softmax", "**/*", "h.1.attn/{softmax,matmul}", "h.1.attn/soft*", "h.1#2/*", "**.attn/*#1"),
+    *("**.split_heads()", "**.*()", "*()", "**()", "h.1.attn.split*()", "**:param", "head.*:param", "h.1.W/*"),
+    *("a:input", r"a\:input", r"\*", r"\**", "h.0[ ... , : : 2 ]", "h.0[1:2,None]", "h.0['a\"b']", "h.0[-0]", "gr*"),
+    *("größe.*", "", " ", "h.", ".h", "h..0", "h.0[", "h.0]", "h.0[a]", "h.{", "h.{}", "h.{a.b}", "h.***", "h.**x"),
+    *("h.0#", "h.0#x", "h.0:outptu", "h.0:", "h.0/", "h.0/a.b", "h.0.f(", "f()x", "h.0[0 1]", "h.0[]", "h.0[::0]"),
+    *("h.0[...,...]", 'h.0["a",0]', "h.0[2147483648]", "h.0[-2147483647]", "x:param#1", "x/f:param", "h.0#1#2", "\\"),
+    *("h" * 4097, "h.{0,1}{0,1}", "h.{1,}*", "{" + ",".join(map(str, range(1025))) + "}"),
+    *("{" + ",".join(map(str, range(300))) + "}",),
+]  # fmt: skip
 
 
 def patterns_of(*files: str) -> list[str]:
     """Every text in quotes or backticks in these files: most are patterns, and all have to be read alike."""
-    found = [re.findall(r"\"([^\"\n]+)\"|`([^`\n]+)`|'([^'\n]+)'", (ROOT / file).read_text("utf-8")) for file in files]
-    return sorted({"".join(groups) for groups in sum(found, [])})
+    quoted = re.compile(r"\"([^\"\n]+)\"|`([^`\n]+)`|'([^'\n]+)'")
+    return sorted(
+        {"".join(match.groups("")) for file in files for match in quoted.finditer((ROOT / file).read_text("utf-8"))}
+    )
 
 
 def meant(text: str, names: list[str] = NAMES) -> list[str] | None:
@@ -194,25 +81,11 @@ def test_patterns_that_people_write_mean_the_same_in_python_and_on_the_page(look
     assert sum(bool(had) for had in found) > 100
 
 
-PIECES = ["h", "0", "1", "10", "mlp", "attn", "softmax", "W", "größe", "a:input", *".*#:/[]{}(),\\\"'- \t\n"]
-PIECES += [
-    "**",
-    "()",
-    "[0]",
-    "[:, -1]",
-    "[*]",
-    ":input",
-    ":grad_output",
-    ":param",
-    "#2",
-    "/softmax",
-    "{0,1}",
-    "...",
-    "None",
-    "²",
-    "٣",
-    "😀",
-]
+PIECES = [
+    *("h", "0", "1", "10", "mlp", "attn", "softmax", "W", "größe", "a:input", *".*#:/[]{}(),\\\"'- \t\n", "**", "()"),
+    *("[0]", "[:, -1]", "[*]", ":input", ":grad_output", ":param", "#2", "/softmax", "{0,1}", "...", "None", "²"),
+    *("٣", "😀"),
+]  # fmt: skip
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,8 +13,8 @@ SWEEP = """(element, points) => points.flatMap(([x, y]) => {
   const frame = element.getBoundingClientRect(), tip = document.querySelector('.tip');
   element.dispatchEvent(new MouseEvent('mousemove', {clientX: frame.left + x, clientY: frame.top + y}));
   if (tip.hidden) return [];
-  const value = tip.querySelector('b[data-value]'), error = tip.querySelector('.error');
-  return [[tip.querySelector('.tip-title').textContent, value.dataset.value === 'NaN' ? null : Number(value.dataset.value),
+  const said = tip.querySelector('b[data-value]').dataset.value, error = tip.querySelector('.error');
+  return [[tip.querySelector('.tip-title').textContent, said === 'NaN' ? null : Number(said),
     error ? Number(error.textContent.replace(' ± ', '').replace('−', '-')) : 0]];
 })"""
 
@@ -91,7 +91,7 @@ class Window:
         self.page.mouse.move(box["x"] + x, box["y"] + y)
 
     def sweep(self, selector: str, points: list[tuple[float, float]]) -> list[tuple[str, float, float]]:
-        """Put the mouse at many points of an element: the place that each time is said, the first run's value, its error."""
+        """Put the mouse at many points of an element: each time the place, the first run's value, and its error."""
         return [tuple(one) for one in self.page.eval_on_selector(selector, SWEEP, points)]
 
     def tip(self) -> tuple[str, list[float]]:
