@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # What `make bench` runs, one file for each question.
-BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth compat harvest store)
+BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth compat harvest store watch)
 
 # N: how many random cases `make fuzz` runs. JOBS: how many tests run side by side (0: in one process). TESTS: which ones.
 N ?= 20000

@@ -41,7 +41,13 @@ def watch(
     Traceback (most recent call last):
         ...
     hookline.BadValue: '2' gave NaN: 6 of 6 elements (100%), the first at [0, 0]; forward, step 0, call #0
-    ...
+                 dtype    shape       min      max     mean  nan  inf
+    ───────────  ───────  ──────  ───────  ───────  ───────  ───  ───
+    output       float32  (3, 2)        -        -        -    1    0
+    input input  float32  (3, 4)        0   0.6281    0.157    0    0
+    weight       float32  (2, 4)        -        -        -    1    0
+    bias         float32  (2,)    -0.3148  -0.1266  -0.2207    0    0
+    'weight' of Linear is bad already: an earlier update did it, or it was loaded so.
 
     Args:
         where: The places to look at; without any, the output of every module.

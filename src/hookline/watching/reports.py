@@ -88,7 +88,8 @@ def of_gradient(
         seen = f"'{before[0].site._replace(port='grad_output')}'" + (f" (call #{before[1]})" if before[1] else "")
         report.then = [f"The gradient before it, {seen}, was fine: the backward of what uses this output made it."]
     report.then += _scaler_hint(finding, gradient.dtype)
-    report.then.append("To name the operation, run this step under torch.autograd.set_detect_anomaly(True).")
+    if finding.nan:
+        report.then.append("To name the operation, run this step under torch.autograd.set_detect_anomaly(True).")
     error = _error(report, site, finding, gradient, Cache(), number)
     error.backward = True
     return error
@@ -213,7 +214,7 @@ def _verdict(
         return [told, *_seen_inside(inside, "made it"), _advice(around)]
     if weights:
         are = "is" if len(weights) == 1 else "are"
-        return [f"{_listed(weights)} of {kind} {are} bad already: by an earlier update, or since they were loaded."]
+        return [f"{_listed(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
     lines = [f"It was made here: nothing that went into {kind} is bad."]
     tensors = leaves(value)
     if finding.inf and any(tensor.dtype is torch.float16 for tensor in tensors):

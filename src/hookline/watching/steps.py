@@ -30,6 +30,8 @@ class Steps:
         self._given = {id(one): one for one in optimizers}
         for one in optimizers:
             self._counts[one] = 0
+        # How many parameters an optimizer holds, and whether they are of the model.
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
         self._most = 0  # Of one optimizer, which may be gone by now.
         self._handles: list[Any] = []
         self.by_hand = 0
@@ -63,12 +65,13 @@ class Steps:
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         if self._given:
             return id(optimizer) in self._given
-        if optimizer in self._counts:
-            return True
-        model = self._model()
-        own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-        held = (id(one) for group in optimizer.param_groups for one in group["params"])
-        return any(one in own for one in held)
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        known = self._known.get(optimizer)
+        if known is None or known[0] != len(held):
+            model = self._model()
+            own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+            known = self._known[optimizer] = len(held), any(id(one) in own for one in held)
+        return known[1]
 
     def _on_step_begun(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._is_ours(optimizer):
