@@ -53,6 +53,10 @@ class Images:
                 "them to one size, or take batch_size=1"
             ) from None
 
+    def opened(self) -> list[Any]:
+        """Return the images as they are, for a processor that takes texts beside them."""
+        return [_opened(self._images[index]) for index in range(len(self))]
+
     def fingerprint(self) -> str:
         """Return a text that other images, or the same through another processor, would not have."""
         settings = (

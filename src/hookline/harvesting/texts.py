@@ -81,11 +81,14 @@ class Texts:
         return batch
 
     def give(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
-        """Run the model on a batch. Where padding is on the left, positions are counted without it."""
+        """Run the model on a batch."""
+        return model(**self.keywords(model, batch))
+
+    def keywords(self, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch as the model takes it. Where padding is on the left, positions are counted without it."""
         if self.tokenizer.padding_side == "left" and takes_positions(model):
-            positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-            return model(**batch, position_ids=positions)
-        return model(**batch)
+            return {**batch, "position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)}
+        return dict(batch)
 
     def length(self, sample: Sample) -> int:
         """Return how many tokens a sample has."""
