@@ -1,19 +1,25 @@
-"""The command line: `hookline demo`, `hookline harvest`, `hookline --version`.
+"""The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `demo`.
 
-A command is one small function in `COMMANDS`: its docstring is the help, its parameters are the options. typer is an
-extra, so nothing here touches it before `main` has made sure that it is there.
+Each command is a function in a file of its own in `commands`. Here they are put together, and whatever goes wrong
+becomes one line on stderr and an exit status: 1 hookline refused, or something failed; 2 the line makes no sense; 130
+interrupted. typer is an extra, so nothing touches it before `main` has made sure that it is there.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
+import os
+import re
 import sys
-from typing import Annotated
+import typing
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, TextIO
 
 from hookline import __version__
-from hookline.demo import EPOCHS, PAGE
-from hookline.demo import main as run_demo
-from hookline.errors import HooklineError
-from hookline.harvesting import command
+from hookline.errors import HooklineError, HooklineWarning
 
 try:
     import typer
@@ -22,87 +28,142 @@ except ImportError:
 else:
     HAS_TYPER = True
 
-
-def demo(
-    epochs: Annotated[int, typer.Option(min=1, help="How many times the net sees the training digits.")] = EPOCHS,
-    to: Annotated[str, typer.Option(help="Where to write the page to browse.")] = PAGE,
-) -> None:
-    """Train a small net on handwritten digits and look inside it: offline, on the CPU, under a minute."""
-    run_demo(epochs, to)
-
-
-def harvest(
-    model: Annotated[str, typer.Argument(help="A name or folder of transformers, or module:function.")],
-    data: Annotated[
-        str, typer.Option(help="Texts (a line each, .jsonl, .parquet), a folder of images, or module:function.")
-    ],
-    at: Annotated[list[str], typer.Option(help="A place, as in 'h.*.mlp'. May be given several times.")],
-    to: Annotated[str, typer.Option(help="The folder of the store, or s3://... and the like.")],
-    rows: Annotated[
-        str | None, typer.Option(help="What a row is: tokens (of texts, without padding), or batch.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Cast floats to this: bfloat16, float16, ...")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 8,
-    processor: Annotated[str | None, typer.Option(help="The tokenizer or image processor, if not the model's.")] = None,
-    column: Annotated[str | None, typer.Option(help="The column or JSON field of the data.")] = None,
-    targets: Annotated[str | None, typer.Option(help="The column (or file) that a decoder is given.")] = None,
-    also: Annotated[list[str] | None, typer.Option(help="An entry of the batch to keep, as in input_ids.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Cut texts after so many tokens.")] = None,
-    generate: Annotated[int | None, typer.Option(min=1, help="Let the model write so many tokens, too.")] = None,
-    sort_by_length: Annotated[bool, typer.Option("--sort-by-length", help="Batch texts of like length.")] = False,
-    unit: Annotated[int | None, typer.Option(min=1, help="Samples in a unit of work.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where the model runs; a GPU if there is one.")] = None,
-    skip_errors: Annotated[
-        bool, typer.Option("--skip-errors", help="Leave out samples that fail, and list them.")
-    ] = False,
-    engine: Annotated[str | None, typer.Option(help="Who runs it: ray. By default, this process.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="How many processes Ray is to have.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a store that is there.")] = False,
-    append: Annotated[bool, typer.Option("--append", help="Add to a store that is complete.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
-) -> None:
-    """Run a dataset through a model, and keep what passes at some places on disk."""
-    asked = dict(locals())
-    command.show_progress()
-    for text in command.run(command.Task(**{**asked, "also": also or ()})):
-        typer.echo(text)
-
-
-COMMANDS = (demo, harvest)
+COMMANDS = ("scan", "capture", "show", "explore", "harvest", "demo")
+EXAMPLES = """
+hookline scan gpt2/
+hookline capture gpt2/ --at '**.mlp' --text "the cat sat" \\
+    --to acts.safetensors
+hookline show acts.safetensors --stats
+hookline explore acts.safetensors
+"""
+_OPTION = re.compile(r"\b(?P<name>[a-z]\w+)=(?P<quote>['\"]?)(?P<value>\w+)?(?P=quote)")
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # As shells count those that a signal ended.
 
 
 def main() -> None:
-    """Run the command line. What hookline refuses is one line on stderr and exit status 1, no traceback."""
+    """Run the command line."""
     if not HAS_TYPER:
         sys.exit("hookline: the command line needs typer: pip install 'hookline[cli]'")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # A terminal that can't show a sign still gets the rest.
     try:
-        application()(prog_name="hookline")
-    except HooklineError as error:
-        sys.exit(f"hookline: {' '.join(str(error).split())}")
+        asked = [argument for argument in sys.argv[1:2] if argument in COMMANDS]
+        application(asked or COMMANDS)(prog_name="hookline")
+    finally:
+        _flush()
 
 
-def application() -> typer.Typer:
-    """Put the commands together."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(options)
-    for one in COMMANDS:
-        app.command()(one)
+def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Put commands together; those that are not asked for are not imported."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(epilog=_examples(EXAMPLES))(options)
+    for name in names:
+        module = importlib.import_module(f"hookline.commands.{name}")
+        app.command(name, epilog=_examples(module.EXAMPLES))(guarded(getattr(module, name)))
     return app
 
 
-def show_version(asked: bool) -> None:
-    """Print the version and leave."""
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that says in one line what went wrong, or with --debug shows where."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+    @functools.wraps(command)
+    def run(*, debug: bool, **asked: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                command(**asked)
+                sys.stdout.flush()
+            except KeyboardInterrupt:
+                _leave("interrupted", INTERRUPTED)
+            except BrokenPipeError:
+                _close_pipe()
+                raise typer.Exit(PIPE_CLOSED) from None
+            except (typer.Exit, typer.Abort):
+                raise
+            except Exception as error:
+                if debug:
+                    raise
+                _leave(_line(error, asked), FAILED)
+
+    signature = inspect.signature(command)
+    known = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values()]
+    added = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=debug)
+    run.__signature__ = signature.replace(parameters=[*known, added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "debug": debug}
+    return run
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=lambda asked: _show_version(asked), is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Look inside and reach into any PyTorch model."""
+
+
+def _show_version(asked: bool) -> None:
     if asked:
         typer.echo(f"hookline {__version__}")
         raise typer.Exit
 
 
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+def _examples(lines: str) -> str:
+    """Return examples as the end of a help text; after \b, typer leaves the lines as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines.strip().splitlines())])
+
+
+def _line(error: Exception, asked: Collection[str]) -> str:
+    """Return an error as one line; of one that is not hookline's, its kind and how to see more."""
+    text = " ".join(str(error).split())
+    if isinstance(error, HooklineError):
+        return _OPTION.sub(lambda found: _spelled(found) if found["name"] in asked else found[0], text)
+    return f"{type(error).__name__}: {text[:300]} (--debug shows where)"
+
+
+def _spelled(found: re.Match[str]) -> str:
+    """Return an option as it is written here, where an error tells what to write in Python."""
+    name = f"--{found['name'].replace('_', '-')}"
+    return name if found["value"] in (None, "True") else f"{name} {found['value']}"
+
+
+def _leave(text: str, status: int) -> None:
+    typer.echo(f"hookline: {text}", err=True)
+    raise typer.Exit(status)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
-    """Look inside and reach into any PyTorch model."""
+    """Write a warning of hookline as one line, for a line of code says nothing here; others as Python does."""
+    if issubclass(category, HooklineWarning):
+        typer.echo(f"hookline: warning: {' '.join(str(message).split())}", err=True)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+def _flush() -> None:
+    """Write out what is left; where nobody reads on, as in `hookline show x | head`, be quiet."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _close_pipe()
+        sys.exit(PIPE_CLOSED)
+
+
+def _close_pipe() -> None:
+    """Let what is still to be written go nowhere, or Python would complain when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline.harvesting import command
+from hookline.commands import harvest as command
 from tests.harvest.words import SENTENCES, alone, near, numbers, of, tokenizer
 from tests.real_models import gpt2, t5, vit
 

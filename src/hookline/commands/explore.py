@@ -1,0 +1,184 @@
+"""`hookline explore`: what a model did, as one page for the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hookline as hl
+from hookline.commands.inputs import Wanted, given
+from hookline.commands.losses import labelled, loss_of
+from hookline.commands.models import Made, Manner, model_of
+from hookline.commands.names import is_function
+from hookline.commands.options import (
+    Attention,
+    Column,
+    Device,
+    Dtype,
+    Input,
+    Json,
+    Loss,
+    MaxLength,
+    Processor,
+    Samples,
+    Shape,
+    Text,
+)
+from hookline.commands.output import say, say_json, working
+from hookline.commands.show import is_store
+from hookline.errors import HooklineError
+
+EXAMPLES = """
+hookline explore acts.safetensors
+hookline explore acts.safetensors --against other.safetensors \\
+    --model gpt2/ --to both.html
+hookline explore gpt2/ --text "the cat sat" --against-text "the dog sat" \\
+    --loss lm --to cats.html
+hookline explore store/ --no-open
+hookline explore acts.html
+"""
+_PAGES = (".html", ".htm")
+
+
+def explore(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file of `capture`, a folder of `harvest`, a MODEL, or a page.")
+    ],
+    to: Annotated[Path | None, typer.Option(metavar="PAGE", help="The page to write; else named as FILE is.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A second run to compare: another FILE, or a MODEL's input.")
+    ] = None,
+    against_text: Annotated[
+        list[str] | None, typer.Option(metavar="WORDS", help="A second run of a MODEL, on these words.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model of FILE: gives types and parameters; it is not run.")
+    ] = None,
+    at: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places; of a MODEL, else every module.")
+    ] = None,
+    input: Input = None,
+    text: Text = None,
+    shape: Shape = None,
+    loss: Loss = None,
+    processor: Processor = None,
+    column: Column = None,
+    samples: Samples = None,
+    max_length: MaxLength = None,
+    attention: Attention = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="What stands at the top of the page.")] = None,
+    open: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Show it in the browser; else where somebody looks.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a page to look at what a model did, and open it.
+
+    It needs no network, and can be sent to others. FILE may be a model, too: it is run on --input, --text or --shape,
+    and every module's output is on the page.
+    """
+    wanted = Wanted(file, input, text or (), shape or (), processor, column, samples, max_length)
+    manner = Manner(device, dtype, attention)
+    options: dict[str, Any] = {"at": at or None, "title": title}
+    with working():
+        if Path(file).suffix.lower() in _PAGES:
+            page = _there(file)
+        elif is_model(file):
+            second = replace(wanted, input=against, text=against_text or (), shape=())
+            page = run_page(wanted, second, manner, loss, to or Path("report.html"), options)
+        else:
+            _refuse_runs(file, wanted, against_text, loss)
+            page = file_page(file, against, model, manner, to or Path(f"{_stem(file)}.html"), options)
+        opened = shown(page, False if json and open is None else open)
+    if json:
+        say_json({"page": str(page), "opened": opened})
+    else:
+        say(page)
+
+
+def is_model(file: str) -> bool:
+    """Whether a name is that of a model, and not of something that was kept of one."""
+    if is_function(file):
+        return True
+    path = Path(file)
+    if path.is_dir():
+        return not is_store(file)
+    return path.suffix == ".json" or not (path.exists() or path.suffix or "://" in file)
+
+
+def run_page(
+    wanted: Wanted, second: Wanted, manner: Manner, loss: str | None, to: Path, options: dict[str, Any]
+) -> Path:
+    """Run a model once or twice, and write the page of it."""
+    if not wanted:
+        raise HooklineError(f"{wanted.model!r} is a model: give what goes in, with --input, --text or --shape")
+    net = model_of(wanted.model, manner)()
+    first = labelled(given(wanted, net), loss)
+    other = labelled(given(second, net), loss) if second else None
+    backward = loss_of(loss, options["at"] or ())
+    return Path(
+        hl.explore(
+            net,
+            to=to,
+            run=first.run,
+            against=None if other is None else other.run,
+            loss=backward,
+            tokens=first.tokens,
+            names=None if other is None else [wanted.name, second.name],
+            **options,
+        )
+    )
+
+
+def file_page(
+    file: str, against: str | None, model: str | None, manner: Manner, to: Path, options: dict[str, Any]
+) -> Path:
+    """Write the page of something that was kept."""
+    if not (Path(file).exists() or "://" in file):
+        raise HooklineError(f"{file!r} is no file or folder")
+    net = None
+    if model is not None:
+        maker = model_of(model, manner)
+        net = maker() if isinstance(maker, Made) else maker.empty()
+    names = None if against is None else [_stem(file), _stem(against)]
+    return Path(hl.explore(file, to=to, against=against, model=net, names=names, **options))
+
+
+def shown(page: Path, wanted: bool | None) -> bool:
+    """Open a page in the browser, if it is wanted or somebody is there to look; return whether it was."""
+    if wanted is False or (wanted is None and not is_watched()):
+        return False
+    opened = webbrowser.open(page.absolute().as_uri())
+    if wanted and not opened:
+        raise HooklineError(f"no browser was found; open {str(page)!r} in one")
+    return opened
+
+
+def is_watched() -> bool:
+    """Whether a person sits at this machine: a terminal, and a screen beside it."""
+    has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return has_screen and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
+
+
+def _refuse_runs(file: str, wanted: Wanted, against_text: list[str] | None, loss: str | None) -> None:
+    """Refuse what only a model can be given."""
+    if wanted or against_text or loss:
+        raise HooklineError(f"{file!r} is no model: --input, --text, --shape and --loss are for one that is to run")
+
+
+def _there(file: str) -> Path:
+    if not Path(file).is_file():
+        raise HooklineError(f"{file!r} is no file")
+    return Path(file)
+
+
+def _stem(file: str) -> str:
+    return Path(file.rstrip("/").rpartition("/")[2]).stem

@@ -1,0 +1,87 @@
+"""Names on a command line become things: `module:name`, dtypes, and what transformers has by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from hookline.errors import HooklineError, did_you_mean
+from hookline.nodes import DTYPES
+
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")  # And no "C:\data" or "s3://bucket".
+_IN_A_FILE = re.compile(r"(.+\.py):([^\W\d]\w*(\.\w+)*)")
+
+
+def is_function(name: str) -> bool:
+    """Whether a name is `package.module:name` or `folder/file.py:name`."""
+    return _FUNCTION.fullmatch(name) is not None or _IN_A_FILE.fullmatch(name) is not None
+
+
+def named(name: str) -> Any:
+    """Return what `module:function` means; modules of the current folder are found too."""
+    in_a_file = _IN_A_FILE.fullmatch(name)
+    module, path = in_a_file.group(1, 2) if in_a_file else name.split(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = _loaded_file(Path(module)) if in_a_file else importlib.import_module(module)
+    except (ImportError, FileNotFoundError) as error:
+        raise HooklineError(f"{name!r}: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise HooklineError(f"{name!r}: {module!r} has no {path!r}{did_you_mean(part, vars(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise HooklineError(f"{name!r} is {type(found).__name__}, and no function to call")
+    return found
+
+
+def _loaded_file(path: Path) -> ModuleType:
+    """Return a file as a module; the modules beside it are found too."""
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    specification = importlib.util.spec_from_file_location(path.stem, path.absolute())
+    if specification is None or specification.loader is None:
+        raise ImportError(f"{str(path)!r} can't be imported")
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(specification)  # As `import` would: for pickles.
+    specification.loader.exec_module(module)
+    return module
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return a dtype by its name, with or without "torch." before it."""
+    known = {text.removeprefix("torch."): dtype for text, dtype in DTYPES.items()}
+    wanted = name.removeprefix("torch.")
+    if wanted not in known:
+        raise HooklineError(f"{name!r} is no dtype{did_you_mean(wanted, known)}")
+    return known[wanted]
+
+
+def transformers() -> Any:
+    """Return the package, with no bar of its own where nobody looks."""
+    try:
+        import transformers
+    except ImportError:
+        raise HooklineError("models by name need transformers: pip install 'hookline[transformers]'") from None
+    package: Any = transformers
+    if not sys.stderr.isatty():
+        package.utils.logging.disable_progress_bar()
+    return package
+
+
+def loaded(kind: Any, name: str, **options: Any) -> Any:
+    """Load something of transformers; what it has to say of a failure is many lines."""
+    try:
+        return kind.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise HooklineError(f"{kind.__name__} can't load {name!r}: {first}") from error

@@ -1,0 +1,76 @@
+"""What commands say: results on stdout, as tables or as JSON, and everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.values import describe
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Send what models and their modules print to stderr: stdout is for the result alone."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def say(result: Any) -> None:
+    """Write a result: in a terminal as rich draws it, elsewhere as plain text."""
+    if hasattr(result, "__rich__") and sys.stdout.isatty() and _has_rich():
+        from rich.console import Console
+
+        Console().print(result)
+    else:
+        sys.stdout.write(f"{result}\n")
+
+
+def say_json(result: Any) -> None:
+    """Write a result for a script: one line of JSON."""
+    sys.stdout.write(json.dumps(plain(result), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def note(text: str) -> None:
+    """Say something beside the result."""
+    sys.stderr.write(f"hookline: {text}\n")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it, every number exact: NaN and Inf, which JSON lacks, as the texts nan, inf, -inf.
+
+    >>> plain({"h.0": (torch.tensor([1.5, float("nan")]), 2)})
+    {'h.0': [[1.5, 'nan'], 2]}
+    """
+    if isinstance(value, Tensor):
+        return plain(_numbers(value))
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, complex):
+        return [plain(value.real), plain(value.imag)]
+    return value if value is None or isinstance(value, (bool, int, str)) else describe(value)
+
+
+def _numbers(tensor: Tensor) -> Any:
+    """Return the elements as nested lists."""
+    dense = tensor.detach().cpu()
+    dense = dense.to_dense() if dense.layout is not torch.strided else dense
+    return (dense.dequantize() if dense.is_quantized else dense).tolist()
+
+
+def _has_rich() -> bool:
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""MODEL, by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+from hookline.commands.models import Configured, Made, Manner, Pretrained, model_of
+from tests.commands.folder import refused, run, told
+
+PLAIN = Manner("cpu")
+
+
+def built(name: str, **manner: str) -> nn.Module:
+    return model_of(name, Manner("cpu", **manner))()
+
+
+@pytest.mark.parametrize("name", ["mine:net", "mine:Net", "mine:model", "mine.py:net", "./mine.py:Net"])
+def test_a_function_a_class_a_model_and_a_file_are_models(name, folder):
+    assert type(built(name)).__name__ == "Net"
+    assert not built(name).training
+
+
+def test_random_weights_are_the_same_each_time_and_the_seed_outside_is_left_alone(folder):
+    before = torch.get_rng_state()
+    for name in ("mine:net", "plain/", "plain/config.json"):
+        one, other = built(name), built(name)
+        assert all(map(torch.equal, one.parameters(), other.parameters()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_config_is_a_model_of_the_class_it_names_and_says_that_its_weights_are_random(folder):
+    result = run("capture", "plain/config.json", "--at", "lm_head", "--text", "the cat", "--to", "x.safetensors")
+    assert result.exit_code == 0, result.stderr
+    assert "is a config without weights: random ones are made, with seed 0" in result.stderr
+    assert type(built("plain")).__name__ == "GPT2LMHeadModel"
+    assert type(model_of("plain", PLAIN)) is Configured
+    assert type(model_of("gpt2", PLAIN)) is Pretrained
+
+
+def test_a_checkpoint_has_its_own_weights_and_runs_as_asked(folder):
+    model = built("gpt2", dtype="bfloat16", attention="eager")
+    saved = nn.Module.state_dict(built("gpt2"))["transformer.wpe.weight"]
+    assert model.transformer.wpe.weight.equal(saved.bfloat16())
+    assert model.config._attn_implementation == "eager"
+    assert built("plain", attention="eager").config._attn_implementation == "eager"
+
+
+def test_an_empty_model_has_the_modules_and_the_parameters_of_the_real_one(folder):
+    real, empty = built("gpt2"), model_of("gpt2", PLAIN).empty()
+    assert [name for name, _ in empty.named_modules()] == [name for name, _ in real.named_modules()]
+    assert all(one.is_meta for one in empty.parameters())
+    assert [(name, one.shape) for name, one in empty.named_parameters()] == [
+        (name, one.shape) for name, one in real.named_parameters()
+    ]
+
+
+def test_what_makes_a_model_travels_and_is_found_from_another_folder(folder, tmp_path, monkeypatch):
+    maker = pickle.loads(pickle.dumps(model_of("gpt2", PLAIN)))
+    monkeypatch.chdir(tmp_path)
+    assert type(maker()).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine:nett", "'mine:nett': 'mine' has no 'nett'; did you mean 'net'?"),
+        ("mine:Wide", "'mine:Wide': missing a required argument: 'width'; name a function that needs none"),
+        ("mine:images", "'mine:images' gives Tensor, no model"),
+        ("other.py:net", "'other.py:net': [Errno 2] No such file or directory"),
+        ("nowhere:net", "'nowhere:net': No module named 'nowhere'"),
+        ("pictures", "AutoConfig can't load "),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(name, message, folder):
+    assert refused("scan", name, "--shape", "1,3,8,8").startswith(message)
+
+
+def test_a_config_that_names_no_model_is_refused(folder):
+    (folder / "bad.json").write_text(json.dumps({"sizes": 3}))
+    assert "AutoConfig can't load" in refused("scan", "bad.json")
+
+
+def test_attention_is_for_models_that_have_a_choice(folder):
+    line = refused("scan", "mine:net", "--shape", "1,3,8,8", "--attention", "eager")
+    assert line == "--attention is for models of transformers, and 'mine:net' gives Net"
+
+
+def test_a_device_and_a_dtype_that_are_not_there_are_refused(folder):
+    asked = ("capture", "mine:net", "--at", "stem", "--shape", "1,3,8,8", "--to", "x.safetensors")
+    assert (
+        refused(*asked, "--dtype", "bfloat61")
+        == "'bfloat61' is no dtype; did you mean 'float16' or 'float64' or 'bfloat16'?"
+    )
+    assert refused(*asked, "--device", "cuda:99").startswith("the model can't be put on 'cuda:99': ")
+    assert not (folder / "x.safetensors").exists()
+
+
+def test_a_dtype_is_that_of_the_run(folder):
+    found = told(
+        "capture", "mine:net", "--at", "stem", "--shape", "1,3,8,8", "--to", "x.safetensors", "--dtype", "float64"
+    )
+    assert found["sites"][0]["dtype"] == "float64"
+    assert hl.Cache.load("x.safetensors")["stem"].dtype is torch.float64
+
+
+def test_without_transformers_one_line_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    assert refused("scan", "gpt2/") == "models by name need transformers: pip install 'hookline[transformers]'"
+    assert isinstance(model_of("mine:net", PLAIN), Made)

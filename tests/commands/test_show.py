@@ -1,0 +1,102 @@
+"""`hookline show`."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import hookline as hl
+from hookline.commands.output import plain
+from tests.commands.folder import refused, said, told
+
+
+@pytest.fixture
+def store(folder):
+    said("harvest", "gpt2", "--data", "texts.txt", "--at", "transformer.h.*", "--also", "input_ids", "--to", "store")
+    return hl.Store("store")
+
+
+def test_a_cache_is_shown_as_it_prints(folder):
+    acts = hl.Cache.load("acts.safetensors")
+    assert said("show", "acts.safetensors") == f"{acts}\n"
+    assert said("show", "acts.safetensors", "--stats") == f"{acts.stats()}\n"
+    part = acts.select("transformer.h.1[0, -1]")
+    assert said("show", "acts.safetensors", "--at", "transformer.h.1[0, -1]", "--stats") == f"{part.stats()}\n"
+    values = said("show", "acts.safetensors", "--at", "transformer.h.1[0, -1]", "--values")
+    assert values == f"transformer.h.1[0, -1]: float32 (16,)\n{part['transformer.h.1[0, -1]']}\n\n"
+
+
+def test_numbers_for_a_script_are_exact(folder):
+    acts = hl.Cache.load("acts.safetensors")
+    found = told("show", "acts.safetensors", "--stats", "--values")
+    assert (found["file"], found["kind"]) == ("acts.safetensors", "cache")
+    for one in found["sites"]:
+        assert torch.tensor(one["values"][0]).equal(acts[one["site"]])
+        assert tuple(one["stats"].values()) == tuple(acts.stats()[one["site"]])
+        assert one["shape"] == [1, 3, 16]
+
+
+def test_what_json_has_no_word_for_is_a_text(folder):
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 1.5])
+    hl.Cache({"odd": odd, "whole": torch.tensor([1 + 2j]), "pair": (torch.ones(2).bool(), None, "x")}).save(
+        "odd.safetensors"
+    )
+    sites = told("show", "odd.safetensors", "--values", "--stats")["sites"]
+    assert sites[0]["values"] == [["nan", "inf", "-inf", 1.5]]
+    assert sites[1]["values"] == [[[1.0, 2.0]]]
+    assert sites[2]["values"] == [[[True, True], None, "x"]]
+    assert (sites[2]["dtype"], sites[2]["shape"]) == (["bool"], [[2]])
+    hl.Cache({"nothing": torch.zeros(0)}).save("empty.safetensors")
+    assert told("show", "empty.safetensors", "--stats")["sites"][0]["stats"]["mean"] == "nan"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.int8])
+def test_every_dtype_comes_back_bit_for_bit(dtype):
+    value = torch.tensor([0.1, -2.0, 3.0]).to(dtype)
+    again = torch.tensor(json.loads(json.dumps(plain(value))), dtype=torch.float64).to(dtype)
+    assert again.view(torch.uint8).equal(value.view(torch.uint8))
+
+
+def test_a_store_is_shown_as_it_prints(store):
+    assert said("show", "store") == f"{store}\n"
+    assert said("show", "store/", "--stats") == f"{store.stats()}\n"
+    chosen = said("show", "store", "--at", "**.h.1", "--at", "input_ids").splitlines()
+    assert [line.split()[0] for line in chosen[2:]] == ["transformer.h.1", "input_ids"]
+    values = said("show", "store", "--at", "transformer.h.1", "--values", "--rows", "2")
+    assert values == f"transformer.h.1: 2 of 25 rows\n{store['transformer.h.1'][:2]}\n\n"
+
+
+def test_a_store_for_a_script(store):
+    found = told("show", "store", "--stats", "--values", "--rows", "3", "--at", "transformer.h.*")
+    assert (found["kind"], found["samples"]) == ("store", 5)
+    one = found["sites"][1]
+    assert (one["site"], one["rows"], one["shape"], one["bytes"]) == ("transformer.h.1", 25, [16], 1600)
+    assert torch.tensor(one["values"]).equal(store["transformer.h.1"][:3])
+    assert tuple(one["stats"].values()) == tuple(store.stats()["transformer.h.1"])
+
+
+def test_what_is_not_there_is_refused_in_one_line(store, folder):
+    assert refused("show", "none.safetensors").startswith("'none.safetensors' can't be read: No such file")
+    assert refused("show", "batch.safetensors").startswith("'batch.safetensors' is not from hookline")
+    assert refused("show", "gpt2") == "'gpt2' is a folder, and a model: `hookline scan` shows it"
+    assert refused("show", "pictures") == "'pictures' is a folder, and no store"
+    assert refused("show", "report.html") == "'report.html' is a page: `hookline explore report.html` opens it"
+    near = refused("show", "acts.safetensors", "--at", "transformer.h.3")
+    assert near.startswith("'transformer.h.3' matches nothing in this cache; did you mean 'transformer.h.0'")
+    assert "matches nothing in this store; did you mean 'transformer.h.0'" in refused(
+        "show", "store", "--at", "transformer.h.7"
+    )
+
+
+def test_a_store_that_is_not_finished_is_shown_when_asked(folder):
+    from hookline.commands import harvest as command
+
+    task = command.Task("gpt2", "texts.txt", ["transformer.h.1"], "part", unit=2)
+    command.plan_of(task).run_unit(1)
+    assert refused("show", "part").endswith(
+        "has 1 of 3 units; run its harvest again to finish it, or open it with --partial"
+    )
+    assert told("show", "part", "--partial")["sites"][0]["site"] == "transformer.h.1"
