@@ -121,3 +121,10 @@ def test_saving_what_is_on_disk_keeps_one_value_at_a_time_in_memory(tmp_path):
     assert allocated_by(lambda: acts.save(tmp_path / "acts")).peak <= 2 * VALUE
     again = hl.Cache.load(tmp_path / "acts")
     assert all(again[site].equal(acts[site]) for site in acts)
+
+
+def test_a_table_for_a_notebook_takes_a_few_elements_of_each_value():
+    kept = captured(model_of())()
+    large = hl.Cache({"0": torch.randn(1024, 64, 128).transpose(0, 2), "1": torch.ones(1).expand(1 << 30)})
+    for acts in (kept, large):
+        assert allocated_by(lambda acts=acts: acts._repr_html_() and None).peak < 1 << 18

@@ -303,7 +303,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             dtypes = ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
             rows.append((str(record.site) or '""', record.count or "?", dtypes or describe(value), shapes))
         header = ("site", "calls", "dtype", "shape")
-        return Table(header, rows, self._title(), pictures=lambda: [spread(record) for record in found])
+        return Table(header, rows, self._title(), pictures=lambda row: spread(found[row]))
 
     def _title(self) -> str:
         tensors = [tensor for record in self._fired() for tensor in leaves(record.peek_all())]

@@ -342,7 +342,7 @@ class Hooks(Tabular):
         ]
         title = f"{count(len(rows), 'hook')} on {type(unwrap(self._model)).__name__}"
         records = [tap.record for tap in self._taps]
-        pictures = (lambda: [spread(record) for record in records]) if any(records) else None
+        pictures = (lambda row: spread(records[row])) if any(records) else None
         return Table(("name", "kind", "site", "action", "active"), rows, title, pictures=pictures)
 
     def _narrow(self, taps: list[Tap]) -> Hooks:

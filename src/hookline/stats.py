@@ -72,7 +72,7 @@ class Stats(Tabular, Mapping[str, Numbers]):
         pictures = [self._spread.get(site) for site in self._numbers]
         spare = ("min", "max", "mean")
         return Table(
-            ("site", *Numbers._fields), rows, spare=spare, pictures=(lambda: pictures) if any(pictures) else None
+            ("site", *Numbers._fields), rows, spare=spare, pictures=pictures.__getitem__ if any(pictures) else None
         )
 
 

@@ -85,7 +85,8 @@ def test_all_that_is_shown_is_escaped_and_no_script_is_in_it() -> None:
 
     Evil.__name__ = "<img src=x onerror=alert(1)>"
     model = nn.Sequential(Evil())
-    model.register_module("</details><script>alert('1')</script>", Evil())
+    model.register_module("</details><script>alert('1')</script>", nn.Sequential(Evil()))
+    model[1].register_module("<b>", nn.Sequential(Evil(), Evil()))
     hooks = hl.Hooks(model)
     hooks.edit("0", lambda value: value, name='"><script>')
     for thing in (hl.sites(model), hooks, hl.attached(model), hl.scan(model, torch.ones(2))):
@@ -199,3 +200,13 @@ def test_a_histogram_is_of_elements_from_all_over_a_value() -> None:
     counts = stats._spread["x"].counts
     assert counts[0] == pytest.approx(counts[-1], rel=0.1)
     assert sum(counts) == counts[0] + counts[-1] <= 4096
+
+
+@pytest.mark.gpu
+def test_of_a_value_on_a_device_only_a_few_elements_are_moved() -> None:
+    value = torch.randn(64, 1024, 1024, device="cuda").transpose(0, 2)
+    cache = hl.Cache({"x": value, "y": value[..., ::2]})
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert pictures(cache) == 2
+    assert torch.cuda.max_memory_allocated() - before < 1 << 20

@@ -50,7 +50,7 @@ class Table:
         alike: The columns whose numbers must agree in rows that are shown as one; others become ranges.
         spare: The columns to leave away first where there is no room for all.
         weights: How much each row matters. Then none is shown as part of another, and of too many the heaviest are.
-        pictures: Makes a histogram for each row, or None, for a notebook.
+        pictures: Makes the histogram of a row, by its number, for a notebook; None where there is none.
         empty: What is shown instead of a table without rows.
     """
 
@@ -61,7 +61,7 @@ class Table:
     alike: Sequence[str] = ("calls", "nan", "inf")
     spare: Sequence[str] = ("dtype", "parameters")
     weights: Sequence[float] | None = None
-    pictures: Callable[[], Sequence[Picture | None]] | None = None
+    pictures: Callable[[int], Picture | None] | None = None
     empty: str = ""
 
     def text(self, limit: int | None = None, whole: bool = False) -> str:
@@ -72,8 +72,7 @@ class Table:
         """Return the table for a notebook, collapsible by module."""
         if not self.rows and self.empty:
             return render((), [], self.empty, None, None)
-        pictures = self.pictures() if self.pictures is not None else None
-        return render(self.header, self._cells(), self.title, self._name, pictures)
+        return render(self.header, self._cells(), self.title, self._name, self.pictures)
 
     def lines(self, limit: int | None = None, whole: bool = False) -> Iterator[Line]:
         """Return the table line by line, not wider than `limit`."""

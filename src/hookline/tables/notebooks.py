@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from hookline.tables.blocks import is_number
@@ -78,7 +78,7 @@ def render(
     rows: Sequence[Sequence[str]],
     title: str,
     name: int | None,
-    pictures: Sequence[Picture | None] | None,
+    pictures: Callable[[int], Picture | None] | None,
 ) -> str:
     """Return a table as HTML, every text escaped; `name` is the column by which it is nested."""
     shown = rows[:MOST_ROWS]
@@ -99,7 +99,7 @@ class _Page:
         header: Sequence[str],
         rows: Sequence[Sequence[str]],
         name: int | None,
-        pictures: Sequence[Picture | None] | None,
+        pictures: Callable[[int], Picture | None] | None,
     ) -> None:
         self.rows = rows
         self.name = name
@@ -145,7 +145,7 @@ class _Page:
             texts[0] = _name(row[self.name])
         cells = [self._cell(text, right) for text, right in zip(texts, self.right, strict=True)]
         if self.pictures is not None:
-            cells.append(_svg(self.pictures[index]))
+            cells.append(_svg(self.pictures(index)))
         return self._line(tag, depth, cells)
 
     def _label(self, module: _Module, depth: int) -> str:
