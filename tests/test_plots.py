@@ -127,6 +127,16 @@ def test_maps_are_the_channels_of_one_sample_and_as_many_as_are_wanted():
     assert "sample 2 of 3" in text_of(figure)
 
 
+def test_a_sheet_that_is_finer_than_pixels_is_averaged():
+    value = torch.rand(1, 4, 700, 700)
+    value[0, 1, 0, :2] = NAN
+    figure = plot({"conv": value})
+    sheet = torch.from_numpy(figure.axes[0].images[0].get_array().filled(NAN))
+    assert max(sheet.shape) < 2000
+    assert sheet[5, 5].item() == pytest.approx(value[0, 0, 10:12, 10:12].mean().item())
+    assert "2 NaN" in text_of(figure)
+
+
 def test_token_by_layer_has_the_statistic_of_each_token_first_layer_below():
     acts = captured()
     figure = drawn(acts.plot("h.*", statistic="mean", tokens=list("abcde"), sample=1))

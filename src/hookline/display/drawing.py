@@ -129,8 +129,8 @@ def _spread(values: Tensor) -> Tensor:
 def name_colours(ax: Axes | Figure, numbers: Numbers, scale: Scale) -> None:
     """Say which colours stand for NaN and infinity, where there are any."""
     found = [
-        Patch(facecolor=colours[scale.map], edgecolor="#555555", linewidth=0.6, label=f"{int(mask.sum()):,} {name}")
-        for mask, colours, name in ((numbers.nan, NAN, "NaN"), (numbers.infinite, INFINITE, numbers.infinity))
+        Patch(facecolor=colours[scale.map], edgecolor="#555555", linewidth=0.6, label=told)
+        for mask, colours, told in zip((numbers.nan, numbers.infinite), (NAN, INFINITE), numbers.told, strict=True)
         if mask.any()
     ]
     if found and isinstance(ax, Axes):

@@ -62,6 +62,8 @@ class Pictured:
     ) -> Figure | Axes:
         """Draw the values at some places, or all: the picture that suits them, or the kind that is named.
 
+        `acts.plot("h.*", tokens=words)` is a heat map of tokens and layers, `acts.plot("h.*", "flow")` gradient flow.
+
         Args:
             where: A site or a pattern, with subscripts if need be (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
             kind: Of one value "maps", "attention", "tokens", "units" or "histogram"; of several "layers" (token ×

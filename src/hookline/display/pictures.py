@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor
+from torch.nn import functional as F
 
 from hookline.display.drawing import (
     COLOURS,
@@ -37,6 +38,7 @@ from hookline.tables import count
 
 _MOST_PANELS = 32
 _MOST_BARS = 128
+_MOST_ACROSS = 1000  # Elements of a sheet, below which they are not averaged.
 _FAINTEST = 1e-4  # Of the largest weight: where a logarithmic scale of attention begins.
 
 
@@ -196,11 +198,10 @@ def _bars(one: Shown, ax: Axes | None, options: Options, numbers: Numbers) -> Ax
     else:
         ax.plot(values.numpy(), color=COLOURS[0], linewidth=0.8)
     ax.axhline(0, color="#888888", linewidth=0.6)
-    for mask, mark, name in ((numbers.nan, "X", "NaN"), (numbers.infinite, "^", numbers.infinity)):
+    for mask, mark, told in zip((numbers.nan, numbers.infinite), "X^", numbers.told, strict=True):
         if mask.any():
             where = mask.nonzero()[:, 0].tolist()
-            label = f"{len(where):,} {name}"
-            ax.plot(where, [0.0] * len(where), mark, color="black", markerfacecolor="#F0E442", label=label)
+            ax.plot(where, [0.0] * len(where), mark, color="black", markerfacecolor="#F0E442", label=told)
             ax.legend(edgecolor="none", fontsize="small")
     label_x(ax, numbered(len(values)), "unit")
     ax.set_ylabel(value_name(one.tensor))
@@ -238,12 +239,23 @@ def value_name(tensor: Tensor) -> str:
 
 
 def lay_out(tiles: Tensor, across: int) -> Numbers:
-    """Lay matrices out side by side, line by line, with gaps between them."""
+    """Lay matrices out side by side, line by line, with gaps between them; what is finer than pixels is averaged."""
     numbers = numbers_of(tiles)
-    gap = max(1, round(max(tiles.shape[1:]) / 14))
+    finer = across * tiles.shape[2] // _MOST_ACROSS
+    if finer > 1:
+        numbers = _averaged(numbers, finer)
+    gap = max(1, round(max(numbers.values.shape[1:]) / 14))
     values = _laid(numbers.values, across, gap, float("nan"))
     nan, infinite = (_laid(mask, across, gap, False) for mask in (numbers.nan, numbers.infinite))
-    return Numbers(values, nan, infinite, numbers.infinity)
+    return Numbers(values, nan, infinite, numbers.told)
+
+
+def _averaged(numbers: Numbers, times: int) -> Numbers:
+    values = F.avg_pool2d(numbers.values, times, ceil_mode=True)
+    nan, infinite = (
+        F.max_pool2d(mask.double(), times, ceil_mode=True).bool() for mask in (numbers.nan, numbers.infinite)
+    )
+    return Numbers(values, nan, infinite, numbers.told)
 
 
 def _laid(tiles: Tensor, across: int, gap: int, blank: float) -> Tensor:

@@ -117,18 +117,20 @@ def heads(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
 def ridges(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
     """Draw the histogram of each site, one above the other."""
     names = list(along_depth(many))
-    flat = [dense(many[name].tensor).reshape(-1).to("cpu", torch.float64) for name in names]
-    finite = [values[values.isfinite()] for values in flat]
-    low, high = _usual_range(finite)
-    bins = int(min(max(24, min(map(len, finite)) ** 0.5), 96))
-    counts = torch.stack([torch.histc(values, bins, low, high) for values in finite])
+    flat = [dense(many[name].tensor).reshape(-1) for name in names]
+    low, high = _usual_range(flat)
+    bins = int(min(max(24, min(map(len, flat)) ** 0.5), 96))
+    finite = torch.zeros(len(flat), dtype=torch.long)
+    counts = torch.zeros(len(flat), bins, dtype=torch.float64)
+    for place, values in enumerate(map(_finite, flat)):  # One at a time: they may be large.
+        finite[place], counts[place] = len(values), torch.histc(values, bins, low, high)
     peaks = counts / counts.amax(1, keepdim=True).clamp(min=1)
     ax = axes_for(ax, 6.0, height_of(len(names), least=3.0))
     (_ridges if len(names) <= _MOST_RIDGES else _colours)(ax, peaks, low, high)
     label_y(ax, *_down(names))
     ax.set_xlabel("value")
-    total, bad = sum(map(len, finite)), sum(map(len, flat)) - sum(map(len, finite))
-    outside = total - int(counts.sum())
+    total = int(finite.sum())
+    bad, outside = sum(map(len, flat)) - total, total - int(counts.sum())
     notes = [
         f"{outside / total:.2g} of all elements are beyond the axis" if outside else "",
         f"{bad:,} are NaN or Inf" if bad else "",
@@ -157,13 +159,18 @@ def _colours(ax: Axes, peaks: Tensor, low: float, high: float) -> None:
     colour_bar(heat(ax, numbers, scale, aspect="auto", origin="lower", extent=extent), ax, scale, "share of the peak")
 
 
-def _usual_range(finite: list[Tensor]) -> tuple[float, float]:
+def _usual_range(flat: list[Tensor]) -> tuple[float, float]:
     """Return the range in which nearly all elements of every site lie."""
     shares = torch.tensor([0.001, 0.999], dtype=torch.float64)
-    some = [values[:: max(1, len(values) // 100_000)] for values in finite if len(values)]
-    ends = [end for values in some for end in torch.quantile(values, shares).tolist()]
+    some = [_finite(values[:: max(1, len(values) // 100_000)]) for values in flat]
+    ends = [end for values in some if len(values) for end in torch.quantile(values, shares).tolist()]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     return (low, high) if low < high else (low - 0.5, low + 0.5)
+
+
+def _finite(values: Tensor) -> Tensor:
+    numbers = values.to("cpu", torch.float64)
+    return numbers[numbers.isfinite()]
 
 
 def _down(names: list[str]) -> Axis:

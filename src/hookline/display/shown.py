@@ -48,11 +48,11 @@ class Numbers(NamedTuple):
     values: Tensor
     nan: Tensor
     infinite: Tensor
-    infinity: str = "Inf"  # What these are.
+    told: tuple[str, str]  # How many these are, and what.
 
     def part(self, index: int) -> Numbers:
         """Return one of the first dimension."""
-        return Numbers(self.values[index], self.nan[index], self.infinite[index], self.infinity)
+        return Numbers(self.values[index], self.nan[index], self.infinite[index], self.told)
 
 
 def shown(name: str, value: Any) -> Shown:
@@ -105,4 +105,5 @@ def numbers_of(tensor: Tensor) -> Numbers:
     values = dense(tensor).to("cpu", torch.float64)
     nan, infinite = values.isnan(), values.abs() >= limit
     infinity = "Inf" if bool(values[infinite].isinf().all()) else "Inf or masked"
-    return Numbers(values.masked_fill(infinite, float("nan")), nan, infinite, infinity)
+    told = f"{int(nan.sum()):,} NaN", f"{int(infinite.sum()):,} {infinity}"
+    return Numbers(values.masked_fill(infinite, float("nan")), nan, infinite, told)
