@@ -227,6 +227,15 @@ def test_dropout_falls_alike_in_both_runs(path):
     assert page["warnings"][-1]["text"] == "the two runs are equal at every site"
 
 
+def test_hooks_that_are_there_act_and_stay(model, ids, path):
+    with hl.capture(model, "h.1") as acts, hl.patch(model, {"h.0.mlp": 0.0}):
+        page = data_of(hl.explore(model, run=(ids,), to=path))
+        model(ids)
+    assert site_of(page, "h.0.mlp")["stats"][0]["norm"] == 0
+    assert site_of(page, "h.1")["stats"][0]["max"] == acts["h.1"].max().item()
+    assert len(hl.attached(model)) == 0
+
+
 def test_a_model_that_fails_is_left_as_it_was_too(model, path):
     with pytest.raises(IndexError):
         hl.explore(model, run=(torch.full((1, 3), 99),), to=path)

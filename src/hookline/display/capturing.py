@@ -14,8 +14,8 @@ from hookline.cache import Cache
 from hookline.errors import HooklineError
 from hookline.hooks import Hooks
 from hookline.scan import Scan, scan
-from hookline.tree import Names, unwrap
-from hookline.trial import snapshot
+from hookline.tree import unwrap
+from hookline.trial import left_as_found
 from hookline.values import describe, leaves
 from hookline.verbs import brief
 from hookline.where import Where, find
@@ -44,7 +44,7 @@ def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None) -> Cache:
     hooks.capture(*where)
     if at is None:
         hooks.when_missing("ignore")  # The page lists what is never called.
-    with left_as_found(model), hooks as acts, torch.set_grad_enabled(loss is not None or torch.is_grad_enabled()):
+    with put_back(model), hooks as acts, torch.set_grad_enabled(loss is not None or torch.is_grad_enabled()):
         output = model(*args, **kwargs)
         if loss is not None:
             _backward(model, loss(output), (args, kwargs))
@@ -61,18 +61,14 @@ def scanned(model: nn.Module, run: Any) -> Scan | None:
 
 
 @contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
+def put_back(model: nn.Module) -> Iterator[None]:
     """Put back what a run leaves behind: attributes, buffers such as a BatchNorm's, and the random numbers."""
-    seen = set[int]()
-    attributes = [snapshot(module, seen) for _, module in Names(unwrap(model)).once()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = {tensor.device.index or 0 for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     try:
-        with torch.random.fork_rng(devices=sorted(devices)):
+        with left_as_found(unwrap(model)), torch.random.fork_rng(devices=sorted(devices)):
             yield
     finally:
-        for put_back in attributes:
-            put_back()
         with torch.no_grad():
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):  # Batch norm writes where torch does not count it.
