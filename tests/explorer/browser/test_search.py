@@ -17,6 +17,7 @@ from hookline.sites import Site, parse
 
 ROOT = Path(__file__).parents[3]
 NAMES = [
+    *("abxc", "axbxc", "axb.c", "ab.ab.c"),
     *("", "embed", "head", "h.0", "h.1", "h.10", "h.0.mlp", "h.1.mlp", "h.1.mlp.0", "h.1.attn", "block_1"),
     *("block_2.mlp", "h.0:input", 'h.0:inputs["mask"]', "h.1:grad_output", "h.1:grad_output[0]", "h.0[0]"),
     *("h.0[0][:, -1]", "h.0[:, -1]", "h.0#2", "h.0#2:input[0]", "h.1.attn/softmax", "h.1.attn/softmax#1"),
@@ -25,6 +26,7 @@ NAMES = [
     *(r'h.0["a\"b"]', "größe.0", "h.1.attn[1]"),
 ]  # fmt: skip
 WRITTEN = [
+    *("a*b*c", "a*bx*", "*b*", "a*", "a*c", "*x*x*", "**.ab.**", "a**", "ab.**.c", "**.ab.c", "**.**", "*.**.c"),
     *("h.*", "h.**", "**", "**.mlp", "*", "h.{0,1}", "h.{ 0 , 10 }.mlp", "block_*", "*_*", "h.1*", "h.*.*", "h.**.0"),
     *("**.head", "h.*:input", "h.*:inputs", "h.*:inputs['mask']", "**:grad_output", "h.1:grad_output[0][1]"),
     *("h.*[*]", "h.0[0][:,-1]", "h.0[*][:, *]", "h.0[:, *]", "h.0[0][*, -1]", "h.*#2", "h.0:input[0]#2", "h.0#007"),
@@ -82,6 +84,7 @@ def test_patterns_that_people_write_mean_the_same_in_python_and_on_the_page(look
 
 
 PIECES = [
+    *("a", "b", "x", "c", "ab"),
     *("h", "0", "1", "10", "mlp", "attn", "softmax", "W", "größe", "a:input", *".*#:/[]{}(),\\\"'- \t\n", "**", "()"),
     *("[0]", "[:, -1]", "[*]", ":input", ":grad_output", ":param", "#2", "/softmax", "{0,1}", "...", "None", "²"),
     *("٣", "😀"),

@@ -9,14 +9,17 @@ from urllib.parse import urlencode
 READY = "performance.getEntriesByName('hookline ready')[0]?.startTime ?? 0"
 SHOWN = "() => performance.getEntriesByName('hookline ready').length > 0 || document.querySelector('.failure')"
 
-SWEEP = """(element, points) => points.flatMap(([x, y]) => {
-  const frame = element.getBoundingClientRect(), tip = document.querySelector('.tip');
+SWEEP = """(element, points) => {
+const pixels = element.getContext('2d').getImageData(0, 0, element.width, element.height).data;
+const frame = element.getBoundingClientRect(), tip = document.querySelector('.tip');
+return points.flatMap(([x, y]) => {
   element.dispatchEvent(new MouseEvent('mousemove', {clientX: frame.left + x, clientY: frame.top + y}));
   if (tip.hidden) return [];
+  const at = 4 * (y * element.width + x), red = pixels[at] - pixels[at + 2];
   const said = tip.querySelector('b[data-value]').dataset.value, error = tip.querySelector('.error');
-  return [[tip.querySelector('.tip-title').textContent, said === 'NaN' ? null : Number(said),
+  return [[tip.querySelector('.tip-title').textContent, said === 'NaN' ? null : Number(said), red,
     error ? Number(error.textContent.replace(' ± ', '').replace('−', '-')) : 0]];
-})"""
+})}"""
 
 
 class Window:
@@ -90,8 +93,8 @@ class Window:
         box = element.bounding_box()
         self.page.mouse.move(box["x"] + x, box["y"] + y)
 
-    def sweep(self, selector: str, points: list[tuple[float, float]]) -> list[tuple[str, float, float]]:
-        """Put the mouse at many points of an element: each time the place, the first run's value, and its error."""
+    def sweep(self, selector: str, points: list[tuple[float, float]]) -> list[tuple[str, float, int, float]]:
+        """Put the mouse at many points of an element: the place, the first run's value, how red it is, its error."""
         return [tuple(one) for one in self.page.eval_on_selector(selector, SWEEP, points)]
 
     def tip(self) -> tuple[str, list[float]]:
