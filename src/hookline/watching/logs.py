@@ -39,11 +39,11 @@ class Row:
             self.values.setdefault(site, []).append(new)
 
     @torch.no_grad()
-    def add_gradients(self, parameters: Parameters, scale: float) -> None:
-        """Note the norms of the gradients that are there, in the place of earlier ones."""
+    def add_gradients(self, parameters: Parameters, scale: float, keep: bool) -> None:
+        """Note the norms of the gradients that are there, in the place of earlier ones unless these are kept."""
         for site, held in parameters.items():
             found = [plain for one in held if one.grad is not None and (plain := numbers_in(one.grad)) is not None]
-            if found:
+            if found and not (keep and site in self.gradients):
                 self.gradients[site] = _norm(found) / scale
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from hookline.actions import Call
 from hookline.cache import Cache
 from hookline.errors import BadValue
 from hookline.hooks import PLAIN
+from hookline.ranks import is_running
 from hookline.sites import Site
 from hookline.tree import unwrap
 from hookline.values import leaves
@@ -209,7 +210,7 @@ class Watcher:
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._check_graphs()
         if not self._has_looked:
-            self._check_parameters()  # Nothing was seen of the backward: it ran in a compiled graph.
+            self._check_parameters(at_step=True)  # Nothing was seen of the backward: it ran in a compiled graph.
         if self.row is not None:
             held = [one for group in optimizer.param_groups for one in group["params"]]
             self._before |= {one: sample(one) for one in held}
@@ -280,15 +281,15 @@ class Watcher:
         """Whether a scaler still has a way to go down, and leaves out a step whose gradients are bad."""
         return self._scaler is not None and scale > 1
 
-    def _check_parameters(self) -> None:
+    def _check_parameters(self, at_step: bool = False) -> None:
         """Look at the gradients of the parameters, those last in the model first: so they were made."""
-        self._has_looked = True
+        found = [(one, gradient) for one in self._backwards if (gradient := one.grad) is not None]
+        self._has_looked = not is_running()  # FSDP puts them there when everybody else is done: so look again then.
         scale = self.scale()
         if self.row is not None:
-            self.row.add_gradients(self._parameters, scale)
+            self.row.add_gradients(self._parameters, scale, keep=at_step)
         if not self.backward:
             return
-        found = [(one, gradient) for one in self._backwards if (gradient := one.grad) is not None]
         for parameter, plain in suspects(found, self.rule, scale, self.waits):
             finding = examine(plain / scale if scale != 1 else plain, self.rule)
             if finding is not None and not self.is_lowering(scale):
