@@ -173,7 +173,8 @@ def test_signs_that_a_stream_has_no_code_for_do_no_harm(acts):
         timeout=60,
         check=True,
     )
-    assert b"h.399" in done.stdout
+    assert b"400 sites" in done.stdout
+    assert b"\n????" in done.stdout
 
 
 def test_the_shell_completes_commands_and_options():

@@ -50,7 +50,8 @@ def test_another_model_is_told_what_to_be_given(folder):
 def test_places_are_listed_functions_among_them(folder):
     found = told("scan", "gpt2", "--attention", "eager", "--at", "transformer.h.0.attn/softmax", "--at", "lm_head")
     assert [one["site"] for one in found["sites"]] == ["transformer.h.0.attn/softmax", "lm_head"]
-    assert found["sites"][0]["what passes"] == "float32 (1, 2, 8, 8)"
+    assert (found["sites"][0]["calls"], found["sites"][0]["value"]) == (1, "float32 (1, 2, 8, 8)")
+    assert told("scan", "gpt2", "--at", "")["sites"][0]["site"] == ""
     assert "softmax" in said("scan", "gpt2", "--attention", "eager", "--at", "transformer.h.0.attn/*")
     assert "did you mean 'lm_head'" in refused("scan", "gpt2", "--at", "lm_haed")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 
 import pytest
 import torch
 
 import hookline as hl
-from hookline.commands.output import plain
+from hookline.commands.output import plain, say
 from tests.commands.folder import refused, said, told
 
 
@@ -100,3 +102,24 @@ def test_a_store_that_is_not_finished_is_shown_when_asked(folder):
         "has 1 of 3 units; run its harvest again to finish it, or open it with --partial"
     )
     assert told("show", "part", "--partial")["sites"][0]["site"] == "transformer.h.1"
+
+
+def test_repeated_blocks_are_one_row_unless_every_row_is_asked_for(folder):
+    hl.Cache({f"h.{number}": torch.ones(2) for number in range(40)}).save("many.safetensors")
+    assert said("show", "many.safetensors").endswith("40 rows as 1; --all has each\n")
+    assert len(said("show", "many.safetensors", "--all").splitlines()) == 3 + 40
+    assert len(said("show", "many.safetensors", "--all", "--stats").splitlines()) == 2 + 40
+    assert len(said("scan", "gpt2", "--all").splitlines()) > len(said("scan", "gpt2").splitlines())
+
+
+def test_in_a_terminal_rich_draws_the_table(folder, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    say(hl.Cache.load("acts.safetensors").stats())
+    drawn = capsys.readouterr().out
+    assert "\x1b[36mtransformer.h.0" in drawn
+    plain_text = re.sub(r"\x1b\[[\d;]*m", "", drawn)
+    assert max(map(len, plain_text.splitlines())) <= 60

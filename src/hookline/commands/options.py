@@ -47,4 +47,5 @@ Loss = Annotated[
         "the output.",
     ),
 ]
+All = Annotated[bool, typer.Option("--all", help="Every row of a table: no blocks shown as one, none left out.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script, and nothing else.")]

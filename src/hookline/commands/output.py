@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline.tables import Table, Tabular
 from hookline.values import describe
 
 
@@ -22,14 +25,17 @@ def working() -> Iterator[None]:
         yield
 
 
-def say(result: Any) -> None:
-    """Write a result: in a terminal as rich draws it, elsewhere as plain text."""
-    if hasattr(result, "__rich__") and sys.stdout.isatty() and _has_rich():
+def say(result: Any, *, whole: bool = False) -> None:
+    """Write a result: a table in a terminal as rich draws it, all else as plain text."""
+    shown = replace(result._table(), every="--all") if isinstance(result, Tabular) else result
+    if whole and isinstance(shown, Table):
+        shown = shown.text(whole=True)
+    if isinstance(shown, Table) and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
 
-        Console().print(result)
+        Console().print(shown)
     else:
-        sys.stdout.write(f"{result}\n")
+        sys.stdout.write(f"{shown}\n")
 
 
 def say_json(result: Any) -> None:
@@ -66,11 +72,3 @@ def _numbers(tensor: Tensor) -> Any:
     dense = tensor.detach().cpu()
     dense = dense.to_dense() if dense.layout is not torch.strided else dense
     return (dense.dequantize() if dense.is_quantized else dense).tolist()
-
-
-def _has_rich() -> bool:
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        return False
-    return True

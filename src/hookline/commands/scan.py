@@ -14,6 +14,7 @@ from hookline.commands.dummies import dummy
 from hookline.commands.inputs import Given, Wanted, given
 from hookline.commands.models import Made, Manner, model_of
 from hookline.commands.options import (
+    All,
     Attention,
     Column,
     Dtype,
@@ -55,6 +56,7 @@ def scan(
     max_length: MaxLength = None,
     attention: Attention = None,
     dtype: Dtype = None,
+    all: All = False,
     json: Json = False,
 ) -> None:
     """Show what every module of a model would do.
@@ -68,7 +70,7 @@ def scan(
     if json:
         say_json({"model": type(net).__name__, **listed(report)})
     else:
-        say(report)
+        say(report, whole=all)
 
 
 def scanned(wanted: Wanted, manner: Manner, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:
@@ -105,8 +107,12 @@ def listed(report: Scan | Sites) -> dict[str, Any]:
     if isinstance(report, Scan):
         modules = [{**row._asdict(), "shape": _shapes(row.shape)} for row in report]
         return {"note": report.note, "modules": modules}
-    header, rows, note = report._table
-    return {"note": note, "sites": [dict(zip(header, map(str, row), strict=True)) for row in rows]}
+    table = report._table()
+    passing = [
+        {"site": str(site), "calls": int(str(row[1])), "value": row[2], "line": row[3]}
+        for site, row in zip(report, table.rows, strict=True)
+    ]
+    return {"note": table.title, "sites": passing}
 
 
 def _shapes(text: str) -> list[list[int]]:

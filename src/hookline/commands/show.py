@@ -10,13 +10,13 @@ import typer
 from torch import Tensor
 
 import hookline as hl
-from hookline.commands.options import Json
+from hookline.commands.options import All, Json
 from hookline.commands.output import say, say_json
 from hookline.errors import NotCaptured, StoreError, did_you_mean
 from hookline.stats import Stats, numbers_of_pieces
 from hookline.store.places import place
 from hookline.store.records import MANIFEST
-from hookline.tables import table
+from hookline.tables import Table
 from hookline.values import describe, leaves
 
 _PIECE = 1 << 20  # Bytes of a store read at a time.
@@ -38,16 +38,17 @@ def show(
     values: Annotated[bool, typer.Option("--values", help="The numbers themselves; in JSON, all of them.")] = False,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Of a store, so many rows with --values.")] = 4,
     partial: Annotated[bool, typer.Option("--partial", help="A store that is not finished, as far as it is.")] = False,
+    all: All = False,
     json: Json = False,
 ) -> None:
     """Show what a file or store holds, as tables and numbers."""
     if is_store(file):
         store = hl.Store(file, partial=partial)
         names = matching(store, at or ())
-        show_store(file, store, names, stats=stats, values=rows if values else 0, json=json)
+        show_store(file, store, names, stats=stats, values=rows if values else 0, whole=all, json=json)
     else:
         acts = cache_of(file)
-        show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, json=json)
+        show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, whole=all, json=json)
 
 
 def is_store(file: str) -> bool:
@@ -66,7 +67,7 @@ def cache_of(file: str) -> hl.Cache:
     return hl.Cache.load(path)
 
 
-def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, json: bool) -> None:
+def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: bool, json: bool) -> None:
     """Write what a cache holds."""
     if json:
         found = [entry_of(acts, site, stats=stats, values=values) for site in acts]
@@ -77,10 +78,12 @@ def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, json: bo
                 say(f"{site or repr('')}{f', call {number}' if len(acts.calls(site)) > 1 else ''}: {describe(value)}")
                 say(f"{value}\n")
     else:
-        say(acts.stats() if stats else acts)
+        say(acts.stats() if stats else acts, whole=whole)
 
 
-def show_store(file: str, store: hl.Store, names: Sequence[str], *, stats: bool, values: int, json: bool) -> None:
+def show_store(
+    file: str, store: hl.Store, names: Sequence[str], *, stats: bool, values: int, whole: bool, json: bool
+) -> None:
     """Write what a store holds; of its rows so many as `values`."""
     numbers = {name: numbers_of_pieces(store[name].scan(_PIECE)) for name in names} if stats else {}
     if json:
@@ -98,9 +101,9 @@ def show_store(file: str, store: hl.Store, names: Sequence[str], *, stats: bool,
             rows = store[name]
             say(f"{name or repr('')}: {min(values, len(rows)):,} of {len(rows):,} rows\n{rows[:values]}\n")
     elif stats:
-        say(Stats.of(numbers))
+        say(Stats.of(numbers), whole=whole)
     else:
-        say(store if list(names) == list(store) else _table_of(store, names))
+        say(store if list(names) == list(store) else _table_of(store, names), whole=whole)
 
 
 def matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
@@ -148,7 +151,7 @@ def array_of(store: hl.Store, name: str) -> dict[str, Any]:
     }
 
 
-def _table_of(store: hl.Store, names: Sequence[str]) -> str:
+def _table_of(store: hl.Store, names: Sequence[str]) -> Table:
     found = [array_of(store, name) for name in names]
     cells = [(one["site"], one["dtype"], tuple(one["shape"]), f"{one['rows']:,}", f"{one['bytes']:,}") for one in found]
-    return table(("site", "dtype", "shape", "rows", "bytes"), cells)
+    return Table(("site", "dtype", "shape", "rows", "bytes"), cells)
