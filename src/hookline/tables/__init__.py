@@ -52,6 +52,7 @@ class Table:
         weights: How much each row matters. Then none is shown as part of another, and of too many the heaviest are.
         pictures: Makes the histogram of a row, by its number, for a notebook; None where there is none.
         empty: What is shown instead of a table without rows.
+        every: How every row is asked for, where some are left out.
     """
 
     header: Sequence[str]
@@ -63,6 +64,7 @@ class Table:
     weights: Sequence[float] | None = None
     pictures: Callable[[int], Picture | None] | None = None
     empty: str = ""
+    every: str = 'f"{x:all}"'
 
     def text(self, limit: int | None = None, whole: bool = False) -> str:
         """Return the table as plain text, not wider than `limit`; `whole` collapses and cuts nothing."""
@@ -112,7 +114,7 @@ class Table:
             alike = [index for index, name in enumerate(self.header) if name in self.alike]
             fewer = collapse(cells, self._name, alike, ENOUGH_ROWS)
             if len(fewer) < len(cells):
-                notes = [f'{len(cells):,} rows as {len(fewer):,}; f"{{x:all}}" has each']
+                notes = [f"{len(cells):,} rows as {len(fewer):,}; {self.every} has each"]
             cells = fewer
         if len(cells) <= MOST_ROWS:
             return cells, {}, notes
@@ -123,7 +125,7 @@ class Table:
         if len(cells) <= MOST_ROWS:
             return _whole(cells)
         chosen = sorted(sorted(range(len(cells)), key=lambda index: -weights[index])[: MOST_ROWS // 2])
-        note = f'the {len(chosen)} of {len(cells):,} rows that matter most; f"{{x:all}}" has each'
+        note = f"the {len(chosen)} of {len(cells):,} rows that matter most; {self.every} has each"
         return [cells[index] for index in chosen], {}, [note]
 
 
