@@ -3,6 +3,7 @@
 import { runNames, type App } from "./app";
 import { PageError, readPage, type Page } from "./data";
 import { element, replace } from "./elements";
+import { familiesOf } from "./families";
 import { listen, showHelp } from "./keys";
 import { count, plural } from "./numbers";
 import { overview } from "./overview";
@@ -15,6 +16,8 @@ import { themeNow, turnTheme, wearTheme } from "./theme";
 import { hideTip, placeTip } from "./tip";
 import { Tree } from "./tree";
 import { TreeView } from "./treeview";
+
+const SOON = 120; // Milliseconds: browsers stop listening to a page that changes its address all the time.
 
 function start(): void {
   const root = document.getElementById("page")!;
@@ -41,6 +44,8 @@ class Explorer implements App {
   theme = themeNow();
   private view: Drawn = { element: element("div"), draw: () => undefined };
   private written = "";
+  private wroteAt = -Infinity;
+  private waiting = 0;
   private readonly tree: Tree;
   private readonly treeView: TreeView;
   private readonly main = element("main", { id: "main", tabindex: -1 });
@@ -48,7 +53,6 @@ class Explorer implements App {
   private readonly input = element("input", {
     type: "search",
     id: "search",
-    placeholder: "h.*.mlp, or any part of a name",
     "aria-label": "Search sites by a pattern or a part of a name",
     autocomplete: "off",
     spellcheck: "false",
@@ -61,6 +65,7 @@ class Explorer implements App {
     private readonly root: HTMLElement,
   ) {
     this.found = find(page, this.state.search);
+    this.input.placeholder = `${familiesOf(page)[0]?.pattern ?? "h.*.mlp"}, or any part of a name`;
     this.tree = new Tree(page);
     this.treeView = new TreeView(this, this.tree, gravest(page));
   }
@@ -92,12 +97,19 @@ class Explorer implements App {
   /** Look at something else; the address follows. */
   go(change: Partial<State>, how: "push" | "replace" = "push"): void {
     const next = { ...this.state, ...change };
-    this.written = write(next);
-    const there = `#${this.written}`;
+    this.become(next);
+    window.clearTimeout(this.waiting);
+    const soon = how === "replace" && performance.now() - this.wroteAt < SOON;
+    if (soon) this.waiting = window.setTimeout(() => this.writeAddress("replace"), SOON);
+    else this.writeAddress(how);
+  }
+
+  private writeAddress(how: "push" | "replace"): void {
+    const there = `#${write(this.state)}`;
     if (how === "push") location.hash = there;
     else location.replace(there);
     this.written = location.hash.replace(/^#/, "");
-    this.become(next);
+    this.wroteAt = performance.now();
   }
 
   private become(state: State): void {
@@ -170,8 +182,16 @@ class Explorer implements App {
       pattern: found.sites.size ? `pattern: ${sites}` : `pattern: ${plural(found.modules.size, "module")}, nothing captured`,
       text: `${found.note}; names with this text: ${sites}`,
     };
-    this.status.textContent = texts[found.how];
+    replace(this.status, texts[found.how], found.sites.size || found.modules.size ? null : this.suggestion());
     this.status.className = `search-status ${found.how}${found.sites.size || found.modules.size ? "" : " nothing"}`;
+  }
+
+  /** Names often begin with more than one remembers: offer what the text means at any depth. */
+  private suggestion(): HTMLElement | null {
+    const deeper = `**.${this.state.search.trim()}`;
+    const { how, sites } = find(this.page, deeper);
+    if (how !== "pattern" || !sites.size) return null;
+    return element("button", { class: "link", onclick: () => this.go({ search: deeper }) }, `${deeper} means ${plural(sites.size, "site")}`);
   }
 
   private header(): HTMLElement {

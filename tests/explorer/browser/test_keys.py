@@ -51,6 +51,13 @@ def test_the_arrow_keys_open_close_and_walk_the_tree(look, digits):
     assert window.heading == "h"
 
 
+def test_a_key_held_down_leaves_the_address_where_the_reader_is(look, gpt2):
+    window = look(gpt2, search="transformer.h.**")
+    window.press(*["j"] * 30)
+    site = window.heading
+    window.page.wait_for_function("site => new URLSearchParams(location.hash.slice(1)).get('site') === site", arg=site)
+
+
 def test_the_tree_says_what_it_is(look, gpt2):
     window = look(gpt2, site="transformer.h.0")
     row = window.page.locator(".row.chosen")

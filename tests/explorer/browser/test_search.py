@@ -121,6 +121,14 @@ def test_the_page_says_how_a_search_was_understood(look, gpt2):
     assert window.search("") == "359 sites in 164 modules" or window.search("").endswith("in 164 modules")
 
 
+def test_a_pattern_that_begins_too_late_is_offered_with_its_beginning(look, gpt2):
+    window = look(gpt2)
+    assert window.search("h.*.mlp").endswith("**.h.*.mlp means 12 sites")
+    window.page.click(".search-status button")
+    assert window.page.input_value("#search") == "**.h.*.mlp"
+    assert window.page.text_content(".search-status") == "pattern: 12 sites"
+
+
 def test_charts_are_of_the_sites_that_match(look, gpt2):
     window = look(gpt2, search="transformer.h.{0,1,2}.mlp")
     assert window.page.locator(".families h3").text_content() == "3 sites that match"

@@ -54,6 +54,7 @@ class Window:
 
     @property
     def hash(self) -> str:
+        self.page.wait_for_timeout(150)  # The address follows a little later where many keys come at once.
         return self.page.evaluate("location.hash")
 
     @property
