@@ -2,7 +2,7 @@
 
 import { runNames, type App } from "./app";
 import { barsView } from "./bars";
-import { gradientOf, type Scale } from "./colours";
+import { colourOf, gradientOf, type Scale } from "./colours";
 import type { Site } from "./data";
 import { element, replace } from "./elements";
 import { exact, percent, short } from "./numbers";
@@ -198,7 +198,19 @@ export class Panels {
     const name = runs[0] === 2 && this.app.state.view === "all" ? "difference" : "";
     const bar = element("span", { class: "ramp", style: { background: gradientOf(scale, this.app.theme) } });
     replace(legend, name ? element("span", { class: "legend-name" }, name) : null, element("span", { class: "end" }, short(scale.low, 3)), bar, element("span", { class: "end" }, short(scale.high, 3)));
+    const strange = this.strange(runs).map(([name, value]) =>
+      element("span", { class: "strange" }, element("span", { class: "swatch", style: { background: colourOf(value, scale, this.app.theme) } }), name),
+    );
+    legend.append(...strange);
     legend.setAttribute("title", `${exact(scale.low)} to ${exact(scale.high)}`);
+  }
+
+  /** What these runs hold that is no finite number. */
+  private strange(runs: number[]): [name: string, value: number][] {
+    const values = runs.flatMap((run) => [...(this.pictures[run]?.counts() ?? [])].flatMap((count, code) => (count ? [this.pictures[run]!.valueOf(code)] : [])));
+    const nan: [string, number][] = values.some(Number.isNaN) ? [["NaN", NaN]] : [];
+    const infinite: [string, number][] = values.some((value) => Math.abs(value) === Infinity) ? [["Inf", Infinity]] : [];
+    return [...nan, ...infinite];
   }
 
   private note(): HTMLElement | null {

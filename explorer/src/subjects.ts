@@ -24,7 +24,7 @@ export function shownOf(page: Page, kind: string, picture: Picture, sample: numb
 
 /** How many samples of a value are shown, and can be chosen from. */
 export function sampleCount(kind: string, picture: Picture): number {
-  return ["maps", "attention", "tokens"].includes(kind) ? (picture.shape[0] ?? 1) : 1;
+  return ["maps", "attention", "tokens", "units"].includes(kind) ? (picture.shape[0] ?? 1) : 1;
 }
 
 class Samples {

@@ -72,6 +72,19 @@ def test_not_a_number_and_infinities_are_said_under_the_cursor(look, values):
     assert window.texts(".tip b")[0] == "NaN"
     window.press("ArrowRight")
     assert window.texts(".tip b")[0] == "∞"
+    assert window.texts(".legend .strange") == ["NaN", "Inf", "NaN", "Inf"]  # Of the runs, and of their difference.
+    assert look(values[1], site="tokens").texts(".legend .strange") == []
+
+
+def test_the_bars_of_any_sample_of_a_batch_can_be_seen(look, values):
+    runs, page = values
+    window = look(page, site="units", view="a")
+    window.page.select_option("select[aria-label=Sample]", "2")
+    window.page.locator(".bars-place svg").first.focus()
+    window.press("ArrowRight", "ArrowRight")
+    place, found = window.tip()
+    assert place == "unit 1"
+    assert found[0] == pytest.approx(float(runs[0]["units"][2, 1]), abs=error_of(window) * 1.05 + 1e-6)
 
 
 def test_of_columns_that_share_a_pixel_the_strongest_is_seen_and_said(look, values):
