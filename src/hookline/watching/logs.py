@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,80 +14,98 @@ from hookline.cache import Cache
 from hookline.sites import Site, write_subscripts
 from hookline.watching.checks import extreme, numbers_in
 
-QUANTITIES = ("rms", "zeros", "largest", "gradient", "weight", "update")
 SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after a step.
 
 Parameters = dict[str, list[nn.Parameter]]  # Those that each module holds itself.
 
 
 class Row:
-    """What has passed in one step, on the device still."""
+    """What has passed in one step: numbers that are on their devices still."""
 
     def __init__(self) -> None:
-        self.values: dict[str, list[Tensor]] = {}  # By site: sum of squares, elements, elements but zeros, largest.
-        self.gradients: dict[str, Tensor] = {}
-        self.weights: dict[str, Tensor] = {}
-        self.updates: dict[str, Tensor] = {}
+        self._values: list[tuple[str, int]] = []  # The site and the elements of each value, and three numbers of it:
+        self._of_values: list[Tensor] = []  # norm, elements that are not zero, largest.
+        self._gradients: dict[str, list[Tensor]] = {}
+        self._weights: dict[str, list[Tensor]] = {}
+        self._updates: dict[str, list[Tensor]] = {}  # How far each parameter has moved, then how large it was.
 
     @torch.no_grad()
-    def add(self, site: str, tensors: Iterable[Tensor]) -> None:
+    def add(self, site: str, plain: Tensor) -> None:
         """Note the plain numbers of one call."""
-        for plain in tensors:
-            norm = torch.linalg.vector_norm(plain, 2, dtype=_wide(plain)).square()
-            count = torch.full_like(norm, plain.numel())
-            new = torch.stack((norm, count, plain.count_nonzero().to(norm.dtype), extreme(plain)))
-            self.values.setdefault(site, []).append(new)
+        self._values.append((site, plain.numel()))
+        self._of_values += (*_norms([plain]), plain.count_nonzero(), extreme(plain))
 
     @torch.no_grad()
     def add_gradients(self, parameters: Parameters, scale: float, keep: bool) -> None:
         """Note the norms of the gradients that are there, in the place of earlier ones unless these are kept."""
-        for site, held in parameters.items():
-            found = [plain for one in held if one.grad is not None and (plain := numbers_in(one.grad)) is not None]
-            if found and not (keep and site in self.gradients):
-                self.gradients[site] = _norm(found) / scale
+        found = {site: [one.grad for one in held if one.grad is not None] for site, held in parameters.items()}
+        kept = self._gradients if keep else {}
+        self._gradients = {**_by_site(found, 1 / scale), **kept}
 
     @torch.no_grad()
     def add_weights(self, parameters: Parameters) -> None:
         """Note the norms of the parameters."""
-        for site, held in parameters.items():
-            found = [plain for one in held if (plain := numbers_in(one)) is not None]
-            if found:
-                self.weights[site] = _norm(found)
+        self._weights = _by_site({site: list[Tensor](held) for site, held in parameters.items()})
 
     @torch.no_grad()
     def add_updates(self, parameters: Parameters, before: Mapping[nn.Parameter, Tensor]) -> None:
-        """Note how far the parameters of which samples were taken have moved, as a share of what they were."""
-        for site, held in parameters.items():
-            pairs = [(before[one], sample(one)) for one in held if one in before]
-            if pairs:
-                moved = _norm([new - old for old, new in pairs])
-                self.updates[site] = moved / _norm([old for old, _ in pairs])
+        """Note how far the parameters of which samples were taken have moved, and how large they were."""
+        pairs = {
+            site: [(sample(one), before[one]) for one in held if one in before] for site, held in parameters.items()
+        }
+        moved = _by_site({site: [new - old for new, old in found] for site, found in pairs.items()})
+        large = _by_site({site: [old for _, old in found] for site, found in pairs.items()})
+        self._updates = {site: [*norms, *large[site]] for site, norms in moved.items()}
 
     def read(self) -> dict[str, dict[str, float]]:
-        """Wait for the devices; return {quantity: {site: number}}."""
-        read: dict[str, dict[str, float]] = {quantity: {} for quantity in QUANTITIES}
-        calls = [(site, one) for site, found in self.values.items() for one in found]
+        """Wait for the devices, once for each; return {quantity: {site: number}}."""
+        held = (self._gradients, self._weights, self._updates)
+        numbers = iter(_read([*self._of_values, *(one for found in held for norms in found.values() for one in norms)]))
         sums: dict[str, list[float]] = {}
-        for (site, _), (squares, count, others, largest) in zip(calls, _read([one for _, one in calls]), strict=True):
+        for site, count in self._values:
+            norm, others, largest = next(numbers), next(numbers), next(numbers)
             before = sums.get(site, [0.0, 0.0, 0.0, 0.0])
-            sums[site] = [before[0] + squares, before[1] + count, before[2] + others, max(before[3], largest)]
-        for site, (squares, count, others, largest) in sums.items():
-            read["rms"][site], read["zeros"][site] = math.sqrt(squares / count), 1 - others / count
-            read["largest"][site] = largest
-        for quantity in QUANTITIES[3:]:
-            held: dict[str, Tensor] = getattr(self, f"{quantity}s")
-            read[quantity] = dict(zip(held, _read(list(held.values())), strict=True))
-        # A layer that is all zeros has no share by which it moves.
-        read["update"] = {site: share for site, share in read["update"].items() if math.isfinite(share)}
+            sums[site] = [before[0] + norm**2, before[1] + others, max(before[2], largest), before[3] + count]
+        gradients, weights, updates = (
+            {site: [next(numbers) for _ in norms] for site, norms in found.items()} for found in held
+        )
+        read = {
+            "rms": {site: math.sqrt(squares / count) for site, (squares, _, _, count) in sums.items()},
+            "zeros": {site: 1 - others / count for site, (_, others, _, count) in sums.items()},
+            "largest": {site: largest for site, (_, _, largest, _) in sums.items()},
+            "gradient": {site: math.hypot(*norms) for site, norms in gradients.items()},
+            "weight": {site: math.hypot(*norms) for site, norms in weights.items()},
+            "update": {site: share for site, norms in updates.items() if (share := _share(norms)) is not None},
+        }
         return {quantity: found for quantity, found in read.items() if found}
 
 
-def _read(tensors: list[Tensor]) -> list[Any]:
-    """Return the numbers of tensors of one shape, with one wait for each device."""
-    found: list[Any] = [None] * len(tensors)
+def _share(norms: list[float]) -> float | None:
+    """Return how far a layer has moved as a share of its size; one that is all zeros has none."""
+    half = len(norms) // 2
+    size = math.hypot(*norms[half:])
+    return math.hypot(*norms[:half]) / size if size else None
+
+
+def _by_site(found: Mapping[str, list[Tensor]], factor: float = 1.0) -> dict[str, list[Tensor]]:
+    """Return the norms of tensors in the same order, without those that have no numbers."""
+    plain = {site: [one for tensor in held if (one := numbers_in(tensor)) is not None] for site, held in found.items()}
+    norms = iter(_norms([one for held in plain.values() for one in held], factor))
+    return {site: [next(norms) for _ in held] for site, held in plain.items() if held}
+
+
+def _norms(tensors: list[Tensor], factor: float = 1.0) -> list[Tensor]:
+    """Return the norm of each tensor, in at least single precision: half would overflow."""
+    norms: list[Tensor] = [torch.linalg.vector_norm(one, 2, dtype=_wide(one)) for one in tensors]
+    return norms if factor == 1 else [norm * factor for norm in norms]
+
+
+def _read(tensors: list[Tensor]) -> list[float]:
+    """Return the numbers of tensors of one element, with one wait for each device."""
+    found = [0.0] * len(tensors)
     for device in {tensor.device for tensor in tensors}:
         numbers = [number for number, tensor in enumerate(tensors) if tensor.device == device]
-        read = torch.stack([tensors[number].to(torch.float64) for number in numbers]).tolist()
+        read: list[float] = torch.stack([tensors[number].to(torch.float64) for number in numbers]).tolist()
         for number, one in zip(numbers, read, strict=True):
             found[number] = one
     return found
@@ -132,14 +150,6 @@ def sample(parameter: nn.Parameter) -> Tensor:
     while stride > 1 and math.gcd(stride, width) > 1:  # Else it would be the same few columns of a matrix.
         stride += 1
     return flat[::stride].to(_wide(flat), copy=True)
-
-
-def _norm(tensors: list[Tensor]) -> Tensor:
-    norms: list[Tensor] = [torch.linalg.vector_norm(one, 2, dtype=_wide(one)) for one in tensors]
-    if len(norms) == 1:
-        return norms[0]
-    together: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0]) for one in norms]))
-    return together
 
 
 def _wide(plain: Tensor) -> Any:
