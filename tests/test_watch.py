@@ -657,3 +657,14 @@ class TestCompiled:
             with hl.watch(model) as watch:
                 model(X)
                 watch.check()
+
+    def test_a_model_compiled_in_place_is_read_before_the_optimizer_steps(self):
+        model = mlp()
+        model.compile(backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = model[0].weight.clone()
+        with pytest.raises(hl.BadValue, match="'0' gave .*: in a compiled graph"):
+            with hl.watch(model, limit=100):
+                (model(X * 1e3).sum() * 1e-6).backward()
+                optimizer.step()
+        assert model[0].weight.equal(before)
