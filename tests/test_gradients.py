@@ -344,3 +344,21 @@ def test_a_double_backward_lists_the_second_pass_after_the_first(detach: bool) -
         again = torch.autograd.grad(loss_of(kept[0] @ model[0].weight), x)[0]
         assert again.isfinite().all()
     model.zero_grad()
+
+
+def test_gradients_of_a_packed_sequence_are_kept_though_its_constructor_refuses_them():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, words, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(words, lengths, batch_first=True)
+            return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+    model = Tagger()
+    with hl.capture(model, "lstm", "lstm:grad_output") as acts:
+        model(torch.ones(3, 6, 4), torch.tensor([6, 4, 2])).sum().backward()
+    assert acts["lstm:grad_output"][0].data.equal(torch.ones(12, 5))
+    assert acts["lstm:grad_output"][0].batch_sizes is None
+    assert "(12, 5)" in repr(acts)

@@ -54,6 +54,8 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a container like `value` that holds `parts`."""
     if isinstance(value, tuple):
         items = list(parts.values())
+        if hasattr(value, "_make"):  # A named tuple. Its constructor may refuse what a gradient has: no integers.
+            return value._make(items)
         try:
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         except TypeError:  # A subclass with a constructor of its own.
