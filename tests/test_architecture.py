@@ -177,6 +177,7 @@ ORDER = [
     "commands.harvest",
     "commands.demo",
     "cli",
+    "__main__",
 ]
 
 NAMES = {

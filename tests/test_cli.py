@@ -28,7 +28,7 @@ import hookline
 from hookline import cli
 cli.main()
 """
-HOOKLINE = [sys.executable, "-m", "hookline.cli"]
+HOOKLINE = [sys.executable, "-m", "hookline"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(hl.__file__).parent.parent)}
 
 
