@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from hookline.tables.blocks import is_number
@@ -13,24 +15,25 @@ _NARROW = 10  # A column up to here is left as it is.
 _NAME, _TEXT = 24, 14  # To fewer columns neither is squeezed, rather something is left out.
 
 
-class Column(NamedTuple):
-    """One column: its header, its cells, and what they are."""
+@dataclass(frozen=True)
+class Column:
+    """One column: its header, its cells, and what they are. What takes a look at every cell is looked up once."""
 
     header: str
     cells: list[str]
     is_name: bool
 
-    @property
+    @cached_property
     def is_right(self) -> bool:
         """Whether it is set to the right: numbers are, unless they are names."""
         return not self.is_name and bool(self.cells) and all(map(is_number, self.cells))
 
-    @property
+    @cached_property
     def natural(self) -> int:
         """The width it takes as it is."""
         return max(map(width, (self.header, *self.cells)))
 
-    @property
+    @cached_property
     def least(self) -> int:
         """The width to which it may be squeezed."""
         if self.is_right or self.header == "":
@@ -72,7 +75,7 @@ def _total(columns: list[Column], least: bool = False) -> int:
 def _with_shorter_ranges(columns: list[Column], limit: int) -> list[Column]:
     """Write ranges of numbers with fewer digits; each number by itself stays what it is."""
     for digits in (3, 2):
-        columns = [column._replace(cells=[_rounded(cell, digits) for cell in column.cells]) for column in columns]
+        columns = [replace(column, cells=[_rounded(cell, digits) for cell in column.cells]) for column in columns]
         if _total(columns) <= limit:
             break
     return columns
