@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import hookline as hl
+from hookline.sweeps import Sweep
 from tests.models import GPT, mlp, tokens
 
 
@@ -165,3 +168,8 @@ def test_it_can_be_drawn(model, x) -> None:
     pytest.importorskip("matplotlib")
     figure = hl.sweep(model, "h.*", lambda: model(x).sum()).plot()
     assert len(figure.axes[0].get_lines()) + len(figure.axes[0].collections) > 0
+
+
+def test_the_table_shows_what_was_measured_also_where_the_change_is_no_number():
+    assert "1e+20" in str(Sweep(float("inf"), {"h.0": 1e20}))
+    assert re.search(r"h\.0 +3 ", str(Sweep(1e20, {"h.0": 3.0})))

@@ -64,7 +64,7 @@ class Sweep(Tabular, Mapping[str, Any]):
         weights = [abs(change) if math.isfinite(change) else math.inf for change in changes.values()]
         most = max((weight for weight in weights if weight < math.inf), default=0.0) or 1.0
         rows = [
-            (site or '""', f"{base + change:.4g}", f"{change:+.4g}", bar(weight / most, _BAR))
+            (site or '""', f"{_number(self._measured[site]):.4g}", f"{change:+.4g}", bar(weight / most, _BAR))
             for (site, change), weight in zip(changes.items(), weights, strict=True)
         ]
         what = "mean of what was measured" if isinstance(self.base, Tensor) else "measured"
