@@ -125,3 +125,30 @@ def test_every_call_may_be_kept(folder):
     said("capture", "mine:Twice", "--at", "one", "--shape", "1,2", "--keep", "all", "--to", "x.safetensors")
     assert len(hl.Cache.load("x.safetensors").calls("one")) == 2
     assert told("show", "x.safetensors")["sites"][0]["calls"] == 2
+
+
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [("nowhere/x.safetensors", "can't be written: there is no folder 'nowhere'"), ("gpt2", "is a folder")],
+)
+def test_a_place_that_can_not_be_written_is_told_before_anything_runs(to, why, folder):
+    line = refused("capture", "nowhere:model", "--at", "0", "--shape", "1", "--to", to, "--overwrite")
+    assert line == f"'{to}' {why}; give another --to"
+
+
+def test_a_folder_without_a_tokenizer_is_not_given_an_empty_one(folder):
+    of(gpt2).save_pretrained("bare")
+    line = refused("capture", "bare", "--at", "lm_head", "--text", "the cat sat", "--to", "x.safetensors")
+    assert line == "'bare' has no tokenizer that knows any word; name one with --processor"
+    assert said(
+        "capture", "bare", "--at", "lm_head", "--text", "the cat", "--to", "x.safetensors", "--processor", "gpt2"
+    )
+
+
+def test_what_a_program_of_the_model_prints_is_not_part_of_the_result(folder, capfd):
+    (folder / "loud.py").write_text(
+        "import os\nfrom torch import nn\ndef net():\n    os.system('echo loud')\n    return nn.ReLU()\n"
+    )
+    run("scan", "loud:net", "--shape", "2,3", "--json")
+    out, err = capfd.readouterr()
+    assert ("loud" in out, "loud" in err) == (False, True)

@@ -165,6 +165,9 @@ def _check(path: Path, wanted: Wanted, overwrite: bool) -> None:
         raise HooklineError("nothing goes in: give --input FILE, --text WORDS or --shape SIZES")
     if path.exists() and not overwrite:
         raise StoreError(f"{str(path)!r} is there already; --overwrite replaces it")
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"can't be written: there is no folder {str(path.parent)!r}"
+        raise StoreError(f"{str(path)!r} {what}; give another --to")
 
 
 def _calls(keep: str) -> Any:

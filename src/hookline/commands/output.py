@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -20,9 +21,26 @@ from hookline.values import describe
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Send what models and their modules print to stderr: stdout is for the result alone."""
-    with redirect_stdout(sys.stderr):
+    """Send what models and their modules print to stderr, programs and C code of theirs too: stdout is the result's."""
+    with redirect_stdout(sys.stderr), _redirected_file():
         yield
+
+
+@contextmanager
+def _redirected_file() -> Iterator[None]:
+    """Send what is written to the file of stdout to that of stderr, where both are files."""
+    try:
+        out, err = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr]
+        kept = os.dup(out)
+    except (AttributeError, OSError, ValueError):
+        yield
+        return
+    try:
+        os.dup2(err, out)
+        yield
+    finally:
+        os.dup2(kept, out)
+        os.close(kept)
 
 
 def say(result: Any, *, whole: bool = False) -> None:

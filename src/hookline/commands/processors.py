@@ -28,6 +28,8 @@ def processor_of(model: str, named: str | None, kind: str, data: str) -> Any:
 def tokenizer_of(model: str, named: str | None, data: str, *, left: bool) -> Any:
     """Return the tokenizer of a model; where padding is to be on the left, one that does so."""
     tokenizer = processor_of(model, named, "AutoTokenizer", data)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # What transformers makes of a folder without one.
+        raise HooklineError(f"{named or model!r} has no tokenizer that knows any word; name one with --processor")
     if left:
         tokenizer.padding_side = "left"
     return tokenizer
