@@ -23,8 +23,9 @@ QUIET = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
+    """A browser for the tests of one file: while it is there an event loop runs, which tests of asyncio would meet."""
     program = os.environ.get("HOOKLINE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None and os.environ.get("CI", "").lower() == "true":
         pytest.fail("no Chromium is installed, and CI has to try the explorer page: see .ci/run")
