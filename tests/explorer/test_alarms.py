@@ -97,3 +97,62 @@ def test_each_run_is_warned_of(warnings_of):
 
 def test_numbers_in_names_are_left_open():
     assert family("h.11.mlp.0[:, 3]") == "h.*.mlp.*[:, *]"
+
+
+def test_a_share_that_is_all_of_it_is_100_percent_and_no_other_is(warnings_of):
+    nearly = torch.full((1000,), float("nan"))
+    (found,) = warnings_of({"a": nearly})
+    assert found["text"] == "NaN first in 'a': 100 % of it"
+    nearly[0] = 1
+    (found,) = warnings_of({"a": nearly})
+    assert found["text"] == "NaN first in 'a': over 99 % of it"
+
+
+def test_the_same_gradient_everywhere_is_usual_and_none_at_all_is_not(warnings_of):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4))
+    assert warnings_of(model, run=(torch.randn(3, 4),), loss=torch.sum) == []
+    found = warnings_of(model, run=(torch.randn(3, 4),), loss=lambda output: 0 * output.sum())
+    assert {one["what"] for one in found} == {"constant"}
+    assert found[0]["text"] == "':grad_output' is 0 everywhere"
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x * self.by
+
+
+def test_layers_are_held_against_their_like_and_not_against_others_of_a_block(warnings_of):
+    class Back(Scaled):
+        pass
+
+    model = nn.Sequential(*(nn.Sequential(nn.Identity(), Scaled(1e4), Back(1e-4)) for _ in range(4)))
+    x = torch.randn(8, 10, requires_grad=True)
+    assert warnings_of(model, run=(x,), loss=lambda output: output.square().sum()) == []
+    with hl.capture(model, "**") as acts:
+        model(x)
+    assert warnings_of(acts) == []  # Where no types are known, either.
+
+
+def test_blocks_inside_of_another_container_are_layers_too(warnings_of):
+    blocks = nn.Sequential(*(Scaled(20) for _ in range(4)))
+    (found,) = warnings_of(nn.Sequential(nn.Sequential(nn.Linear(10, 10)), blocks), run=(torch.randn(8, 10),))
+    assert "from '1.0' (" in found["text"]
+    assert "to '1.3' (" in found["text"]
+
+
+def test_what_is_said_of_a_jump_has_the_direction_of_the_numbers_in_it(warnings_of):
+    values = {f"h.{layer}": torch.full((4,), size) for layer, size in enumerate((1.0, 1e-2, 5.0, 1e-2))}
+    values = {name: value * torch.tensor([1, -1, 1, -1]) for name, value in values.items()}
+    (found,) = warnings_of(values)
+    assert (found["what"], found["module"]) == ("exploding", "h.2")
+    assert found["text"] == "the size (rms) grows 500 times at once, from 'h.1' (0.01) to 'h.2' (5)"
+    values["h.3"] = values["h.0"] * 1e-4
+    (found,) = warnings_of(values)
+    assert (found["what"], found["module"]) == ("vanishing", "h.3")
+    assert found["text"] == (
+        "the size (rms) shrinks 1e+04 times from 'h.0' (1) to 'h.3' (0.0001), most at 'h.3' (5e+04 times)"
+    )

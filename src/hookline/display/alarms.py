@@ -6,8 +6,9 @@ One place is one warning; the same for many layers (`h.0.mlp` ... `h.11.mlp`) is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import log10
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ AT_ONCE = 100.0  # The same from one layer to the next.
 FEWEST_LAYERS = 3
 FEWEST_SEEN = 16  # Times that a unit must have been seen before it may be called dead.
 DEAD, MANY_DEAD = 0.1, 0.5
+_NUMBER = re.compile(r"(\d+)(?![^\[]*\])")  # Of a name: what is inside brackets picks parts of a value, and no layer.
 _NEAR_LIMIT = 0.1  # A share of the largest number of a dtype.
 
 
@@ -53,10 +55,11 @@ class Seen(NamedTuple):
 def alarms(runs: Sequence[Sequence[Seen]], modules: Sequence[Node]) -> list[Alarm]:
     """Return every warning, gravest first."""
     found: list[Alarm] = []
+    types = {name: node.type for node in modules for name in (node.path, *node.also)}
     for run, seen in enumerate(runs):
         for is_gradient in (False, True):
             sites = [one for one in seen if one.entry.site.is_gradient == is_gradient]
-            found += [*_not_finite(sites, run), *_over_depth(sites, run), *_constant(sites, run)]
+            found += [*_not_finite(sites, run), *_over_depth(sites, run, types), *_constant(sites, run)]
         found += _dead([one for one in seen if not one.entry.site.is_gradient], run)
     found += _never(modules)
     return sorted(found, key=lambda one: (LEVELS.index(one.level), KINDS.index(one.what), one.run))
@@ -89,27 +92,70 @@ def _not_finite(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
             yield _alarm("note", "inf", masks[0], run, text)
 
 
-def _over_depth(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+class _Change(NamedTuple):
+    """How sizes change over the layers of a chain, in orders: over all of it, or at once from one layer to the next."""
+
+    orders: float  # Of what is out of the ordinary: the way through the chain, or else its largest jump.
+    text: str
+    at: Seen
+
+
+def _over_depth(sites: Sequence[Seen], run: int, types: Mapping[str, str]) -> Iterator[Alarm]:
     """Sizes that grow or shrink by orders over the layers of a family; gradients from the last layer to the first."""
     for members in _families(sites).values():
-        sized = [one for one in members if one.summary.finite and one.summary.rms > 0]
+        sized = [one for one in members if one.summary.finite and 0 < one.summary.rms < float("inf")]
         yield from _near_limit(sized, run)
-        if len(sized) < FEWEST_LAYERS:
-            continue
-        first, last = sized[0], sized[-1]
-        ratio = last.summary.rms / first.summary.rms
-        jumps = [(after.summary.rms / before.summary.rms, after) for before, after in pairwise(sized)]
-        up, down = max(jumps, key=lambda jump: jump[0]), min(jumps, key=lambda jump: jump[0])
-        if ratio >= TIMES or up[0] >= AT_ONCE:
-            yield _alarm("warning", "exploding", up[1], run, _grown("grows", first, last, ratio, up))
-        elif ratio <= 1 / TIMES or down[0] <= 1 / AT_ONCE:
-            yield _alarm("warning", "vanishing", down[1], run, _grown("shrinks", first, last, ratio, down))
+        changes = [change for chain in _chains(sized, types) if (change := _change(chain)) is not None]
+        if changes:
+            worst = max(changes, key=lambda change: abs(change.orders))
+            yield _alarm("warning", "exploding" if worst.orders > 0 else "vanishing", worst.at, run, worst.text)
 
 
-def _grown(verb: str, first: Seen, last: Seen, ratio: float, jump: tuple[float, Seen]) -> str:
+def _chains(members: Sequence[Seen], types: Mapping[str, str]) -> list[list[Seen]]:
+    """Return the members of a family that are alike: they differ in one number of their name, and are of one type.
+
+    Where nobody knows the types, the number is the first one that varies: that of the block, and not of what is in it.
+    """
+    parts = [_NUMBER.split(str(one.entry.site)) for one in members]
+    varying = [place for place, numbers in enumerate(zip(*parts, strict=True)) if place % 2 and len(set(numbers)) > 1]
+    kinds = [types.get(one.entry.site.path, "") for one in members]
+    found: dict[tuple[object, ...], list[Seen]] = {}
+    for place in varying if all(kinds) else varying[:1]:
+        for one, part, kind in zip(members, parts, kinds, strict=True):
+            found.setdefault((place, kind, *part[:place], *part[place + 1 :]), []).append(one)
+    return [chain for chain in found.values() if len(chain) >= FEWEST_LAYERS]
+
+
+def _change(chain: Sequence[Seen]) -> _Change | None:
+    """Return what is out of the ordinary in a chain."""
+    first, last = chain[0], chain[-1]
+    jumps = [(_orders(before, after), before, after) for before, after in pairwise(chain)]
+    through, sign = _orders(first, last), 1 if first.summary.rms <= last.summary.rms else -1
     what = "the gradient's size (rms)" if first.entry.site.is_gradient else "the size (rms)"
-    route = f"from '{first.entry.site}' ({first.summary.rms:.2g}) to '{last.entry.site}' ({last.summary.rms:.2g})"
-    return f"{what} {verb} {_times(ratio)} {route}, most at '{jump[1].entry.site}' ({_times(jump[0])})"
+    if abs(through) >= log10(TIMES):
+        orders, _, after = max(jumps, key=lambda jump: sign * jump[0])
+        most = f"most at '{after.entry.site}' ({_times(orders)})"
+        return _Change(through, f"{what} {_grows(through)} from {_sized(first)} to {_sized(last)}, {most}", after)
+    orders, before, after = max(jumps, key=lambda jump: abs(jump[0]))
+    if abs(orders) < log10(AT_ONCE):
+        return None
+    return _Change(orders, f"{what} {_grows(orders)} at once, from {_sized(before)} to {_sized(after)}", after)
+
+
+def _orders(before: Seen, after: Seen) -> float:
+    return log10(after.summary.rms) - log10(before.summary.rms)
+
+
+def _grows(orders: float) -> str:
+    return f"{'grows' if orders > 0 else 'shrinks'} {_times(orders)}"
+
+
+def _times(orders: float) -> str:
+    return f"{10 ** abs(orders):.3g} times"
+
+
+def _sized(seen: Seen) -> str:
+    return f"'{seen.entry.site}' ({seen.summary.rms:.2g})"
 
 
 def _near_limit(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
@@ -126,8 +172,10 @@ def _near_limit(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
 
 
 def _constant(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
-    """A value that is the same number everywhere tells nothing."""
-    for members in _families([one for one in sites if one.summary.is_constant]).values():
+    """A value that is the same number everywhere tells nothing; a gradient may be, as that of a sum, unless it is 0."""
+    constant = [one for one in sites if one.summary.is_constant]
+    constant = [one for one in constant if not one.entry.site.is_gradient or not one.summary.numbers.norm]
+    for members in _families(constant).values():
         numbers = {one.summary.numbers.min for one in members}
         what = f"{numbers.pop():.4g}" if len(numbers) == 1 else "one number each"
         verb = "is" if len(members) == 1 else "are"
@@ -182,8 +230,11 @@ def _size(seen: Seen) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    """Say a share: all of it is 100 %, and what is not all is not rounded to it.
 
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times" if ratio >= 1 else f"{1 / ratio:.3g} times"
+    >>> _percent(0.125), _percent(0.999), _percent(1.0)
+    ('12 %', 'over 99 %', '100 %')
+    """
+    if 0.99 < share < 1:
+        return "over 99 %"
+    return "100 %" if share == 1 else f"{100 * share:.2g} %"
