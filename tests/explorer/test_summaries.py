@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -45,6 +47,14 @@ def test_they_are_those_of_all_elements_however_it_is_cut(name, piece, monkeypat
     assert summary.stats()["abs"] == pytest.approx(finite.abs().mean().item())
     assert summary.stats()["rms"] == pytest.approx(finite.square().mean().sqrt().item())
     assert summary.stats()["elements"] == value.numel()
+
+
+def test_no_copy_of_a_value_outlives_its_numbers():
+    whole = Whole(torch.randn(41, 83), "units")
+    Summary(whole)
+    gc.collect()
+    wide = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype is torch.float64]
+    assert [one for one in wide if one.shape == (41, 83)] == []
 
 
 def test_a_difference_is_computed_before_it_is_rounded():

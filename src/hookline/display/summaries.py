@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.display.kinds import UNIT
 from hookline.display.measures import MEASURES
-from hookline.display.wholes import Pick, Whole
+from hookline.display.wholes import PIECE, Pick, Whole
 from hookline.stats import numbers_of_pieces
 
 BINS = 64
@@ -33,13 +33,14 @@ class Summary:
     @torch.no_grad()
     def __init__(self, whole: Whole) -> None:
         self.elements = whole.elements
-        self.numbers = numbers_of_pieces(whole.pieces())
+        few = list(whole.pieces()) if self.elements <= PIECE else None  # No longer than this, whatever holds the whole.
+        self.numbers = numbers_of_pieces(few or whole.pieces())
         self.finite = round(self.elements * (1 - self.numbers.nan - self.numbers.inf))
         self.counts = [0] * BINS
         self.sizes = 0.0
         self.has_plus_inf = False
         alive: Tensor | None = None
-        for piece in whole.pieces():
+        for piece in few or whole.pieces():
             alive = self._add(piece, UNIT.get(whole.kind), alive)
         self.dead = None if alive is None or not len(alive) else float((~alive).double().mean())
         self.seen = 0 if alive is None or not len(alive) else self.elements // len(alive)  # Elements of each unit.

@@ -36,7 +36,6 @@ class Whole:
         self._source = source
         self._minus = minus
         self._joined = 1  # How many samples one index of the source's first dimension stands for.
-        self._only: list[Tensor] = []  # The pieces, where they are one.
         given, wanted = tuple(source.shape), len(DIMENSIONS[kind])
         if len(given) > wanted > 0:
             self._joined = prod(given[1 : len(given) - wanted + 1])
@@ -50,16 +49,10 @@ class Whole:
 
     def pieces(self) -> Iterator[Tensor]:
         """Return all of it, in parts that have every unit."""
-        if self._only:
-            yield from self._only
-            return
         unit = UNIT.get(self.kind, -1)
         for rows in self._rows():
             for piece in _cut(rows, [dim for dim in range(len(self.shape)) if dim != unit or self.kind == "line"]):
-                real = self._real(piece)
-                if real.numel() == self.elements:
-                    self._only = [real]
-                yield real
+                yield self._real(piece)
 
     def part(self, picks: Sequence[Pick]) -> Tensor:
         """Return the part that a picture shows."""
