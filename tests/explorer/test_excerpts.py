@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.display.excerpts import cost, excerpt, left_out, share
+from hookline.display.excerpts import cost, excerpt, least_cost, left_out, levels_for, share
 from hookline.display.kinds import DIMENSIONS
 
 
@@ -14,7 +16,9 @@ def test_a_picture_keeps_to_its_bytes_if_anything_does_and_stays_inside(kind, si
     shape = sizes[: len(DIMENSIONS[kind])]
     picks = excerpt(kind, shape, bytes)
     counts = [pick.count for pick in picks]
-    assert cost(kind, counts) <= bytes or counts == [1] * len(shape)
+    assert least_cost(kind, counts) <= bytes or counts == [1] * len(shape)
+    few, whole = (levels_for(kind, counts, room) for room in (bytes, cost(kind, counts)))
+    assert whole == min(252, prod(counts)) >= few
     for pick, size in zip(picks, shape, strict=True):
         assert pick.count >= 1
         assert pick.start + (pick.count - 1) * pick.step < size
@@ -37,6 +41,13 @@ def test_samples_go_first_then_units_evenly():
     assert picks[2].count * picks[2].step >= 768
 
 
+def test_units_are_thinned_out_no_more_than_they_have_to_be():
+    _, tokens, units = excerpt("tokens", (1, 400, 768), 12_000)
+    assert tokens.count == 48
+    assert units.step == 7  # One more than before the tokens were thinned out, and not twice as many.
+    assert least_cost("tokens", [1, 48, 128]) > 12_000
+
+
 def test_a_small_value_is_whole():
     assert [pick.count for pick in excerpt("maps", (2, 8, 5, 5), 10_000)] == [2, 8, 5, 5]
 
@@ -44,5 +55,5 @@ def test_a_small_value_is_whole():
 def test_what_is_left_out_is_said():
     shape = (2, 12, 100, 100)
     picks = excerpt("attention", shape, 4000)
-    assert left_out("attention", shape, picks) == "1 of 2 samples, 11 of 12 heads, 57 of 100 queries, 57 of 100 keys"
+    assert left_out("attention", shape, picks) == "1 of 2 samples, 11 of 12 heads, 58 of 100 queries, 58 of 100 keys"
     assert left_out("units", (2, 3), excerpt("units", (2, 3), 1000)) == ""

@@ -385,7 +385,33 @@ def test_the_same_value_at_any_size_of_page_keeps_its_statistics(path):
         assert one["picture"][0]["left_out"] == ""
         assert other["picture"][0]["left_out"] != ""
     assert small["notes"] == []
-    assert "too small for pictures" in data_of(hl.explore(values, to=path, most=100))["notes"][0]
+    assert "larger than most=, and has no pictures" in data_of(hl.explore(values, to=path, most=100))["notes"][0]
+
+
+def test_small_values_are_exact_where_there_is_room(path):
+    values = {"logits": torch.randn(3, 10), "lstm": torch.randn(2, 6, 20), "bias": torch.randn(252)}
+    page = data_of(hl.explore(values, to=path))
+    for site in page["sites"]:
+        assert site["picture"][0]["error"] == 0
+        assert torch.equal(
+            pixels(site["picture"][0]).reshape(values[site["name"]].shape), values[site["name"]].double()
+        )
+
+
+def test_a_page_of_many_sites_keeps_to_its_bytes(path):
+    values = {f"h.{layer}": torch.randn(4, 30) for layer in range(300)}
+    least = len(explorer.template()) + 320_000
+    page = hl.explore(values, to=path, most=least)
+    assert page.bytes <= least
+    assert "too small for pictures" in data_of(page)["notes"][0]
+    page = hl.explore(values, to=path, most=100)
+    assert "larger than most=" in data_of(page)["notes"][0]
+    assert {one for site in data_of(page)["sites"] for one in site["picture"]} == {None}
+
+
+def test_half_of_a_letter_can_be_a_token(path):
+    page = data_of(hl.explore({"a": torch.randn(1, 2, 4)}, to=path, tokens=["a\ud83d", "b"], title="\udc80"))
+    assert (page["tokens"], page["title"]) == ([["a\ud83d", "b"]], "\udc80")
 
 
 def test_a_name_that_would_end_the_script_is_inert(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from hookline.display.alarms import Alarm, Seen, alarms
 from hookline.display.entries import Entry, Run
-from hookline.display.excerpts import WEIGHTS, cost, excerpt, left_out, levels_for, share
+from hookline.display.excerpts import WEIGHTS, cost, excerpt, least_cost, left_out, levels_for, share
 from hookline.display.kinds import DIMENSIONS
 from hookline.display.modules import Node, tree
 from hookline.display.quantise import quantise
@@ -25,6 +26,7 @@ from hookline.sites import Site
 
 FORMAT = ["hookline page", 1]
 FEWEST_BYTES = 400  # Of a picture that is worth looking at.
+_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")  # Half a pair of surrogates can't be written as UTF-8.
 _PARTNERS = {"output": "grad_output", "input": "grad_input", "inputs": "grad_inputs"}
 
 
@@ -84,22 +86,27 @@ class Place:
 
     def pictures(self, bytes: float) -> dict[str, Any]:
         """Return the pictures for a page, each within so many bytes."""
-        pairs = [
-            None if whole not in self.shown else (whole, excerpt(self.kind, whole.shape, bytes))
-            for whole in self.wholes
-        ]
+        pairs = [_excerpt(whole, bytes) for whole in self.wholes]
         tokens = [None if pair is None else of_tokens(*pair) for pair in pairs] if self.kind == "tokens" else None
-        return {"tokens": tokens, "picture": [None if pair is None else _picture(*pair) for pair in pairs]}
+        return {"tokens": tokens, "picture": [None if pair is None else _picture(*pair, bytes) for pair in pairs]}
 
 
-def _picture(whole: Whole, picks: list[Pick]) -> dict[str, Any]:
+def _excerpt(whole: Whole | None, bytes: float) -> tuple[Whole, list[Pick]] | None:
+    """Return what to show of a value; nothing where there is no room for the least of it."""
+    if whole is None or not whole.elements:
+        return None
+    picks = excerpt(whole.kind, whole.shape, bytes)
+    return (whole, picks) if least_cost(whole.kind, [pick.count for pick in picks]) <= bytes else None
+
+
+def _picture(whole: Whole, picks: list[Pick], bytes: float) -> dict[str, Any]:
     part = whole.part(picks)
     return {
         "shape": list(part.shape),
         "of": list(whole.shape),
         "pick": [list(pick) for pick in picks],
         "left_out": left_out(whole.kind, whole.shape, picks),
-        **quantise(part, levels_for(part.numel())).as_json(),
+        **quantise(part, levels_for(whole.kind, part.shape, bytes)).as_json(),
     }
 
 
@@ -179,9 +186,8 @@ def _add_pictures(page: dict[str, Any], places: Sequence[Place], bytes: int) -> 
     left = bytes - len(text_of(page).encode())
     each = share(costs, weights, left)
     if left < FEWEST_BYTES * len(pictures):
-        page["notes"].append(
-            "the page is too small for pictures: give it more bytes with most=, or fewer sites with at="
-        )
+        what = "larger than most=, and has no pictures" if left <= 0 else "too small for pictures"
+        page["notes"].append(f"the page is {what}: give it more bytes with most=, or fewer sites with at=")
     for place, entry in zip(places, page["sites"], strict=True):
         entry |= place.pictures(each * WEIGHTS.get(place.kind, 1))
 
@@ -219,9 +225,7 @@ def _scalar(value: Any, title: str) -> float | str:
 def text_of(page: Mapping[str, Any]) -> str:
     """Return a page's data as JSON that no HTML can be mistaken in."""
     text = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for one in "<>&\u2028\u2029":  # They occur in strings only.
-        text = text.replace(one, f"\\u{ord(one):04x}")
-    return text
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # They occur in strings only.
 
 
 def _version() -> str:

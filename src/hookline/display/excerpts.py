@@ -23,6 +23,8 @@ _IN_A_ROW = ("sample", "token", "query key")  # Of these the first ones are show
 WEIGHTS = {"attention": 6, "maps": 3}  # Pictures of pictures need more.
 _OF_A_TOKEN = len(OF_TOKENS) * (DIGITS + 6)  # Bytes of its numbers in JSON.
 
+_OF_A_LEVEL = 6  # Bytes of it in base64.
+
 
 def whole_of(shape: Sequence[int]) -> list[Pick]:
     """Return the picks that leave nothing out."""
@@ -30,15 +32,29 @@ def whole_of(shape: Sequence[int]) -> list[Pick]:
 
 
 def cost(kind: str, counts: Sequence[int]) -> int:
-    """Return about how many bytes of a page a picture takes."""
+    """Return about how many bytes of a page a picture takes that is as exact as can be."""
+    return _cost(kind, counts, min(MOST_LEVELS, prod(counts)))
+
+
+def least_cost(kind: str, counts: Sequence[int]) -> int:
+    """Return about how many bytes it takes at least, with few levels: a level takes the bytes of four elements."""
+    return _cost(kind, counts, _few_levels(prod(counts)))
+
+
+def levels_for(kind: str, counts: Sequence[int], bytes: float) -> int:
+    """Return how many levels a picture of so many bytes may have: one for each number where there is room."""
     elements = prod(counts)
+    room = (bytes - _cost(kind, counts, 0)) / _OF_A_LEVEL
+    return max(_few_levels(elements), int(min(MOST_LEVELS, elements, max(room, 0))))
+
+
+def _few_levels(elements: int) -> int:
+    return min(elements, max(FEWEST_LEVELS, min(MOST_LEVELS, elements // 8)))
+
+
+def _cost(kind: str, counts: Sequence[int], levels: int) -> int:
     tokens = counts[0] * counts[1] * _OF_A_TOKEN if kind == "tokens" else 0
-    return (4 * elements + 16 * levels_for(elements)) // 3 + tokens + 160
-
-
-def levels_for(elements: int) -> int:
-    """Return how many levels a picture is worth: a level takes the bytes of four elements."""
-    return max(FEWEST_LEVELS, min(MOST_LEVELS, elements // 8))
+    return ceil(4 * prod(counts) / 3) + _OF_A_LEVEL * levels + tokens + 160
 
 
 def share(costs: Sequence[int], weights: Sequence[int], bytes: int) -> float:
@@ -64,9 +80,9 @@ def excerpt(kind: str, shape: Sequence[int], bytes: float) -> list[Pick]:
     """
     picks = whole_of(shape)
     for names, fewest in _STAGES[kind]:
-        if cost(kind, [pick.count for pick in picks]) <= bytes:
+        if least_cost(kind, [pick.count for pick in picks]) <= bytes:
             break
-        picks = _thinned(kind, picks, names, fewest, bytes)
+        picks = _thinned(kind, picks, shape, names, fewest, bytes)
     return picks
 
 
@@ -80,25 +96,28 @@ def left_out(kind: str, shape: Sequence[int], picks: Sequence[Pick]) -> str:
     return ", ".join(missing).replace("querys", "queries")
 
 
-def _thinned(kind: str, picks: list[Pick], names: str, fewest: int, bytes: float) -> list[Pick]:
+def _thinned(kind: str, picks: list[Pick], shape: Sequence[int], names: str, fewest: int, bytes: float) -> list[Pick]:
     """Return the picks with as much of some dimensions as fits, or their fewest."""
     dimensions = [DIMENSIONS[kind].index(name) for name in names.split()]
     longest = max(picks[dimension].count for dimension in dimensions)
-    low, high = 0, max(0, longest - fewest if names in _IN_A_ROW else longest // fewest - 1)  # How hard to thin out.
+    step = max(picks[dimension].step for dimension in dimensions)
+    of = max(shape[dimension] for dimension in dimensions)
+    low, high = 0, max(0, longest - fewest if names in _IN_A_ROW else of // fewest - step)  # How hard to thin out.
     while low < high:
         middle = (low + high) // 2
-        fits = cost(kind, [pick.count for pick in _cut(picks, dimensions, names, longest, middle)]) <= bytes
+        cut = _cut(picks, shape, dimensions, names, longest - middle, step + middle)
+        fits = least_cost(kind, [pick.count for pick in cut]) <= bytes
         low, high = (low, middle) if fits else (middle + 1, high)
-    return _cut(picks, dimensions, names, longest, low)
+    return _cut(picks, shape, dimensions, names, longest - low, step + low)
 
 
-def _cut(picks: list[Pick], dimensions: Sequence[int], names: str, longest: int, much: int) -> list[Pick]:
-    """Return the picks with some dimensions thinned out: by so many of the last ones, or to one in `much + 1`."""
+def _cut(
+    picks: list[Pick], shape: Sequence[int], dimensions: Sequence[int], names: str, most: int, step: int
+) -> list[Pick]:
+    """Return the picks with some dimensions thinned out: to so many of the first ones, or to one in `step` of all."""
     found = list(picks)
     for dimension in dimensions:
-        start, size, step = picks[dimension]
-        if names in _IN_A_ROW:
-            found[dimension] = Pick(start, min(size, longest - much), step)
-        else:
-            found[dimension] = Pick(start, ceil(size / (much + 1)), step * (much + 1))
+        start, size, before = picks[dimension]
+        in_a_row = Pick(start, min(size, most), before)
+        found[dimension] = in_a_row if names in _IN_A_ROW else Pick(start, ceil(shape[dimension] / step), step)
     return found
