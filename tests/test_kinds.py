@@ -35,6 +35,7 @@ def test_dimensions_too_many_are_joined_and_too_few_are_added():
     assert shaped(torch.zeros(2, 3, 4, 5, 6), "maps").shape == (6, 4, 5, 6)
     assert shaped(torch.zeros(5, 6), "tokens").shape == (1, 5, 6)
     assert shaped(torch.zeros(2, 3, 4), "units").shape == (6, 4)
+    assert shaped(torch.zeros(3, 4, 4), "attention").shape == (3, 1, 4, 4)  # Of samples, and not of heads.
 
 
 def test_measures_are_those_of_the_elements():

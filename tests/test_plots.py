@@ -112,8 +112,18 @@ def test_averaged_heads_of_multihead_attention_are_attention():
     x = torch.randn(2, 5, 8)
     with hl.capture(model, "") as acts:
         model(x, x, x)
-    panels = [ax.get_title() for ax in drawn(acts.plot("[1]")).axes]
-    assert panels[:2] == ["[0]", "[1]"]
+    figure = drawn(acts.plot("[1]", sample=1, tokens=[[*"abcde"], [*"fghij"]]))
+    first, _colour_bar = figure.axes  # The two are samples, of which one is drawn with its own tokens, and not heads.
+    assert torch.equal(torch.from_numpy(first.images[0].get_array().data), acts[""][1][1].double())
+    assert labels_of(first.xaxis) == [*"fghij"]
+    assert "sample 1 of 2" in text_of(figure)
+
+
+def test_a_head_that_was_chosen_is_one_picture_for_a_sample():
+    value = torch.randn(2, 4, 3, 3).softmax(-1)
+    ax = Figure().subplots()
+    assert plot({"attn[:, 3]": value[:, 3]}, sample=1, ax=ax) is ax
+    assert torch.equal(torch.from_numpy(ax.images[0].get_array().data), value[1, 3].double())
 
 
 def test_maps_are_the_channels_of_one_sample_and_as_many_as_are_wanted():
@@ -295,6 +305,10 @@ def test_values_without_elements_are_left_out_or_refused():
         plot({"h.0": torch.zeros(0, 4)})
     figure = plot({"h.0": torch.zeros(0, 4), "h.1": torch.ones(2, 4), "h.2": torch.ones(2, 4)}, "depth")
     assert "1 site without elements left out" in text_of(figure)
+    figure = plot(
+        {"h.0": None, "h.1": torch.ones(2, 4), "h.2": torch.zeros(0), "h.3": torch.ones(2), "h.4": "text"}, "depth"
+    )
+    assert "2 sites without a tensor left out · 1 site without elements left out" in text_of(figure)
     with pytest.raises(NotCaptured, match="nothing to draw"):
         plot({})
 

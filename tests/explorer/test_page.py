@@ -409,6 +409,14 @@ def test_a_page_of_many_sites_keeps_to_its_bytes(path):
     assert {one for site in data_of(page)["sites"] for one in site["picture"]} == {None}
 
 
+def test_averaged_attention_has_samples_and_no_heads(path):
+    model, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 5, 8)
+    site = site_of(data_of(hl.explore(model, run=(x, x, x), to=path)), "[1]")
+    assert (site["kind"], site["picture"][0]["shape"]) == ("attention", [3, 1, 5, 5])
+    expected = model(x, x, x)[1].detach().double()
+    assert (pixels(site["picture"][0])[:, 0] - expected).abs().max() <= site["picture"][0]["error"]
+
+
 def test_half_of_a_letter_can_be_a_token(path):
     page = data_of(hl.explore({"a": torch.randn(1, 2, 4)}, to=path, tokens=["a\ud83d", "b"], title="\udc80"))
     assert (page["tokens"], page["title"]) == ([["a\ud83d", "b"]], "\udc80")

@@ -23,6 +23,7 @@ VALUES = {
     "maps": torch.randn(3, 4, 5, 6).relu(),
     "five dimensions": torch.randn(2, 3, 4, 5, 6),
     "attention": torch.randn(2, 3, 4, 4).softmax(-1),
+    "averaged attention": torch.randn(3, 4, 4).softmax(-1),
     "tokens": torch.randn(3, 5, 7).relu() * (torch.arange(7) % 3 > 0),
     "units": torch.randn(6, 9),
     "line": torch.randn(50).relu(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from torch import Tensor
 
 # What a picture shows of a value, and the names of its dimensions.
@@ -43,10 +46,20 @@ def is_attention(tensor: Tensor) -> bool:
 
 
 def shaped(tensor: Tensor, kind: str) -> Tensor:
-    """Return a value with the dimensions of its kind: leading ones joined if too many, added if too few."""
-    wanted = len(DIMENSIONS[kind])
-    if tensor.dim() < wanted:
-        return tensor.reshape((1,) * (wanted - tensor.dim()) + tuple(tensor.shape))
-    if wanted and tensor.dim() > wanted:
-        return tensor.flatten(0, tensor.dim() - wanted)
-    return tensor
+    """Return a value with the dimensions of its kind: see `full_shape`."""
+    return tensor.reshape(full_shape(tensor.shape, kind)) if DIMENSIONS[kind] else tensor
+
+
+def full_shape(shape: Sequence[int], kind: str) -> tuple[int, ...]:
+    """Return a shape with the dimensions of a kind: leading ones joined if too many, added if too few.
+
+    Attention of three dimensions lacks the heads: they were averaged, or one was chosen.
+
+    >>> full_shape((2, 3, 4, 4, 4), "maps"), full_shape((5, 6), "tokens"), full_shape((3, 7, 7), "attention")
+    ((6, 4, 4, 4), (1, 5, 6), (3, 1, 7, 7))
+    """
+    wanted, given = len(DIMENSIONS[kind]), tuple(shape)
+    if kind == "attention" and len(given) == 3:
+        return (given[0], 1, *given[1:])
+    joined = len(given) - wanted + 1
+    return (1,) * (wanted - len(given)) + given if joined < 2 else (prod(given[:joined]), *given[joined:])

@@ -83,7 +83,7 @@ def attention(one: Shown, ax: Axes | None, options: Options) -> Axes | Figure:
     queries = keys if heads.shape[1] == heads.shape[2] else None
     panels = _Panels(
         numbers, scale, label, queries or numbered(heads.shape[1]), keys or numbered(heads.shape[2]),
-        [f"head {head}" if one.tensor.dim() == 4 else f"[{head}]" for head in range(len(kept))],
+        [f"head {head}" for head in range(len(kept))],
     )  # fmt: skip
     about = (options.title, one.name, one.what, which, some, options.note)
     return _one_panel(panels, ax, about) if len(kept) == 1 else _many_panels(panels, about)

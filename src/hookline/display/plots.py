@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hookline.display.kinds import kind_of
+from hookline.display.kinds import full_shape, kind_of
 from hookline.display.labels import families, is_gradient
-from hookline.display.shown import Options, Shown, shown
+from hookline.display.shown import Options, Shown, is_drawable, shown
 from hookline.errors import HooklineError, NotCaptured, did_you_mean
 from hookline.tables import count
 from hookline.values import describe
@@ -73,16 +73,17 @@ def plot(
 
 
 def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, Shown], str]:
-    """Return the tensors to draw, and how many have no elements, which are left out."""
-    found = {name: shown(name, value) for name, value in values.items()}
-    if not found:
+    """Return the tensors to draw, and how many sites have none or none with elements, which are left out."""
+    if not values:
         raise NotCaptured("there is nothing to draw: no site has a value")
+    with_tensors = {name: value for name, value in values.items() if is_drawable(value)} or values
+    found = {name: shown(name, value) for name, value in with_tensors.items()}
     many = {name: one for name, one in found.items() if one.tensor.numel()}
     if not many:
         name, one = next(iter(found.items()))
         raise HooklineError(f"{name!r} is {describe(one.tensor)}: it has no elements to draw")
-    empty = len(found) - len(many)
-    return many, f"{count(empty, 'site')} without elements left out" if empty else ""
+    left_out = {"a tensor": len(values) - len(found), "elements": len(found) - len(many)}
+    return many, " · ".join(f"{count(n, 'site')} without {what} left out" for what, n in left_out.items() if n)
 
 
 def _suited(many: Mapping[str, Shown]) -> str:
@@ -130,8 +131,11 @@ def _why_not(kind: str, many: Mapping[str, Shown]) -> str:
 
 
 def _why_not_together(kind: str, many: Mapping[str, Shown]) -> str:
-    shapes = {name: tuple(one.tensor.shape[-3 if kind == "attention" else -2 :]) for name, one in many.items()}
-    sizes = {name: shape if kind == "attention" else shape[0] for name, shape in shapes.items()}
+    shapes = {
+        name: full_shape(one.tensor.shape, "attention" if kind == "attention" else "tokens")
+        for name, one in many.items()
+    }
+    sizes = {name: shape[1:] if kind == "attention" else shape[1] for name, shape in shapes.items()}
     first, *others = sizes
     other = next((name for name in others if sizes[name] != sizes[first]), None)
     if other is None:

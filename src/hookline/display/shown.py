@@ -14,6 +14,8 @@ from hookline.sites import write_subscripts
 from hookline.tables import count
 from hookline.values import describe, get, places
 
+_SCALARS = (bool, int, float, complex)
+
 
 class Options(NamedTuple):
     """What can be told of a picture, beside its kind: see `plot`."""
@@ -55,9 +57,14 @@ class Numbers(NamedTuple):
         return Numbers(self.values[index], self.nan[index], self.infinite[index], self.told)
 
 
+def is_drawable(value: Any) -> bool:
+    """Whether there is a number or a tensor in a value."""
+    return isinstance(value, _SCALARS) or bool(places(value))
+
+
 def shown(name: str, value: Any) -> Shown:
     """Return the tensor of a value to draw: the first, if it has several."""
-    if isinstance(value, (bool, int, float, complex)):
+    if isinstance(value, _SCALARS):
         return Shown(name, torch.tensor(value))
     found = places(value)
     if not found:

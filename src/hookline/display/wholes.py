@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.display.kinds import DIMENSIONS, UNIT, kind_of, shaped
+from hookline.display.kinds import UNIT, full_shape, kind_of, shaped
 from hookline.store.rows import Rows
 
 PIECE = 1 << 20  # Elements taken at a time.
@@ -35,12 +35,8 @@ class Whole:
         self.kind = kind
         self._source = source
         self._minus = minus
-        self._joined = 1  # How many samples one index of the source's first dimension stands for.
-        given, wanted = tuple(source.shape), len(DIMENSIONS[kind])
-        if len(given) > wanted > 0:
-            self._joined = prod(given[1 : len(given) - wanted + 1])
-            given = (given[0] * self._joined, *given[len(given) - wanted + 1 :])
-        self.shape = (1,) * (wanted - len(given)) + given
+        self.shape = full_shape(source.shape, kind)
+        self._joined = prod(source.shape[1 : len(source.shape) - len(self.shape) + 1])  # Samples in each of its rows.
 
     @property
     def elements(self) -> int:
@@ -60,7 +56,8 @@ class Whole:
         for source in self._sources():
             near = source
             if source.shape:  # Rows past the last that is shown need not be read.
-                pick = picks[max(0, len(self.shape) - len(source.shape))]
+                leads = 0 if self.shape[0] > 1 else max(0, len(self.shape) - len(source.shape))
+                pick = picks[leads]
                 near = source[: (pick.start + (pick.count - 1) * pick.step) // self._joined + 1]
             parts.append(self._dense(near)[tuple(pick.slice() for pick in picks)])
         return self._real(parts)
