@@ -375,6 +375,12 @@ def test_wrong_samples_tokens_and_statistics_are_refused():
         plot({**values, "h.1": torch.ones(2, 3, 4)}, statistic="nrm")
 
 
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_channel_at_all_is_no_picture(most):
+    with pytest.raises(HooklineError, match=f"how many channels or heads to draw: at least 1, not {most}"):
+        plot({"conv": torch.randn(1, 4, 5, 5)}, most=most)
+
+
 def test_any_token_can_be_a_label():
     odd = ["$x$", "日本", "\n", "a_very_long_token_indeed", "😀", "_x^2", ""]
     ax = drawn(plot({"h.0": torch.randn(1, 7, 3)}, tokens=odd)).axes[0]

@@ -61,6 +61,8 @@ def plot(
         base: For single numbers: what the number is if nothing is done, drawn for comparison.
         label: What single numbers are.
     """
+    if most < 1:
+        raise HooklineError(f"most= is how many channels or heads to draw: at least 1, not {most}")
     many, left_out = _drawable(values)
     notes = " · ".join(filter(None, (note, left_out)))
     options = Options(statistic, tokens, sample, most, log, title, notes, base, label)
