@@ -90,7 +90,7 @@ def numbers(tensors: list[Tensor]) -> Numbers:
         std=float("nan") if nothing else finite.std(unbiased=False).item(),
         min=float("nan") if nothing else finite.min().item(),
         max=float("nan") if nothing else finite.max().item(),
-        norm=finite.norm().item(),
+        norm=float("nan") if nothing else finite.norm().item(),
         zeros=(flat == 0).double().mean().item(),
         nan=flat.isnan().double().mean().item(),
         inf=flat.isinf().double().mean().item(),
@@ -121,7 +121,7 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
     if not seen:
         mean = least = most = squares = float("nan")
     share = max(count, 1)
-    std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if count else float("nan")
+    std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if seen else float("nan")
     return Numbers(mean, std, least, most, norm, zeros / share, nan / share, inf / share)
 
 

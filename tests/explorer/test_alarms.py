@@ -95,6 +95,22 @@ def test_each_run_is_warned_of(warnings_of):
     assert (found["run"], found["text"]) == (1, "'h.0' is 0 everywhere")
 
 
+def test_a_container_whose_parts_are_called_one_by_one_is_no_news(warnings_of):
+    class Stages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            self.unused = nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, x):
+            for one in self.used:
+                x = one(x)
+            return x
+
+    found = warnings_of(Stages(), run=(torch.randn(3, 4),))
+    assert {one["module"] for one in found} == {"unused", "unused.0"}
+
+
 def test_numbers_in_names_are_left_open():
     assert family("h.11.mlp.0[:, 3]") == "h.*.mlp.*[:, *]"
 

@@ -417,6 +417,33 @@ def test_averaged_attention_has_samples_and_no_heads(path):
     assert (pixels(site["picture"][0])[:, 0] - expected).abs().max() <= site["picture"][0]["error"]
 
 
+def test_a_value_without_a_finite_element_has_no_norm(path):
+    (site,) = data_of(hl.explore({"a": torch.full((3, 4), float("nan"))}, to=path))["sites"]
+    assert (site["stats"][0]["norm"], site["stats"][0]["rms"]) == ("nan", "nan")
+
+
+def test_tokens_that_are_as_many_as_no_value_has_are_told(path):
+    notes = data_of(hl.explore({"a": torch.randn(2, 5, 4)}, to=path, tokens=["a", "b"]))["notes"]
+    assert notes == ["tokens= are not shown: there are 2 of a sample, and values have 5"]
+    assert data_of(hl.explore({"a": torch.randn(1, 2, 4)}, to=path, tokens=["a", "b"]))["notes"] == []
+
+
+def test_a_model_is_not_run_for_a_page_that_can_not_be_written(model, ids, tmp_path):
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(hl.StoreError, match="there is no folder '.*nowhere'; make it first"):
+        hl.explore(model, run=(ids,), to=tmp_path / "nowhere" / "report.html")
+    assert calls == []
+
+
+def test_a_model_is_held_against_a_file_by_its_path_as_text(model, ids, path, tmp_path):
+    with hl.capture(model, "h.*") as acts:
+        model(ids)
+    acts.save(tmp_path / "acts.safetensors")
+    page = data_of(hl.explore(model, run=(ids,), at="h.*", against=str(tmp_path / "acts.safetensors"), to=path))
+    assert "the two runs are equal at every site" in [one["text"] for one in page["warnings"]]
+
+
 def test_half_of_a_letter_can_be_a_token(path):
     page = data_of(hl.explore({"a": torch.randn(1, 2, 4)}, to=path, tokens=["a\ud83d", "b"], title="\udc80"))
     assert (page["tokens"], page["title"]) == ([["a\ud83d", "b"]], "\udc80")
@@ -471,7 +498,7 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
     ):
         hl.explore({"a": torch.ones(2)}, to=path)
     assert path.read_text() == "my thesis"
-    with pytest.raises(hl.StoreError, match="was not written: No such file or directory; see that its folder exists"):
+    with pytest.raises(hl.StoreError, match="there is no folder .*; make it first"):
         hl.explore({"a": torch.ones(2)}, to=tmp_path / "no" / "page.html")
     assert sorted(os.listdir(tmp_path)) == ["report.html"]
 

@@ -196,8 +196,11 @@ def _dead(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
 
 
 def _never(modules: Sequence[Node]) -> Iterator[Alarm]:
-    """Modules that were there and were not called."""
+    """Modules that were there and were not called, nor anything in them: a forward may take their parts one by one."""
+    called = {node.path for node in modules if node.calls}
+    used = {path[:end] for path in called for end in range(len(path)) if path[end] == "."}  # What they are parts of.
     silent = [node for node in modules if any(hazard.startswith("never called") for hazard in node.hazards)]
+    silent = [node for node in silent if node.path not in used]
     found: dict[tuple[str, str], list[Node]] = {}
     for node in silent:
         why = next(hazard for hazard in node.hazards if hazard.startswith("never called"))

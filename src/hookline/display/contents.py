@@ -125,6 +125,7 @@ def contents(
     """Return what a page of one or two runs holds, of about so many bytes as JSON."""
     said = [*notes, *(note for run in runs for note in run.notes)]
     places = _places(runs, said)
+    said += _unused(tokens, places)
     modules = tree([place.entry for place in places], runs, model, scan)
     numbers = {place.entry.site: place.number for place in places}
     page = {
@@ -156,6 +157,22 @@ def _places(runs: Sequence[Run], notes: list[str]) -> list[Place]:
     return [Place(number, [run.entries.get(site) for run in runs], notes) for number, site in enumerate(sites)]
 
 
+def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[Place]) -> list[str]:
+    """Say that the tokens that were given are as many as no value has."""
+    if tokens is None:
+        return []
+    dimensions = {"tokens": (1,), "attention": (2, 3)}
+    sizes = {whole.shape[dim] for place in places for whole in place.shown for dim in dimensions.get(place.kind, ())}
+    given = sorted({len(sample) for sample in tokens})
+    if sizes.intersection(given):
+        return []
+    return [f"tokens= are not shown: there are {_listed(given)} of a sample, and values have {_listed(sorted(sizes))}"]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers)) or "none"
+
+
 def _partners(site: Site, numbers: Mapping[Site, int]) -> tuple[int | None, int | None]:
     """Return the numbers of the site that has this one's gradient, and of the one whose gradient this is."""
     gradient = site._replace(port=_PARTNERS.get(site.port, ""))
@@ -172,7 +189,7 @@ def _warnings(runs: Sequence[Run], places: Sequence[Place], modules: Sequence[No
     found = alarms(seen, modules)
     differences = [place.summaries[2] for place in places if len(place.summaries) == 3]
     if differences and all(
-        one is not None and one.elements == one.finite and not one.numbers.norm for one in differences
+        one is not None and one.elements == one.finite and not one.numbers.norm > 0 for one in differences
     ):
         found.append(Alarm("note", "same", None, None, 1, "the two runs are equal at every site"))
     return found

@@ -78,7 +78,8 @@ def explore(
 
     Args:
         run: The model's arguments as a tuple, or its keywords as a mapping. It is run for real, and left as it was.
-        against: A second run, beside the first and as a difference: for a model its arguments; else what `what` may be.
+        against: A second run, beside the first and as a difference. For a model its arguments, or what was captured: a
+            Cache, a Store or the path of one; else what `what` may be.
         at: Where to look in a model; every module's output by default. In a cache, which sites to show.
         loss: A function from the model's output to a number: the gradients of it are shown too.
         model: With a cache, the model it is of: for types, parameters, and what was never called.
@@ -115,7 +116,9 @@ def template() -> str:
 
 
 def refuse_to_replace(target: Path) -> None:
-    """Raise where there is something that is no page."""
+    """Raise where there is something that is no page, or no folder for it: before anything is run."""
+    if not target.parent.is_dir():
+        raise StoreError(f"'{target}' can't be written: there is no folder '{target.parent}'; make it first")
     if not target.exists():
         return
     if not target.is_file() or f'"{FORMAT[0]}"'.encode() not in target.read_bytes():
@@ -129,7 +132,7 @@ def _runs_of_model(model: nn.Module, run: Any, against: Any, at: Any, loss: Loss
             "a page of a model needs its arguments: explore(model, run=(ids,)), or a mapping of keywords"
         )
     runs = [run_of(captured(model, run, at, loss), names[0])]
-    if isinstance(against, (Cache, Store, os.PathLike)):
+    if isinstance(against, (Cache, Store, str, os.PathLike)):
         runs.append(run_of(against, names[1]))
     elif against is not None:
         runs.append(run_of(captured(model, against, at, loss), names[1]))
