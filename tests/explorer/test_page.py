@@ -444,6 +444,26 @@ def test_a_model_is_held_against_a_file_by_its_path_as_text(model, ids, path, tm
     assert "the two runs are equal at every site" in [one["text"] for one in page["warnings"]]
 
 
+def test_a_run_in_training_mode_is_told(model, ids, path):
+    assert data_of(hl.explore(model, run=(ids,), to=path))["notes"] == []
+    assert "training mode" in data_of(hl.explore(model.train(), run=(ids,), to=path))["notes"][0]
+
+
+def test_where_nothing_passed_there_is_no_page(path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with (
+        pytest.warns(hl.HooklineWarning, match="softmax"),
+        pytest.raises(hl.NeverFired, match=r"nothing passed at any place of at='\*/softmax', so there is no page"),
+    ):
+        hl.explore(model, run=(torch.ones(1, 2),), at="*/softmax", to=path)
+    assert not path.exists()
+
+
+def test_a_measured_place_that_is_not_on_the_page_is_told(model, ids, path):
+    page = data_of(hl.explore(model, run=(ids,), to=path, measured={"rise": {"nosuch": 1.0, "head": 0.5}}))
+    assert page["notes"] == ["measured= names what is not on this page: 'nosuch'"]
+
+
 def test_half_of_a_letter_can_be_a_token(path):
     page = data_of(hl.explore({"a": torch.randn(1, 2, 4)}, to=path, tokens=["a\ud83d", "b"], title="\udc80"))
     assert (page["tokens"], page["title"]) == ([["a\ud83d", "b"]], "\udc80")

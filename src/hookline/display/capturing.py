@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline.cache import Cache
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, NeverFired
 from hookline.hooks import Hooks
 from hookline.scan import Scan, scan
 from hookline.tree import unwrap
@@ -48,6 +48,10 @@ def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None) -> Cache:
         output = model(*args, **kwargs)
         if loss is not None:
             _backward(model, loss(output), (args, kwargs))
+    if not acts:
+        raise NeverFired(
+            f"nothing passed at any place of at={at!r}, so there is no page to write; the warning says why"
+        )
     return acts
 
 

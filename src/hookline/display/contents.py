@@ -128,7 +128,7 @@ def contents(
     said += _unused(tokens, places)
     modules = tree([place.entry for place in places], runs, model, scan)
     numbers = {place.entry.site: place.number for place in places}
-    page = {
+    page: dict[str, Any] = {
         "format": FORMAT,
         "title": title,
         "made": datetime.now().strftime("%Y-%m-%d %H:%M"),
@@ -141,6 +141,7 @@ def contents(
         "warnings": [alarm.as_json() for alarm in _warnings(runs, places, modules)],
         "measured": measurements(measured, numbers, {node.path for node in modules}),
     }
+    page["notes"] += _unknown(page["measured"])
     _add_pictures(page, places, bytes)
     return page
 
@@ -219,6 +220,13 @@ def measurements(measured: Any, numbers: Mapping[Site, int], modules: set[str]) 
         measured if measured and all(isinstance(one, Mapping) for one in measured.values()) else {"measured": measured}
     )
     return [_measurement(str(title), one, numbers, modules) for title, one in titled.items()]
+
+
+def _unknown(measured: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which measured places the page knows nothing else of: a slip of the pen, perhaps."""
+    rows = [row for one in measured for row in one["rows"]]
+    names = dict.fromkeys(row["name"] for row in rows if row["site"] is None and row["module"] is None)
+    return [f"measured= names what is not on this page: {', '.join(map(repr, names))}"] if names else []
 
 
 def _measurement(title: str, one: Mapping[Any, Any], numbers: Mapping[Site, int], modules: set[str]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from hookline.cache import Cache
 from hookline.display.capturing import Loss, captured, scanned
@@ -99,7 +101,8 @@ def explore(
         runs = [run_of(_chosen(one, at), name) for one, name in zip((what, against), called, strict=False)]
     title = title if title is not None else _title(what, model)
     given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
-    data = contents(runs, title=title, bytes=bytes_of(most) - len(page.encode()), **given)
+    notes = ["the model was run in training mode: dropout and batch norm act as they do there"] if _trains(what) else []
+    data = contents(runs, title=title, notes=notes, bytes=bytes_of(most) - len(page.encode()), **given)
     text = page.replace(MARK, text_of(data))
     _write(target, text)
     return Page(target, len(data["sites"]), len(text.encode()))
@@ -156,6 +159,12 @@ def _chosen(what: Any, at: Any) -> Any:
     if not isinstance(what, Cache):
         raise HooklineError(f"at= chooses the places of a model or of a cache, not of {describe(what)}")
     return what.select(*(at if isinstance(at, (list, tuple)) else (at,)))
+
+
+def _trains(what: Any) -> bool:
+    """Whether a model has something that does otherwise in training mode, and is in it."""
+    modules = what.modules() if isinstance(what, nn.Module) else ()
+    return any(module.training for module in modules if isinstance(module, (_DropoutNd, _NormBase)))
 
 
 def _names(names: Sequence[str] | None, wanted: int) -> list[str]:
