@@ -100,8 +100,8 @@ def test_a_bad_forward_is_seen_again_with_what_went_in_and_the_function(again, t
                     with torch.no_grad():
                         model(given)
     error = raised.value
-    assert (str(error.site), str(error.function), error.forward) == ("root", "root/sqrt#0", 3)
-    assert error.step == (3 if trains else 0)
+    assert (str(error.site), str(error.function)) == ("root", "root/sqrt#0")
+    assert error.forward == error.step == 3  # Of a model that is only used, each forward is a step.
     assert error.inputs['root:inputs["x"]'].is_cuda
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 

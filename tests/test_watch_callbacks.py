@@ -47,14 +47,18 @@ class TestLightning:
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         return pytest.importorskip("lightning.pytorch")
 
-    def module(self, lightning):
+    def module(self, lightning, calls_itself=False):
         class Module(lightning.LightningModule):
             def __init__(self):
                 super().__init__()
                 self.net = mlp()
 
+            def forward(self, x):
+                return self.net(x)
+
             def training_step(self, batch, _):
-                return (self.net(batch["x"]) - batch["labels"]).square().mean()  # Without calling the module itself.
+                output = self(batch["x"]) if calls_itself else self.net(batch["x"])
+                return (output - batch["labels"]).square().mean()
 
             def validation_step(self, batch, _):
                 self.net(batch["x"])
@@ -89,6 +93,19 @@ class TestLightning:
         assert callback.watch is None
         assert not hl.attached(module)
 
+    def test_steps_and_forwards_are_those_of_the_training_also_where_the_module_itself_is_called(
+        self, lightning, tmp_path
+    ):
+        from hookline.watching.lightning import WatchCallback
+
+        module, got = self.module(lightning, calls_itself=True), []
+        callback = WatchCallback(every=1, to=lambda step, _: got.append(step))
+        trainer = self.trainer(lightning, tmp_path, callback, logger=False)
+        with pytest.raises(hl.BadValue) as raised:  # Two batches of validation are tried first.
+            trainer.fit(module, DataLoader(Rows(bad=5), batch_size=2), DataLoader(Rows(), batch_size=4))
+        assert (raised.value.step, raised.value.forward) == (2, 4)
+        assert got == [0, 1]
+
     def test_statistics_go_to_its_loggers(self, lightning, tmp_path):
         from lightning.pytorch.loggers import CSVLogger
 
@@ -102,6 +119,9 @@ class TestLightning:
         assert [row["step"] for row in rows] == ["0", "2"]
         assert all(0 < float(row["update/net.2"]) < 1 for row in rows)
         assert not hl.attached(module)
+        trainer.validate(module, DataLoader(Rows(), batch_size=4), verbose=False)
+        with open(tmp_path / "lightning_logs" / "version_0" / "metrics.csv", newline="") as file:
+            assert len([row for row in csv.DictReader(file) if row["rms/net.0"]]) == 2
         WatchCallback.on_exception(WatchCallback(), trainer, module, ValueError())  # Nothing is open: nothing happens.
         trainer.validate(module, DataLoader(Rows(), batch_size=4), verbose=False)
         assert not hl.attached(module)

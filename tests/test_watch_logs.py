@@ -112,6 +112,154 @@ def test_steps_of_an_optimizer_of_another_model_do_not_count_and_two_of_one_mode
     assert [len(watch.log.calls(f'{layer}["update"]')) for layer in (0, 2)] == [3, 3]
 
 
+def two_halves(model):
+    return [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters(), lr=0.1)]
+
+
+def step_each(model, optimizers, steps, is_due=lambda number, step: True):
+    for step in range(steps):
+        model(X).sum().backward()
+        for number, optimizer in enumerate(optimizers):
+            if is_due(number, step):
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "optimizers", [two_halves, lambda model: [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]]
+)
+def test_optimizers_of_one_model_that_step_after_the_same_backward_are_one_step(optimizers):
+    model = mlp()
+    with hl.watch(model, every=1) as watch:
+        step_each(model, optimizers(model), 6)
+    assert (watch.steps, watch.logged) == (6, [0, 1, 2, 3, 4, 5])
+    assert [len(watch.log.calls(f'{layer}["update"]')) for layer in (0, 2)] == [6, 6]
+
+
+def test_steps_go_on_when_an_optimizer_steps_seldom_or_another_takes_over():
+    model = mlp()
+    optimizers = two_halves(model)
+    with hl.watch(model, every=1) as watch:
+        step_each(model, optimizers, 10, lambda number, step: number == 0 or step % 5 == 0)
+        step_each(model, [torch.optim.SGD(model.parameters(), lr=0.1)], 3)
+    assert watch.logged == list(range(13))
+    assert watch.steps == 13
+    assert len(optimizers) == 2  # They are alive still.
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_parts_that_are_called_alone_count_by_their_optimizer(backward):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with hl.watch(model, every=1, backward=backward) as watch:
+        for factor in (1.0, 2.0, 3.0):
+            model[2](model[1](model[0](X * factor))).sum().backward()
+            optimizer.step()
+        assert watch.logged == [0, 1, 2]
+    model[0].bias.data.zero_()
+    rows = [one.item() for one in watch.log.calls('0["rms"]')]
+    assert rows[0] < rows[1] < rows[2]
+    assert rows[0] == pytest.approx(hl.run(model, X, capture="0")[1]["0"].square().mean().sqrt().item(), rel=1)
+
+
+def test_optimizers_that_step_within_the_backward_are_one_step():
+    model = mlp()
+    optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(step)
+    with hl.watch(model, every=1) as watch:
+        for _ in range(3):
+            model(X).sum().backward()
+    assert watch.logged == [0, 1, 2]
+    assert len(watch.log.calls('2["update"]')) == 3
+
+
+def test_an_optimizer_that_runs_the_model_itself_steps_once():
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(X) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    with hl.watch(model, every=1) as watch:
+        optimizer.step(closure), optimizer.step(closure)
+    assert watch.logged == [0, 1]
+    assert watch.log['0["update"]'] > 0
+
+
+def test_a_model_that_is_only_used_counts_forwards_with_gradients_too():
+    model = mlp().eval()
+    with hl.watch(model, every=2) as watch:
+        for _ in range(5):
+            model(X).sum().backward()
+        assert watch.logged == [0, 2]
+    assert (watch.steps, watch.logged) == (5, [0, 2, 4])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, every=1) as watch:  # Trained as it is in evaluation: the optimizer says so.
+        step_each(model, [optimizer], 3)
+    assert (watch.steps, watch.logged) == (3, [0, 1, 2])
+
+
+def test_steps_go_on_counting_after_an_evaluation_that_came_first():
+    model = mlp()
+    with hl.watch(model, every=1) as watch:
+        with torch.no_grad():
+            model(X), model(X)
+        step_each(model, [torch.optim.SGD(model.parameters(), lr=0.1)], 3)
+    assert (watch.steps, watch.logged) == (5, [0, 1, 2, 3, 4])
+
+
+def test_an_evaluation_amid_training_is_not_in_its_statistics_but_a_part_without_gradients_is():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.below, self.above = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.below(x)
+            return self.above(x)
+
+    model = Frozen()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with hl.watch(model, every=1) as watch:
+        for _ in range(3):
+            step_each(model, [optimizer], 1)
+            with torch.no_grad():
+                model(X * 1000), model.below(X * 1000)
+    for site in ('below["rms"]', 'above["rms"]'):
+        rows = watch.log.calls(site)
+        assert len(rows) == 3
+        assert len({round(one.item(), 6) for one in rows}) == 1
+
+
+def test_numbers_are_handed_on_when_the_next_pass_begins_or_somebody_asks():
+    model, got = mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hl.watch(model, every=1, to=lambda step, _: got.append(step)) as watch:
+        step_each(model, [optimizer], 2)
+        assert got == [0]
+        assert watch.logged == [0, 1] == got
+        step_each(model, [optimizer], 1)
+    assert got == [0, 1, 2]
+
+
+def test_the_last_numbers_are_handed_on_when_something_else_fails():
+    model, got = mlp(), []
+    with pytest.raises(ZeroDivisionError):
+        with hl.watch(model, every=1, to=lambda step, _: got.append(step)):
+            step_each(model, [torch.optim.SGD(model.parameters(), lr=0.1)], 2)
+            raise ZeroDivisionError
+    assert got == [0, 1]
+
+
 def test_a_step_can_be_said_by_hand():
     model = mlp()
     with hl.watch(model, every=1) as watch:

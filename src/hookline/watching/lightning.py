@@ -42,9 +42,12 @@ class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
                 for logger in trainer.loggers:
                     logger.log_metrics(dict(numbers), step=self._begin + step)
 
+        trains = trainer.state.fn == "fit"
+        every = self._every if trains or self._to is not None else None  # Else steps would come twice in its loggers.
         found = getattr(trainer.precision_plugin, "scaler", None)
         options = {"scaler": found, **self._options}
-        self.watch = watch(module, *self._where, every=self._every, to=to, **options).__enter__()
+        self.watch = watch(module, *self._where, every=every, to=to if every else None, **options).__enter__()
+        self.watch.steps_taken.trains = trains  # The validation that is tried first is no step.
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with the training, and the validation that is tried before it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ Parameters = dict[str, list[nn.Parameter]]  # Those that each module holds itsel
 class Row:
     """What has passed in one step: numbers that are on their devices still."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters, before optimizers step.
         self._values: list[tuple[str, int]] = []  # The site and the elements of each value, and three numbers of it:
         self._of_values: list[Tensor] = []  # norm, elements that are not zero, largest.
         self._gradients: dict[str, list[Tensor]] = {}
@@ -47,9 +49,14 @@ class Row:
         """Note the norms of the parameters."""
         self._weights = _by_site({site: list[Tensor](held) for site, held in parameters.items()})
 
+    def sample(self, held: Iterable[nn.Parameter]) -> None:
+        """Note what parameters are before the first optimizer that steps."""
+        self._before = {one: sample(one) for one in held if one not in self._before} | self._before
+
     @torch.no_grad()
-    def add_updates(self, parameters: Parameters, before: Mapping[nn.Parameter, Tensor]) -> None:
+    def add_updates(self, parameters: Parameters) -> None:
         """Note how far the parameters of which samples were taken have moved, and how large they were."""
+        before = self._before
         pairs = {
             site: [(sample(one), before[one]) for one in held if one in before] for site, held in parameters.items()
         }

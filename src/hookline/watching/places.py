@@ -80,7 +80,7 @@ class Check:
             if self.is_root:
                 watcher.last = watcher.latest_at
             if watcher.row is not None and self.forward:
-                watcher.row.add(str(self.site if call is None else call.site), value.detach())
+                watcher.note(self.site if call is None else call.site, value.detach())
             return
         requires_grad = value.requires_grad
         if self.forward:
@@ -105,7 +105,7 @@ class Check:
         """Look at plain numbers now, or note on their device what is to be read later."""
         watcher = self.watcher
         if watcher.row is not None and (call is None or call.site.port == "output"):
-            watcher.row.add(str(self.site if call is None else call.site), plain)
+            watcher.note(self.site if call is None else call.site, plain)
         if watcher.waits(plain):
             site = self.site if call is None else call.site
             note = Note(site, number, self.rule, False, describe(plain))

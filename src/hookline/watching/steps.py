@@ -1,4 +1,4 @@
-"""What a step is: one of an optimizer that holds the model's parameters; of a model that is not trained, a forward."""
+"""What a step is: what optimizers do between two passes; of a model that is not trained, a forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 class Steps:
     """Counts the steps of the optimizers of a model, however many there are, and says when one begins and ends.
 
-    Torch's hooks on all optimizers are used, so that nobody has to say which one trains the model.
+    Torch's hooks on all optimizers are used, so that nobody has to say which one trains the model. The first that steps
+    after a pass counts; others, until the next pass begins, belong to the same step.
     """
 
     def __init__(
@@ -22,32 +23,25 @@ class Steps:
         model: nn.Module,
         optimizers: Iterable[torch.optim.Optimizer],
         before: Callable[[torch.optim.Optimizer], object],
-        after: Callable[[torch.optim.Optimizer], object],
+        after: Callable[[], object],
     ) -> None:
         self._model = weakref.ref(model)
         self._before, self._after = before, after
-        self._counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._given = {id(one): one for one in optimizers}
-        for one in optimizers:
-            self._counts[one] = 0
         # How many parameters an optimizer holds, and whether they are of the model.
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
-        self._most = 0  # Of one optimizer, which may be gone by now.
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # Since the last pass.
         self._handles: list[Any] = []
-        self.by_hand = 0
-        self.forwards = 0  # Those without gradients.
-        self.trains = False  # Whether any forward was one with gradients, so that steps are not forwards.
+        self.done = 0  # How many steps are over.
+        self.trains = False  # Whether the model is trained, so that forwards are no steps.
 
-    @property
-    def done(self) -> int:
-        """How many steps are over."""
-        stepped = self._most + self.by_hand
-        return stepped if stepped or self.trains else self.forwards
+    def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """Whether this optimizer, or any, has stepped since the last pass."""
+        return bool(self._stepped) if optimizer is None else optimizer in self._stepped
 
-    @property
-    def are_level(self) -> bool:
-        """Whether all optimizers that are known have done as many steps."""
-        return len(set(self._counts.values())) <= 1
+    def begin_pass(self) -> None:
+        """Say that a forward or a backward begins: what optimizers do after it is another step."""
+        self._stepped.clear()
 
     def open(self) -> None:
         """Begin to count."""
@@ -75,11 +69,14 @@ class Steps:
 
     def _on_step_begun(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._is_ours(optimizer):
-            self._counts.setdefault(optimizer, self._most)
             self._before(optimizer)
 
     def _on_step_done(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if optimizer in self._counts and self._is_ours(optimizer):
-            self._counts[optimizer] += 1
-            self._most = max(self._most, self._counts[optimizer])
-            self._after(optimizer)
+        if not self._is_ours(optimizer):
+            return
+        is_first = not self._stepped
+        self._stepped.add(optimizer)
+        if is_first:
+            self.trains = True
+            self.done += 1
+            self._after()

@@ -48,10 +48,13 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         scaler = getattr(getattr(self._trainer, "accelerator", None), "scaler", None)
         options = {"scaler": scaler, **self._options}
         self.watch = watch(kwargs["model"], *self._where, every=self._every, to=to, **options).__enter__()
+        self.watch.steps_taken.trains = True
         self.watch.closes = True  # A Trainer tells its callbacks of no exception.
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hand on what was gathered in this step."""
+        if self.watch is not None:
+            self.watch.settle()
         waiting, self._waiting = self._waiting, []
         for _step, numbers in waiting:
             if self._trainer is not None:

@@ -24,7 +24,7 @@ from hookline.verbs import brief
 from hookline.watching import looks, reports
 from hookline.watching.checks import Finding, Rule, examine, is_bad, numbers_in
 from hookline.watching.flags import Flags
-from hookline.watching.logs import Log, Row, sample
+from hookline.watching.logs import Log, Row
 from hookline.watching.places import Check
 from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
 from hookline.watching.steps import Steps
@@ -66,7 +66,7 @@ class Watcher:
         self.steps_taken = Steps(self._inner, optimizers, self._before_step, self._after_step)
         self._log = Log()
         self.row: Row | None = None  # Of the step that is running, if it is one of which statistics are kept.
-        self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters, while an optimizer steps.
+        self._closing: Row | None = None  # Of the step before, while further optimizers may belong to that.
         self._date: tuple[int, int] | None = None  # Of the forward that this is a second look at.
         self.closes = False  # Whether it ends with the first bad value: see the callback for transformers.
         self._forget()
@@ -81,7 +81,10 @@ class Watcher:
         self.task = -1  # The backward that runs, or ran last.
         self.latest_at = self.last = self.arrived = _NOWHERE  # That; what the model returned; the last gradient.
         self._began: looks.Arguments | None = None
-        self._has_looked = False  # Whether the gradients of the parameters were looked at since the last step.
+        self._has_looked = False  # Whether the gradients of the parameters were looked at after the last backward.
+        self._is_announced = False  # Whether a pass has begun, in which the model itself may be called or not.
+        self._is_training = False  # Whether the pass that runs began with gradients.
+        self._is_waiting = False  # Whether a forward that may yet be trained with is to be counted.
 
     @property
     def steps(self) -> int:
@@ -91,11 +94,13 @@ class Watcher:
     @property
     def log(self) -> Cache:
         """The statistics so far: `watch.log['h.0["rms"]']` is the latest, `.calls(...)` all of them."""
+        self.settle()
         return self._log.cache()
 
     @property
     def logged(self) -> list[int]:
         """The steps of which statistics were kept."""
+        self.settle()
         return list(self._log.steps)
 
     def step(self) -> None:
@@ -103,9 +108,19 @@ class Watcher:
         self.check()
         if not self._has_looked:
             self._check_parameters()
-        self.steps_taken.by_hand += 1
-        self._has_looked = False
-        self._end_row()
+        self.steps_taken.trains = True
+        self._count()
+
+    def settle(self) -> None:
+        """Hand on the statistics of the step that is over; an optimizer that steps yet does not show in them."""
+        row, self._closing = self._closing, None
+        if row is None:
+            return
+        row.add_weights(self._parameters)
+        row.add_updates(self._parameters)
+        numbers = self._log.add(row.step, row.read())
+        for target in self.targets:
+            target.write(row.step, numbers)
 
     def check(self) -> None:
         """Look now at all that waits on a device, and raise if something is bad."""
@@ -138,6 +153,8 @@ class Watcher:
         try:
             if kind is None:
                 self.check()
+                self._count_waiting()
+            self.settle()
         except BaseException as found:
             self._hooks.__exit__(type(found), found, None)
             raise
@@ -156,7 +173,7 @@ class Watcher:
         self.is_over = True
         self.steps_taken.close()
         self.flags.forget()
-        self.row, self.latest, self._began, self._before = None, None, None, {}
+        self.row = self._closing = self.latest = self._began = None
         for check in self._checks:
             check.extreme = None
         for target in self.targets:
@@ -169,15 +186,24 @@ class Watcher:
         return not tensor.is_cpu and not self.at_once
 
     def begin_pass(self) -> None:
-        """Count calls anew, where parts of the model are called and not the model itself."""
+        """Say that a pass begins, in which parts of the model may be called and not the model itself."""
+        self._begin_pass()
+        self._is_announced = True
+
+    def _begin_pass(self) -> None:
+        self._end_step()
         self.latest = None
         self.forwards += 1
+        self._is_training = torch.is_grad_enabled()
 
     def begin_forward(self, call: Call) -> None:
         """A forward of the model begins."""
         if len(self.flags):  # Of a forward that no backward came after.
             self.check()
-        self.begin_pass()
+        self._count_waiting()
+        if not self._is_announced:
+            self._begin_pass()
+        self._is_announced = False
         if torch.is_grad_enabled() and call.module.training:
             self.steps_taken.trains = True
         given = leaves((call.args, dict(call.kwargs)))
@@ -187,16 +213,17 @@ class Watcher:
     def end_forward(self, output: Any) -> None:
         """A forward of the model is over. If a backward follows, what waits is read after that: once for both."""
         self.latest = None
+        self._is_training = False
+        self._is_waiting = not self.steps_taken.trains
         if any(tensor.requires_grad for tensor in leaves(output)):
             return
         self.check()
         self._began = None
-        if not self.steps_taken.trains:
-            self.steps_taken.forwards += 1
-            self._end_row()
+        self._count_waiting()
 
     def begin_backward(self, task: int) -> None:
         """A backward begins: see to it when it is over, before any optimizer takes its gradients."""
+        self._end_step()
         self.task, self.arrived = task, _NOWHERE
         Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -205,20 +232,41 @@ class Watcher:
             return
         self.check()
         self._check_parameters()
+        self._has_looked = not is_running()  # FSDP puts gradients there when everybody else is done: so look again.
         self._began = None
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._check_graphs()
+        if self.steps_taken.has_stepped(optimizer):  # No pass was seen to begin: it was a compiled graph's.
+            self._end_step()
+        held = [one for group in optimizer.param_groups for one in group["params"]]
         if not self._has_looked:
-            self._check_parameters(at_step=True)  # Nothing was seen of the backward: it ran in a compiled graph.
-        if self.row is not None:
-            held = [one for group in optimizer.param_groups for one in group["params"]]
-            self._before |= {one: sample(one) for one in held}
+            self._check_parameters(held)  # Nothing was seen of the backward, or it still runs.
+        row = self._closing if self.steps_taken.has_stepped() else self.row
+        if row is not None:
+            row.sample(held)
 
-    def _after_step(self, _optimizer: torch.optim.Optimizer) -> None:
+    def _after_step(self) -> None:
+        self._is_waiting = False
+        self._close_row()
+
+    def _end_step(self) -> None:
+        """No further optimizer belongs to the step before: something else begins."""
+        self.steps_taken.begin_pass()
         self._has_looked = False
-        if self.steps_taken.are_level:
-            self._end_row()
+        self.settle()
+
+    def _count(self) -> None:
+        """Count a step that no optimizer has told of."""
+        self.steps_taken.done += 1
+        self._close_row()
+        self._end_step()
+
+    def _count_waiting(self) -> None:
+        """Count the forward before, unless it is one of training: then it is a part of a step."""
+        is_waiting, self._is_waiting = self._is_waiting, False
+        if is_waiting and not self.steps_taken.trains:
+            self._count()
 
     # What is bad.
 
@@ -281,13 +329,16 @@ class Watcher:
         """Whether a scaler still has a way to go down, and leaves out a step whose gradients are bad."""
         return self._scaler is not None and scale > 1
 
-    def _check_parameters(self, at_step: bool = False) -> None:
+    def _check_parameters(self, held: Iterable[Tensor] | None = None) -> None:
         """Look at the gradients of the parameters, those last in the model first: so they were made."""
-        found = [(one, gradient) for one in self._backwards if (gradient := one.grad) is not None]
-        self._has_looked = not is_running()  # FSDP puts them there when everybody else is done: so look again then.
+        chosen = self._backwards
+        if held is not None:
+            ids = {id(one) for one in held}
+            chosen = [one for one in chosen if id(one) in ids]
+        found = [(one, gradient) for one in chosen if (gradient := one.grad) is not None]
         scale = self.scale()
         if self.row is not None:
-            self.row.add_gradients(self._parameters, scale, keep=at_step)
+            self.row.add_gradients(self._parameters, scale, keep=held is not None)
         if not self.backward:
             return
         for parameter, plain in suspects(found, self.rule, scale, self.waits):
@@ -322,18 +373,18 @@ class Watcher:
 
     # Statistics.
 
-    def _begin_row(self) -> None:
-        self.row = Row() if self._every is not None and self.steps % self._every == 0 else None
+    def note(self, site: Site, plain: Tensor) -> None:
+        """Take a value into the statistics, unless it is one of an evaluation amid training."""
+        if self.row is not None and (self._is_training or torch.is_grad_enabled() or not self.steps_taken.trains):
+            self.row.add(str(site), plain)
 
-    def _end_row(self) -> None:
-        row = self.row
-        if row is not None:
-            row.add_weights(self._parameters)
-            row.add_updates(self._parameters, self._before)
-            numbers = self._log.add(self.steps - 1, row.read())
-            for target in self.targets:
-                target.write(self.steps - 1, numbers)
-        self._before = {}
+    def _begin_row(self) -> None:
+        self.row = Row(self.steps) if self._every is not None and self.steps % self._every == 0 else None
+
+    def _close_row(self) -> None:
+        """Let the row of the step that was counted wait for further optimizers, and begin the next."""
+        self.settle()
+        self._closing = self.row
         self._begin_row()
 
     def _taps(self) -> list[Tap]:
