@@ -271,11 +271,26 @@ def test_a_step_can_be_said_by_hand():
     assert watch.logged == [0, 1]
 
 
-def test_a_layer_of_zeros_has_no_update_ratio():
+def test_what_a_step_has_no_number_of_is_nan_so_that_each_number_is_of_its_step():
     model = nn.Linear(4, 2)
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-    log = train(model, 2).log
-    assert len(log.calls('["update"]')) == 1
+    got = []
+    watch = train(model, 2, to=lambda _, numbers: got.append(numbers))
+    assert [math.isnan(one) for one in watch.log.calls('["update"]')] == [True, False]
+    assert ["update/model" in numbers for numbers in got] == [False, True]
+
+    class Seldom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.expert = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.expert(self.body(x)) if self.calls == 2 else self.body(x)
+
+    watch = train(Seldom(), 3)
+    assert [math.isnan(one) for one in watch.log.calls('expert["rms"]')] == [True, False, True]
 
 
 def test_a_sample_of_a_large_parameter_is_of_all_its_columns():

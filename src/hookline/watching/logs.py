@@ -133,8 +133,11 @@ class Log:
             for site, number in found.items():
                 key = Site.parse(site)
                 key = key._replace(index=key.index + write_subscripts((quantity,)))
-                self._numbers.setdefault(key, array("d")).append(number)
+                self._numbers.setdefault(key, array("d", [math.nan] * (len(self.steps) - 1))).append(number)
                 named[f"{quantity}/{site or 'model'}"] = number
+        for numbers in self._numbers.values():
+            if len(numbers) < len(self.steps):
+                numbers.append(math.nan)  # So that the number at any place is of the step at that place.
         return named
 
     def cache(self) -> Cache:
