@@ -139,6 +139,12 @@ def test_a_weight_that_is_bad_already_is_named():
     assert error.stats["2.weight:param"].nan > 0
 
 
+def test_a_name_does_nothing_to_the_terminal():
+    model = nn.Sequential()
+    model.add_module("x\x1b[31m", Gives(torch.tensor([NAN])))
+    assert str(bad(model, X)).startswith("'x\\x1b\\[31m' gave NaN")
+
+
 def test_the_innermost_module_is_blamed_and_what_returns_the_same_tensor_is_not_looked_at_twice():
     model = nn.Sequential(nn.Sequential(nn.Identity(), nn.Sequential(Gives(torch.tensor([1.0, NAN])))))
     assert str(bad(model, X).site) == "0.1.0"
@@ -649,6 +655,43 @@ class TestCompiled:
                     compiled(X * factor).sum().backward()
                     optimizer.step()
         assert model[0].weight.isfinite().all()
+
+    @pytest.mark.parametrize("make", [lambda x: (x, (None, x.log())), lambda x: {"a": [x, 1], "b": x.log()}])
+    def test_any_kind_of_value_leaves_a_graph_whole(self, make):
+        class Inner(nn.Module):
+            def forward(self, given, *, more):
+                return make(given["x"] + more[0])
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = Inner()
+
+            def forward(self, given):
+                return leaf_of(self.inner(given, more=(1.0, None)))
+
+        def leaf_of(value):
+            return value[0] if isinstance(value, tuple) else value["a"][0]
+
+        compiled = torch.compile(Outer(), fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            with hl.watch(compiled):
+                compiled({"x": X.abs()})
+            with pytest.raises(hl.BadValue, match="'inner"):
+                with hl.watch(compiled):
+                    compiled({"x": X.abs() - 9})
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+    def test_a_compiled_part_is_blamed_and_not_the_module_after_it(self, mode):
+        class Log(nn.Module):
+            def forward(self, x):
+                return x.log()
+
+        model = nn.Sequential(nn.Linear(4, 4), torch.compile(Log(), backend="aot_eager"), nn.Linear(4, 2))
+        with mode(), pytest.raises(hl.BadValue, match="'1' gave NaN: in a compiled graph"):
+            with hl.watch(model):
+                model(X)
 
     def test_a_model_compiled_in_place_is_read_at_the_end_or_when_asked(self):
         model = net()

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from hookline.actions import Call
 from hookline.sites import Site, write_subscripts
-from hookline.values import describe, leaves, places
+from hookline.values import children, describe, leaves, places
 from hookline.watching.checks import Rule, examine, is_plain, is_suspicious, numbers_in
 from hookline.watching.flags import Note
 from hookline.wiring.watches import running
@@ -123,6 +123,7 @@ class Check:
         finding = examine(plain, self.rule)
         if finding is None:
             return
+        watcher.check_graphs()  # What a compiled module has noted came before.
         calls = running()
         call = call or calls[0]
         site = call.site._replace(index=call.site.index + _index(value, plain))
@@ -157,7 +158,7 @@ class Check:
     def _trace(self, value: Any) -> Any:
         """Note the largest element inside a compiled graph, which makes it one more output of that."""
         found: list[Tensor] = []
-        for tensor in leaves(value):
+        for tensor in _traced(value):
             if tensor.is_floating_point() and tensor.numel():
                 plain = tensor.detach()
                 largest = plain.abs().amax() if self.rule.below else plain.amax()  # They fuse with what made it.
@@ -168,6 +169,14 @@ class Check:
 
     def __repr__(self) -> str:
         return "watch"
+
+
+def _traced(value: Any) -> list[Tensor]:
+    """Return the tensors of a value inside a graph: `leaves` asks for ids, which breaks it in torch 2.11."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value if isinstance(value, (tuple, list)) else (children(value) or {}).values()
+    return [tensor for part in parts for tensor in _traced(part)]
 
 
 def _version(tensor: Tensor) -> int:

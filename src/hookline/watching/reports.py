@@ -16,6 +16,7 @@ from hookline.errors import BadValue
 from hookline.sites import Site, write_subscripts
 from hookline.stats import Numbers, Stats, numbers_of_pieces
 from hookline.tables import Table, count
+from hookline.tables.cells import clean
 from hookline.values import leaves, places, shape_of
 from hookline.watching.checks import Finding, Rule, examine, numbers_in, pieces
 from hookline.watching.looks import Inside
@@ -52,7 +53,7 @@ class Report:
         header = ("", "dtype", "shape", "min", "max", "mean", "nan", "inf", "")
         width = len(header) if any(row[-1] for row in self.rows) else len(header) - 1
         lines = Table(header[:width], [row[:width] for row in self.rows]).text(whole=True) if self.rows else ""
-        return "\n".join([self.what, *([lines] if lines else []), *self.then])
+        return "\n".join([clean(self.what), *([lines] if lines else []), *map(clean, self.then)])
 
 
 def of_forward(

@@ -130,7 +130,7 @@ class Watcher:
             if note.is_gradient and self.is_lowering(self.scale()):
                 continue
             raise self._blame_note(note.site, number, note.what, note.number, note.is_gradient)
-        self._check_graphs()
+        self.check_graphs()
 
     def __enter__(self) -> Watcher:
         self._forget()
@@ -236,7 +236,7 @@ class Watcher:
         self._began = None
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._check_graphs()
+        self.check_graphs()
         if self.steps_taken.has_stepped(optimizer):  # No pass was seen to begin: it was a compiled graph's.
             self._end_step()
         held = [one for group in optimizer.param_groups for one in group["params"]]
@@ -353,7 +353,7 @@ class Watcher:
         when = self._when(0).rpartition(", ")[0]
         return reports.of_parameter(Site(name, "param"), finding, parameter, gradient, when)
 
-    def _check_graphs(self) -> None:
+    def check_graphs(self) -> None:
         """Look at what compiled graphs have noted."""
         if "torch._dynamo" not in sys.modules or all(check.extreme is None for check in self._checks):
             return
