@@ -96,6 +96,27 @@ def test_in_a_terminal_the_bar_has_rate_and_time_left_and_goes_at_the_end(setup:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")
+@pytest.mark.parametrize("setup", ["", WITHOUT_RICH], ids=["rich", "plain"])
+def test_where_there_is_little_room_what_stands_last_makes_way_for_the_bar(setup: str) -> None:
+    from tests.tables.terminal import plain, shown
+
+    if not setup:
+        pytest.importorskip("rich")
+    code = f"""
+import sys, time
+{setup}
+from hookline.progress import Bar
+with Bar("harvest", total=600, stays=True, unit="samples") as bar:
+    time.sleep(0.11)
+    bar.advance(404, "1,612 rows, 2.79 MB, 2.14 MB/s")
+"""
+    narrow, wide = (plain(shown(["-c", code], columns=columns)) for columns in (80, 160))
+    assert "MB/s" in wide
+    assert "rows" in narrow
+    assert "MB/s" not in narrow
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")
 def test_a_bar_never_breaks_its_line() -> None:
     from tests.tables.terminal import shown
 

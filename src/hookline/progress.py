@@ -18,6 +18,7 @@ Step = TypeVar("Step")
 
 _EVERY = 0.1  # Seconds between two pictures.
 _WIDTH = 30  # Of a bar, in columns.
+_NARROWEST = 12  # Of one that what stands behind it makes room for.
 _showing: list[Bar] = []  # A bar inside another one would draw over it.
 
 
@@ -106,7 +107,11 @@ class Bar:
         return None if self.total is None else self.done / max(self.total, 1)
 
     def _line(self) -> str:
-        return "  ".join(filter(None, (self.figures(), clean(self._text))))
+        figures, text = self.figures(), clean(self._text)
+        columns = (terminal_width(sys.stderr) or 80) if is_terminal(sys.stderr) else None
+        while text and columns and width(f"{self.label}    {figures}  {text} ") + _NARROWEST > columns:
+            text = text.rpartition(", ")[0]  # What is said last matters least.
+        return "  ".join(filter(None, (figures, text)))
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
@@ -162,10 +167,13 @@ class _Line:
         self.shown = 0
 
     def draw(self, share: float | None, text: str) -> None:
-        drawn = "" if share is None else f"{pad(bar(share, _WIDTH), _WIDTH)}  "
+        room = (terminal_width(self.stream) or 80) - 1
+        left = room - width(f"{self.of.label}    {text}")
+        columns = max(min(left, _WIDTH), _NARROWEST) if is_terminal(self.stream) else _WIDTH
+        drawn = "" if share is None else f"{pad(bar(share, columns), columns)}  "
         self.text = f"{self.of.label}  {drawn}{text}"
         if is_terminal(self.stream):
-            self.text = cut(self.text, (terminal_width(self.stream) or 80) - 1)
+            self.text = cut(self.text, room)
             self._write(f"\r{pad(self.text, max(self.shown, width(self.text)))}")
             self.shown = width(self.text)
 

@@ -88,7 +88,7 @@ class Table:
         ]
         grid = arrange(columns, limit, self.spare)
         yield from _around("title", self.title, limit)
-        yield from _lines(grid, more)
+        yield from _lines(grid, more, limit)
         for note in (*grid.notes, *notes):
             yield from _around("note", note, limit)
 
@@ -241,14 +241,14 @@ def _around(kind: str, text: str, limit: int | None) -> Iterator[Line]:
             yield Line(kind, [line])
 
 
-def _lines(grid: Grid, more: dict[int, str]) -> Iterator[Line]:
+def _lines(grid: Grid, more: dict[int, str], limit: int | None) -> Iterator[Line]:
     columns = [column.header for column in grid.columns]
     heads = [cut_name(column.header, room) for column, room in zip(grid.columns, grid.widths, strict=True)]
     yield Line("header", grid.line(heads), columns)
     yield Line("rule", ["─" * room for room in grid.widths], columns)
     for index, row in enumerate(grid.rows):
         if index in more:
-            yield Line("note", [more[index]])
+            yield from _around("note", more[index], limit)
         for number in range(max(map(len, row))):
             yield Line("row", grid.line([cell[number] if number < len(cell) else "" for cell in row]), columns)
 
