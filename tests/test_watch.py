@@ -470,6 +470,41 @@ def test_an_edit_that_makes_it_is_found():
             model(X)
 
 
+class Divides(nn.Module):
+    def __init__(self, passes):
+        super().__init__()
+        self.a, self.passes, self.c = nn.Linear(4, 4), passes, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.c(self.passes(self.a(x) / 0))
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return (x, x * 2)[0]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("passes", [nn.Identity(), nn.Flatten(), nn.Dropout().eval(), Pair()], ids=repr)
+def test_what_a_module_only_passes_on_is_told_as_coming_in(mode, passes):
+    with mode():
+        error = bad(Divides(passes), X)
+    assert (str(error.site), str(error.function)) == (
+        f'passes:inputs["{"x" if isinstance(passes, Pair) else "input"}"]',
+        "/div#0",
+    )
+    assert "made between modules" in str(error)
+    assert "overwritten" not in str(error)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_a_module_has_overwritten_may_have_been_bad_already(mode):
+    with mode():
+        error = bad(Divides(nn.ReLU(inplace=True)), X.abs() + 9)
+    assert "made here or came in: ReLU has overwritten what it was given" in str(error)
+    assert "'/div#0' made it" in str(error)
+
+
 def test_a_module_is_not_run_again_if_that_is_not_wanted():
     class Counts(nn.Module):
         calls = 0
@@ -594,6 +629,10 @@ class TestWaiting:
                 model(X)
             assert str(bad(model, X).site) == "0"
             assert str(bad(model, X, inf=False, limit=49).site) == "1"
+            model = nn.Sequential(Gives(torch.tensor([50.0, -INF, INF])))
+            assert str(bad(model, X, inf=False, limit=49).site) == "0"
+            with hl.watch(model, inf=False, limit=51):
+                model(X)
 
     def test_a_part_of_the_model_that_runs_alone_is_read_at_the_end(self):
         model = net()
@@ -680,6 +719,16 @@ class TestCompiled:
             with pytest.raises(hl.BadValue, match="'inner"):
                 with hl.watch(compiled):
                     compiled({"x": X.abs() - 9})
+
+    def test_an_infinity_that_is_allowed_hides_nothing_over_the_limit(self):
+        model = nn.Sequential(nn.Threshold(0, -INF))
+        compiled = torch.compile(model, backend="aot_eager")
+        with torch.no_grad():
+            with hl.watch(compiled, inf=False, limit=100):
+                compiled(X)
+            with pytest.raises(hl.BadValue, match="over the limit"):
+                with hl.watch(compiled, inf=False, limit=100):
+                    compiled(X * 1000)
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])

@@ -90,6 +90,11 @@ def is_suspicious(plain: Tensor, limit: float | None) -> bool:
     return not (low.item() >= -limit and high.item() <= limit)
 
 
+def judged(plain: Tensor, rule: Rule) -> Tensor:
+    """Return plain numbers without an Inf that is allowed, where it would hide what is over a limit."""
+    return plain.masked_fill(plain.isinf(), 0) if rule.limit is not None and not rule.inf else plain
+
+
 def extreme(plain: Tensor, below: bool = True, out: Tensor | None = None) -> Tensor:
     """Return the largest size of an element as a tensor, NaN if there is one. It waits for nothing."""
     dtype = torch.float64 if plain.dtype is torch.float64 else torch.float32

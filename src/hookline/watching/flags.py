@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookline.sites import Site
-from hookline.watching.checks import Rule, extreme, is_bad
+from hookline.watching.checks import Rule, extreme, is_bad, judged
 
 ROOM = 1024  # Notes of one buffer.
 
@@ -50,7 +50,7 @@ class Flags:
         if buffer is None:
             buffer = self._buffers[key] = Buffer(*key)
         with torch.no_grad():
-            extreme(plain, note.rule.below, buffer.slots[len(buffer.notes)])
+            extreme(judged(plain, note.rule), note.rule.below, buffer.slots[len(buffer.notes)])
         self._count += 1
         buffer.notes.append((self._count, note))
         return len(buffer.notes) == ROOM

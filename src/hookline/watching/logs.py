@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookline.cache import Cache
 from hookline.sites import Site, write_subscripts
 from hookline.watching.checks import extreme, numbers_in
+from hookline.watching.targets import Target
 
 SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after a step.
 
@@ -146,6 +147,50 @@ class Log:
         for site, numbers in self._numbers.items():
             cache._keep(site, list(torch.tensor(numbers, dtype=torch.float64).unbind()))
         return cache
+
+
+class Statistics:
+    """The row of the step that runs, that of the step before while optimizers may still belong to it, and the log."""
+
+    def __init__(self, every: int | None, parameters: Parameters) -> None:
+        self._every, self._parameters = every, parameters
+        self.log = Log()
+        self.row: Row | None = None
+        self._closing: Row | None = None
+        self.targets: list[Target] = []
+
+    def begin(self, step: int) -> None:
+        """Begin a row, if this is a step of which one is kept."""
+        self.row = Row(step) if self._every is not None and step % self._every == 0 else None
+
+    def sample(self, held: Iterable[nn.Parameter], is_further: bool) -> None:
+        """Note what parameters are before an optimizer steps: the first of a step, or a further one."""
+        row = self._closing if is_further else self.row
+        if row is not None:
+            row.sample(held)
+
+    def close(self, step: int) -> None:
+        """Let the row of the step that is over wait for further optimizers, and begin the next."""
+        self.settle()
+        self._closing = self.row
+        self.begin(step)
+
+    def settle(self) -> None:
+        """Write the row that waits."""
+        row, self._closing = self._closing, None
+        if row is None:
+            return
+        row.add_weights(self._parameters)
+        row.add_updates(self._parameters)
+        numbers = self.log.add(row.step, row.read())
+        for target in self.targets:
+            target.write(row.step, numbers)
+
+    def end(self) -> None:
+        """Keep no more."""
+        self.row = self._closing = None
+        for target in self.targets:
+            target.close()
 
 
 @torch.no_grad()

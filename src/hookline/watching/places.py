@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from hookline.actions import Call
 from hookline.sites import Site, write_subscripts
 from hookline.values import children, describe, leaves, places
-from hookline.watching.checks import Rule, examine, is_plain, is_suspicious, numbers_in
+from hookline.watching.checks import Rule, examine, is_plain, is_suspicious, judged, numbers_in
 from hookline.watching.flags import Note
 from hookline.wiring.watches import running
 
@@ -79,7 +79,7 @@ class Check:
             # What a container returns is mostly what its last module has returned.
             if self.is_root:
                 watcher.last = watcher.latest_at
-            if watcher.row is not None and self.forward:
+            if watcher.statistics.row is not None and self.forward:
                 watcher.note(self.site if call is None else call.site, value.detach())
             return
         requires_grad = value.requires_grad
@@ -104,7 +104,7 @@ class Check:
     def _look(self, plain: Tensor, value: Any, number: int, call: Call | None) -> None:
         """Look at plain numbers now, or note on their device what is to be read later."""
         watcher = self.watcher
-        if watcher.row is not None and (call is None or call.site.port == "output"):
+        if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
             watcher.note(self.site if call is None else call.site, plain)
         if watcher.waits(plain):
             site = self.site if call is None else call.site
@@ -160,7 +160,7 @@ class Check:
         found: list[Tensor] = []
         for tensor in _traced(value):
             if tensor.is_floating_point() and tensor.numel():
-                plain = tensor.detach()
+                plain = judged(tensor.detach(), self.rule)
                 largest = plain.abs().amax() if self.rule.below else plain.amax()  # They fuse with what made it.
                 found.append(largest.to(torch.float32))
         if self.forward and found:

@@ -171,7 +171,8 @@ def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site
     for name, one in bound.items():
         for where, tensor in _tensors(one):
             site = Site(call.site.path, "inputs", write_subscripts((name,)) + where)
-            overwritten = address(tensor) in written and call.site.port not in ("input", "inputs")
+            shares = address(tensor) in written and call.site.port not in ("input", "inputs")
+            overwritten = shares and _is_written(tensor, call.module)
             report.add(f"input {name}{where}", site, tensor, "overwritten by the output" if overwritten else "")
             kept[site] = share(tensor.detach())
             plain = numbers_in(tensor)
@@ -179,6 +180,11 @@ def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site
             if found is not None:
                 came.append((site, found))
     return came, Cache(kept)
+
+
+def _is_written(tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a module may have written to what it was given, where it returns the same memory, or passes it on."""
+    return bool(getattr(module, "inplace", False) if tensor.is_inference() else tensor._version)
 
 
 def _add_parameters(report: Report, module: nn.Module, path: str) -> list[str]:
@@ -216,7 +222,11 @@ def _verdict(
     if weights:
         are = "is" if len(weights) == 1 else "are"
         return [f"{_listed(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
+    is_here = inside is None or not path or f"{inside.site.path}.".startswith(f"{path}.")
     lines = [f"It was made here: nothing that went into {kind} is bad."]
+    if not is_here:
+        lines = [f"It was made here or came in: {kind} has overwritten what it was given."]
+        path = inside.site.path if inside is not None else path
     tensors = leaves(value)
     if finding.inf and any(tensor.dtype is torch.float16 for tensor in tensors):
         lines.append(f"float16 ends at {_LARGEST_HALF:,.0f}: compute this in bfloat16 or float32, or scale it down.")

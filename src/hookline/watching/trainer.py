@@ -45,7 +45,8 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             def to(step: int, numbers: Any) -> None:
                 self._waiting.append((step, dict(numbers)))
 
-        scaler = getattr(getattr(self._trainer, "accelerator", None), "scaler", None)
+        holders = getattr(self._trainer, "accelerator", None), kwargs.get("optimizer")  # The latter is accelerate's.
+        scaler = next((found for one in holders if (found := getattr(one, "scaler", None)) is not None), None)
         options = {"scaler": scaler, **self._options}
         self.watch = watch(kwargs["model"], *self._where, every=self._every, to=to, **options).__enter__()
         self.watch.steps_taken.trains = True

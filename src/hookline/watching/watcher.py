@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,13 +18,14 @@ from hookline.errors import BadValue
 from hookline.hooks import PLAIN
 from hookline.ranks import is_running
 from hookline.sites import Site
+from hookline.tables import count
 from hookline.tree import unwrap
 from hookline.values import leaves
 from hookline.verbs import brief
 from hookline.watching import looks, reports
 from hookline.watching.checks import Finding, Rule, examine, is_bad, numbers_in
 from hookline.watching.flags import Flags
-from hookline.watching.logs import Log, Row
+from hookline.watching.logs import Statistics
 from hookline.watching.places import Check
 from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
 from hookline.watching.steps import Steps
@@ -33,6 +34,10 @@ from hookline.where import Where
 from hookline.wiring.taps import Tap, plain_taps
 
 _NOWHERE: tuple[Check | None, int] = (None, 0)
+
+
+def _span(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps)) if len(steps) < 5 else f"{steps[0]}, {steps[1]} … {steps[-1]}"
 
 
 class Watcher:
@@ -56,7 +61,7 @@ class Watcher:
         self._inner = unwrap(model)
         self._outer = outermost(model)
         self.rule, self.backward, self.at_once, self._again = rule, backward, at_once, again
-        self._scaler, self._every, self._to = scaler, every, to
+        self._scaler, self._to = scaler, to
         self._hooks = brief(model)
         self._places = places_of(model, where, ignore)
         self._checks: list[Check] = []
@@ -64,9 +69,7 @@ class Watcher:
         self._backwards = [one for held in reversed(list(self._parameters.values())) for one in reversed(held)]
         self.flags = Flags()
         self.steps_taken = Steps(self._inner, optimizers, self._before_step, self._after_step)
-        self._log = Log()
-        self.row: Row | None = None  # Of the step that is running, if it is one of which statistics are kept.
-        self._closing: Row | None = None  # Of the step before, while further optimizers may belong to that.
+        self.statistics = Statistics(every, self._parameters)
         self._date: tuple[int, int] | None = None  # Of the forward that this is a second look at.
         self.closes = False  # Whether it ends with the first bad value: see the callback for transformers.
         self._forget()
@@ -95,13 +98,18 @@ class Watcher:
     def log(self) -> Cache:
         """The statistics so far: `watch.log['h.0["rms"]']` is the latest, `.calls(...)` all of them."""
         self.settle()
-        return self._log.cache()
+        return self.statistics.log.cache()
 
     @property
     def logged(self) -> list[int]:
         """The steps of which statistics were kept."""
         self.settle()
-        return list(self._log.steps)
+        return list(self.statistics.log.steps)
+
+    def __repr__(self) -> str:
+        kept = self.logged
+        told = f"; statistics of {count(len(kept), 'step')}, {_span(kept)}, in its log" if kept else ""
+        return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{told}"
 
     def step(self) -> None:
         """Say that a step is over, where no optimizer of torch's says so."""
@@ -113,14 +121,7 @@ class Watcher:
 
     def settle(self) -> None:
         """Hand on the statistics of the step that is over; an optimizer that steps yet does not show in them."""
-        row, self._closing = self._closing, None
-        if row is None:
-            return
-        row.add_weights(self._parameters)
-        row.add_updates(self._parameters)
-        numbers = self._log.add(row.step, row.read())
-        for target in self.targets:
-            target.write(row.step, numbers)
+        self.statistics.settle()
 
     def check(self) -> None:
         """Look now at all that waits on a device, and raise if something is bad."""
@@ -135,10 +136,10 @@ class Watcher:
     def __enter__(self) -> Watcher:
         self._forget()
         self.is_over = False
-        self.targets = targets_of(self._to)
+        self.statistics.targets = targets_of(self._to)
         self.steps_taken.open()
         try:
-            self._begin_row()
+            self.statistics.begin(self.steps)
             self._hooks.__enter__()
         except BaseException:
             self._close()
@@ -173,11 +174,10 @@ class Watcher:
         self.is_over = True
         self.steps_taken.close()
         self.flags.forget()
-        self.row = self._closing = self.latest = self._began = None
+        self.latest = self._began = None
         for check in self._checks:
             check.extreme = None
-        for target in self.targets:
-            target.close()
+        self.statistics.end()
 
     # What the checks ask and say.
 
@@ -242,13 +242,11 @@ class Watcher:
         held = [one for group in optimizer.param_groups for one in group["params"]]
         if not self._has_looked:
             self._check_parameters(held)  # Nothing was seen of the backward, or it still runs.
-        row = self._closing if self.steps_taken.has_stepped() else self.row
-        if row is not None:
-            row.sample(held)
+        self.statistics.sample(held, self.steps_taken.has_stepped())
 
     def _after_step(self) -> None:
         self._is_waiting = False
-        self._close_row()
+        self.statistics.close(self.steps)
 
     def _end_step(self) -> None:
         """No further optimizer belongs to the step before: something else begins."""
@@ -259,7 +257,7 @@ class Watcher:
     def _count(self) -> None:
         """Count a step that no optimizer has told of."""
         self.steps_taken.done += 1
-        self._close_row()
+        self.statistics.close(self.steps)
         self._end_step()
 
     def _count_waiting(self) -> None:
@@ -337,8 +335,8 @@ class Watcher:
             chosen = [one for one in chosen if id(one) in ids]
         found = [(one, gradient) for one in chosen if (gradient := one.grad) is not None]
         scale = self.scale()
-        if self.row is not None:
-            self.row.add_gradients(self._parameters, scale, keep=held is not None)
+        if self.statistics.row is not None:
+            self.statistics.row.add_gradients(self._parameters, scale, keep=held is not None)
         if not self.backward:
             return
         for parameter, plain in suspects(found, self.rule, scale, self.waits):
@@ -371,21 +369,11 @@ class Watcher:
                 if is_bad(number, check.rule):
                     raise self._blame_note(check.site, number, reports.COMPILED, 0, False)
 
-    # Statistics.
-
     def note(self, site: Site, plain: Tensor) -> None:
         """Take a value into the statistics, unless it is one of an evaluation amid training."""
-        if self.row is not None and (self._is_training or torch.is_grad_enabled() or not self.steps_taken.trains):
-            self.row.add(str(site), plain)
-
-    def _begin_row(self) -> None:
-        self.row = Row(self.steps) if self._every is not None and self.steps % self._every == 0 else None
-
-    def _close_row(self) -> None:
-        """Let the row of the step that was counted wait for further optimizers, and begin the next."""
-        self.settle()
-        self._closing = self.row
-        self._begin_row()
+        row = self.statistics.row
+        if row is not None and (self._is_training or torch.is_grad_enabled() or not self.steps_taken.trains):
+            row.add(str(site), plain)
 
     def _taps(self) -> list[Tap]:
         """Make a check for each place, and those at the model itself, where a forward begins and ends."""
