@@ -4,7 +4,7 @@ import { runNames, type App } from "./app";
 import type { Site } from "./data";
 import { drawn, element } from "./elements";
 import { short, ticks } from "./numbers";
-import { errorOf, said } from "./panels";
+import { tipLines } from "./panels";
 import type { Picture } from "./picture";
 import { hideTip, showTip } from "./tip";
 
@@ -21,7 +21,7 @@ export function barsView(app: App, site: Site, pictures: (Picture | null)[], run
   if (site.kind === "number") return element("p", { class: "number" }, short(picture.value(0), 7));
   const units = picture.shape[dimension] ?? 1;
   const comparable = run < 2 ? pictures.slice(0, 2) : [picture];
-  const finite = comparable.flatMap((one) => (one ? valuesOf(one, sample, units) : [])).filter(Number.isFinite);
+  const finite = comparable.flatMap((one) => (one ? valuesOf(one, sample, one.shape[dimension] ?? 1) : [])).filter(Number.isFinite);
   const [low, high] = [Math.min(0, ...finite), Math.max(0, ...finite)];
   const span = high - low || 1;
   const y = (value: number): number => 8 + ((high - value) / span) * (HEIGHT - 32);
@@ -44,7 +44,7 @@ export function barsView(app: App, site: Site, pictures: (Picture | null)[], run
   for (const unit of ticks(0, units - 1, Math.min(units, Math.floor(width / 60))).filter(Number.isInteger)) {
     chart.append(drawn("text", { class: "tick", x: LEFT + (unit + 0.5) * step, y: HEIGHT - 6, "text-anchor": "middle" }, String(picture.trueIndex(dimension, unit))));
   }
-  follow(chart, (unit) => tipOf(app, site, pictures, sample, dimension, unit), units, step);
+  follow(chart, (unit) => tipOf(app, pictures, picture, dimension ? picture.place(sample, unit) : unit), units, step);
   return samples > 1 ? element("div", {}, element("p", { class: "bars-title" }, `sample ${picture.trueIndex(0, sample)}`), chart) : chart;
 }
 
@@ -53,17 +53,9 @@ function valuesOf(picture: Picture, sample: number, units: number): number[] {
   return Array.from({ length: units }, (_, unit) => picture.value(first + unit));
 }
 
-function tipOf(app: App, site: Site, pictures: (Picture | null)[], sample: number, dimension: number, unit: number): Element[] {
-  const names = runNames(app.page);
-  const first = pictures.find(Boolean)!;
-  const place = site.kind === "units" ? first.place(sample, unit) : unit;
-  const lines = pictures.flatMap((picture, run) => {
-    if (!picture) return [];
-    const value = picture.value(place);
-    const number = element("b", { "data-run": run, "data-value": String(value) }, said(picture, value), errorOf(picture, value));
-    return [element("div", { class: "tip-line" }, element("span", { class: `swatch ${RUN[run]}` }), element("span", { class: "tip-name" }, names[run] ?? ""), number)];
-  });
-  return [element("div", { class: "tip-title" }, `unit ${first.trueIndex(dimension, unit)}`), ...lines];
+function tipOf(app: App, pictures: (Picture | null)[], picture: Picture, place: number): Element[] {
+  const indices = picture.indicesOf(place);
+  return [element("div", { class: "tip-title" }, `unit ${indices.at(-1)}`), ...tipLines(app, pictures, indices)];
 }
 
 function follow(chart: SVGSVGElement, tip: (unit: number) => Element[], units: number, step: number): void {

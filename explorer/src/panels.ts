@@ -8,7 +8,6 @@ import { element, replace } from "./elements";
 import { exact, percent, short } from "./numbers";
 import { Picture, scaleOf } from "./picture";
 import { PictureView, Pointer } from "./pictureview";
-import type { Cell } from "./plan";
 import { sampleCount, shownOf } from "./subjects";
 import { hideTip, showTip } from "./tip";
 
@@ -41,7 +40,7 @@ export class Panels {
   ) {
     this.pictures = site.picture.map((packed) => packed && new Picture(packed));
     this.panels = this.runs().map((run) => this.panelOf(run, this.pictures[run]!));
-    this.pointer.onMove((cell) => cell === null && hideTip());
+    this.pointer.onMove((indices) => indices === null && hideTip());
     const across = this.kind === "maps" || this.kind === "attention" || this.kind === "number" ? "beside" : "stacked";
     this.element = element(
       "section",
@@ -112,10 +111,11 @@ export class Panels {
       subject: shown.subject,
       picture,
       place: shown.place,
+      cell: shown.cell,
       pointer: this.pointer,
       tallest: this.tallest,
       choose: shown.tileNoun && shown.subject.tiles > 1 ? (cell) => this.app.go({ tile: cell.tile }) : null,
-      explain: (cell, x, y) => this.explain(shown.explain(cell), shown.place, cell, x, y),
+      explain: (cell, x, y) => this.explain(shown.explain(cell), picture.indicesOf(shown.place(cell)), x, y),
     });
     const heading = element("h4", {}, element("span", { class: `swatch ${RUN[run]}` }), name);
     const bars = ["line", "units", "number"].includes(this.kind) ? element("div", { class: "bars-place" }) : null;
@@ -124,16 +124,8 @@ export class Panels {
   }
 
   /** What is under the cursor, in every run that is there. */
-  private explain(words: string[], place: (cell: Cell) => number, cell: Cell, x: number, y: number): void {
-    const names = runNames(this.app.page);
-    const lines = this.pictures.map((picture, run) => {
-      if (!picture) return null;
-      const swatch = names.length > 1 ? element("span", { class: `swatch ${RUN[run]}` }) : null;
-      const value = picture.value(place(cell));
-      const number = element("b", { "data-run": run, "data-value": String(value) }, said(picture, value), errorOf(picture, value));
-      return element("div", { class: "tip-line" }, swatch, element("span", { class: "tip-name" }, names.length > 1 ? names[run]! : "value"), number);
-    });
-    showTip(x, y, element("div", { class: "tip-title" }, words.join(" · ")), lines);
+  private explain(words: string[], indices: number[], x: number, y: number): void {
+    showTip(x, y, element("div", { class: "tip-title" }, words.join(" · ")), tipLines(this.app, this.pictures, indices));
   }
 
   /** The legends with their clip, the sample, and the way back from what is enlarged. */
@@ -225,14 +217,34 @@ export class Panels {
   }
 }
 
+/** What each run has at these indices of the whole value: a number, or why there is none. */
+export function tipLines(app: App, pictures: (Picture | null)[], indices: number[]): HTMLElement[] {
+  const names = runNames(app.page);
+  return pictures.flatMap((picture, run) => {
+    if (!picture) return [];
+    const swatch = names.length > 1 ? element("span", { class: `swatch ${RUN[run]}` }) : null;
+    return [element("div", { class: "tip-line" }, swatch, element("span", { class: "tip-name" }, names.length > 1 ? names[run]! : "value"), tipNumber(picture, run, indices))];
+  });
+}
+
+function tipNumber(picture: Picture, run: number, indices: number[]): HTMLElement {
+  const shown = picture.shownAt(indices);
+  if (!shown) {
+    const within = indices.every((index, dimension) => index < (picture.of[dimension] ?? 0));
+    return element("b", { class: "absent" }, within ? "not shown" : "none");
+  }
+  const value = picture.value(picture.place(...shown));
+  return element("b", { "data-run": run, "data-value": String(value) }, said(picture, value), errorOf(picture, value));
+}
+
 /** A number with as many digits as its error leaves it. */
-export function said(picture: Picture, value: number): string {
+function said(picture: Picture, value: number): string {
   if (!(picture.error > 0) || !Number.isFinite(value) || value === 0) return short(value, 6);
   const digits = Math.ceil(Math.log10(Math.abs(value) / picture.error)) + 1;
   return short(value, Math.max(1, Math.min(6, digits)));
 }
 
 /** How far a number shown may be from the true one, if it may. */
-export function errorOf(picture: Picture, value: number): HTMLElement | null {
+function errorOf(picture: Picture, value: number): HTMLElement | null {
   return picture.error > 0 && Number.isFinite(value) ? element("span", { class: "error" }, ` ± ${short(picture.error, 2)}`) : null;
 }

@@ -56,6 +56,26 @@ export class Picture {
     return start + index * step;
   }
 
+  /** The indices in the whole value of a place. */
+  indicesOf(place: number): number[] {
+    const shown: number[] = [];
+    for (let rest = place, dimension = this.shape.length - 1; dimension >= 0; dimension -= 1) {
+      shown.unshift(rest % this.shape[dimension]!);
+      rest = Math.floor(rest / this.shape[dimension]!);
+    }
+    return shown.map((index, dimension) => this.trueIndex(dimension, index));
+  }
+
+  /** Where these indices of the whole value are among those shown; null where this picture does not have them. */
+  shownAt(indices: number[]): number[] | null {
+    const shown = indices.map((index, dimension) => {
+      const [start, , step] = this.pick[dimension] ?? [0, 0, 1];
+      return (index - start) / step;
+    });
+    const there = shown.length === this.shape.length && shown.every((index, dimension) => Number.isInteger(index) && index >= 0 && index < this.shape[dimension]!);
+    return there ? shown : null;
+  }
+
   /** How often each code occurs. */
   counts(): Uint32Array {
     const counts = new Uint32Array(256);

@@ -5,16 +5,16 @@ import { element } from "./elements";
 import type { Picture } from "./picture";
 import { boxOf, cellAt, plan, type Cell, type Plan, type Subject } from "./plan";
 
-/** Where the reader points, shared by the pictures that show the same place of several runs. */
+/** Where the reader points, by its indices in the whole value: runs of other shapes may show it elsewhere, or not at all. */
 export class Pointer {
-  private readonly listeners: ((cell: Cell | null) => void)[] = [];
+  private readonly listeners: ((indices: number[] | null) => void)[] = [];
 
-  onMove(listener: (cell: Cell | null) => void): void {
+  onMove(listener: (indices: number[] | null) => void): void {
     this.listeners.push(listener);
   }
 
-  move(cell: Cell | null): void {
-    for (const listener of this.listeners) listener(cell);
+  move(indices: number[] | null): void {
+    for (const listener of this.listeners) listener(indices);
   }
 }
 
@@ -23,6 +23,7 @@ export interface PictureOptions {
   subject: Subject;
   picture: Picture;
   place: (cell: Cell) => number; // Where a cell's number is in the picture.
+  cell: (shown: number[]) => Cell | null; // And the cell of the number with these indices.
   pointer: Pointer;
   tallest: number;
   choose: ((cell: Cell) => void) | null; // When a tile is clicked.
@@ -35,7 +36,7 @@ export class PictureView {
   private readonly mark = element("div", { class: "cell-mark", hidden: true });
   private made: Plan | null = null;
   private cell: Cell | null = null;
-  private strongest = new Int32Array(0); // Of the columns that share a pixel, the one that is drawn.
+  private readonly strongest = new Map<number, Int32Array>(); // Of each tile, of the columns that share a pixel, the one that is drawn.
 
   constructor(private readonly options: PictureOptions) {
     this.canvas = element("canvas", {
@@ -50,7 +51,10 @@ export class PictureView {
       onkeydown: (event: KeyboardEvent) => this.steer(event),
     });
     this.element = element("div", { class: "picture-frame" }, this.canvas, this.mark);
-    options.pointer.onMove((cell) => this.show(cell));
+    options.pointer.onMove((indices) => {
+      const shown = indices && options.picture.shownAt(indices);
+      this.show(shown && options.cell(shown));
+    });
   }
 
   /** Draw for a width, with colours. */
@@ -59,6 +63,7 @@ export class PictureView {
     const made = plan(subject, width, this.options.tallest);
     const dense = window.devicePixelRatio || 1;
     this.made = made;
+    this.strongest.clear();
     this.canvas.width = Math.round(made.width * dense);
     this.canvas.height = Math.round(made.height * dense);
     this.canvas.style.setProperty("width", `${made.width}px`);
@@ -87,7 +92,8 @@ export class PictureView {
     });
     const image = new ImageData(columns, subject.rows);
     const target = new Uint32Array(image.data.buffer);
-    if (columns < subject.columns) this.strongest = new Int32Array(columns * subject.rows);
+    const strongest = new Int32Array(columns * subject.rows);
+    if (columns < subject.columns) this.strongest.set(tile, strongest);
     for (let row = 0; row < subject.rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
         const first = Math.floor((column * subject.columns) / columns);
@@ -97,7 +103,7 @@ export class PictureView {
           const [here, there] = [place({ tile, row, column: other }), place({ tile, row, column: best })];
           if (strength[picture.code(here)]! > strength[picture.code(there)]!) best = other;
         }
-        if (columns < subject.columns) this.strongest[row * columns + column] = best;
+        strongest[row * columns + column] = best;
         target[row * columns + column] = palette[picture.code(place({ tile, row, column: best }))]!;
       }
     }
@@ -128,17 +134,22 @@ export class PictureView {
 
   private point(under: Cell | null, x: number, y: number): void {
     const cell = under && this.drawnCell(under);
-    this.options.pointer.move(cell);
+    this.options.pointer.move(cell && this.indicesOf(cell));
     if (cell) this.options.explain(cell, x, y);
   }
 
   /** Of columns that share a pixel, the one that is seen there. */
   private drawnCell(cell: Cell): Cell {
     const { rows, columns } = this.options.subject;
-    const across = this.strongest.length / rows;
-    if (!across || across >= columns) return cell;
+    const strongest = this.strongest.get(cell.tile);
+    if (!strongest) return cell;
+    const across = strongest.length / rows;
     const pixel = Math.min(across - 1, Math.floor(((cell.column + 0.5) * across) / columns));
-    return { ...cell, column: this.strongest[cell.row * across + pixel]! };
+    return { ...cell, column: strongest[cell.row * across + pixel]! };
+  }
+
+  private indicesOf(cell: Cell): number[] {
+    return this.options.picture.indicesOf(this.options.place(cell));
   }
 
   private show(cell: Cell | null): void {
@@ -177,7 +188,7 @@ export class PictureView {
       row: Math.max(0, Math.min(rows - 1, moved.row)),
       column: Math.max(0, Math.min(columns - 1, moved.column)),
     };
-    this.options.pointer.move(cell);
+    this.options.pointer.move(this.indicesOf(cell));
     const frame = this.canvas.getBoundingClientRect();
     const box = boxOf(this.made!, this.options.subject, cell)!;
     this.options.explain(cell, frame.left + box.x + box.width, frame.top + box.y + box.height);

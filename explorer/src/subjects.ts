@@ -8,6 +8,7 @@ import type { Cell, Subject } from "./plan";
 export interface Shown {
   subject: Subject;
   place: (cell: Cell) => number;
+  cell: (shown: number[]) => Cell | null; // Where the number with these indices is drawn, if it is.
   explain: (cell: Cell) => string[]; // The place in words: "head 3", "query 5 “ cat”", ...
   tileNoun: string; // What can be enlarged, or "".
 }
@@ -78,6 +79,7 @@ function mapsOf(samples: Samples, tile: number | null): Shown {
     subject,
     tileNoun: "channel",
     place: (cell) => samples.picture.place(samples.sample, channel(cell.tile), cell.row, cell.column),
+    cell: (shown) => tiledCell(samples, tile, shown),
     explain: (cell) => [
       samples.sampleName,
       `channel ${samples.index(1, channel(cell.tile))}`,
@@ -85,6 +87,12 @@ function mapsOf(samples: Samples, tile: number | null): Shown {
       `column ${samples.index(3, cell.column)}`,
     ],
   };
+}
+
+/** The cell of a number in a grid of tiles, or in the one tile that is enlarged. */
+function tiledCell(samples: Samples, tile: number | null, [sample, at, row, column]: number[]): Cell | null {
+  if (sample !== samples.sample || (tile !== null && at !== tile)) return null;
+  return { tile: tile === null ? at! : 0, row: row!, column: column! };
 }
 
 function headsOf(samples: Samples, tile: number | null): Shown {
@@ -106,6 +114,7 @@ function headsOf(samples: Samples, tile: number | null): Shown {
     subject,
     tileNoun: "head",
     place: (cell) => samples.picture.place(samples.sample, head(cell.tile), cell.row, cell.column),
+    cell: (shown) => tiledCell(samples, tile, shown),
     explain: (cell) => [
       samples.sampleName,
       `head ${samples.index(1, head(cell.tile))}`,
@@ -132,6 +141,7 @@ function tokensOf(samples: Samples): Shown {
     subject,
     tileNoun: "",
     place: (cell) => samples.picture.place(samples.sample, cell.row, cell.column),
+    cell: ([sample, row, column]) => (sample === samples.sample ? { tile: 0, row: row!, column: column! } : null),
     explain: (cell) => [samples.sampleName, samples.token("token", 1, cell.row), `unit ${samples.index(2, cell.column)}`],
   };
 }
@@ -153,6 +163,7 @@ function unitsOf(samples: Samples): Shown {
     subject,
     tileNoun: "",
     place: (cell) => samples.picture.place(cell.row, cell.column),
+    cell: ([row, column]) => ({ tile: 0, row: row!, column: column! }),
     explain: (cell) => [`sample ${samples.index(0, cell.row)}`, `unit ${samples.index(1, cell.column)}`],
   };
 }

@@ -170,3 +170,68 @@ def test_pictures_are_described_to_those_who_do_not_see_them(look, gpt2):
     assert labels
     assert all(labels)
     assert f"{SOFTMAX}, clean: attention of 2 by 12 by 16 by 16" in labels[0]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """Two runs with prompts of different lengths, and the page of them."""
+    torch.manual_seed(0)
+    runs = [
+        {
+            "att": torch.randn(2, heads, length, length).softmax(-1),
+            "tokens": torch.randn(2, length, 6),
+            "units": torch.randn(length, length + 2),
+            "line": torch.randn(length),
+        }
+        for heads, length in ((3, 5), (4, 7))
+    ]
+    return runs, hl.explore(runs[0], against=runs[1], to=tmp_path_factory.mktemp("prompts") / "prompts.html")
+
+
+@pytest.mark.parametrize("site", ["att", "tokens", "units"])
+@pytest.mark.parametrize("run", [0, 1])
+def test_of_runs_with_different_shapes_each_number_is_of_the_place_that_is_named(look, prompts, site, run):
+    values, page = prompts
+    window = look(page, site=site, sample=1)
+    canvas = window.page.locator(".panels canvas").nth(run)
+    canvas.focus()
+    window.press("ArrowDown", "PageDown", *["ArrowDown"] * 3, *["ArrowRight"] * 4)
+    for _ in range(3):  # The last rows and columns are in the longer run only.
+        place, _ = window.tip()
+        index = tuple(int(part.split()[1]) for part in place.split(" · "))
+        texts = window.texts(".tip b")
+        for one, text, other in zip((0, 1), texts, values, strict=True):
+            inside = all(at < size for at, size in zip(index, other[site].shape, strict=True))
+            assert (text != "none") == inside
+            marks = window.page.locator(".picture-frame >> .cell-mark:visible")
+            if inside:
+                found = window.page.eval_on_selector(f'.tip b[data-run="{one}"]', "one => Number(one.dataset.value)")
+                assert found == pytest.approx(float(other[site][index]), abs=error_of(window) * 1.05 + 1e-6)
+            assert marks.count() == sum(text != "none" for text in texts)
+        window.press("ArrowDown", "ArrowRight")
+
+
+@pytest.mark.parametrize("run", [0, 1])
+def test_bars_of_runs_with_different_lengths_name_what_each_run_has(look, prompts, run):
+    values, page = prompts
+    window = look(page, site="line")
+    window.page.locator(".bars-place svg").nth(run).focus()
+    window.press(*["ArrowRight"] * (5 + 2 * run))
+    unit = 4 + 2 * run
+    assert window.tip()[0] == f"unit {unit}"
+    expected = [float(one["line"][unit]) for one in values if unit < len(one["line"])]
+    assert window.tip()[1] == pytest.approx(expected, abs=error_of(window) * 1.05 + 1e-6)
+    assert window.texts(".tip b")[0] == "none" or run == 0
+
+
+def test_in_a_grid_the_strongest_of_the_columns_that_share_a_pixel_is_that_of_its_own_tile(look, tmp_path):
+    value = torch.zeros(1, 3, 60, 900)
+    for channel, column in enumerate((103, 403, 703)):
+        value[0, channel, :, column] = 3.0
+    window = look(hl.explore({"maps": value}, to=tmp_path / "wide.html"), site="maps", size=(1000, 800))
+    frame = window.page.locator(".panels canvas").bounding_box()
+    points = [(x, y) for x in range(1, int(frame["width"])) for y in range(2, int(frame["height"]), 3)]
+    strong = {
+        tuple(place.split(" · ")[1::2]) for place, found, *_ in window.sweep(".panels canvas", points) if found == 3
+    }
+    assert strong == {("channel 0", "column 103"), ("channel 1", "column 403"), ("channel 2", "column 703")}
