@@ -42,6 +42,7 @@ export interface Site {
   port: string;
   member: string;
   index: string;
+  parts: (number | string)[][]; // For each subscript that says which tensor of a value this is, all that mean it.
   call: number | null;
   within: number | null;
   order: number;
@@ -135,6 +136,7 @@ function complete(page: Page): Page {
     site.histogram = (site.histogram ?? []).map((one) => one && { ...one, low: real(one.low), high: real(one.high) });
     site.picture ??= [];
     site.shape ??= [];
+    site.parts ??= [];
   });
   page.modules.forEach((module, number) => (module.number = number));
   for (const measured of page.measured) {

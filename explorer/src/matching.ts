@@ -21,9 +21,36 @@ export function matchesMember(member: string, pattern: string): boolean {
   return member.startsWith(mark) && matchName(member.slice(mark.length), alternativesOf(pattern.slice(mark.length)));
 }
 
-/** Whether the subscripts asked for are those that a site has, and maybe more. */
-export function matchesSubscripts(asked: Subscript[], had: Subscript[]): boolean {
-  return asked.length >= had.length && had.every((one, place) => means(asked[place]!, one));
+/**
+ * Whether the subscripts asked for are those that a site has, and maybe more.
+ *
+ * The last of them may say which tensor of a value the page shows here: `parts` has all that mean each of those, and of
+ * them any that are asked for have to fit, so that a site asked for as a whole is all of its tensors.
+ */
+export function matchesSubscripts(asked: Subscript[], had: Subscript[], parts: (number | string)[][]): boolean {
+  const own = had.length - parts.length;
+  if (asked.length < own || !had.slice(0, own).every((one, place) => means(asked[place]!, one))) return false;
+  const rest = asked.slice(own);
+  return parts.every((ways, place) => place >= rest.length || meansPart(rest[place]!, ways, place === rest.length - 1));
+}
+
+function meansPart(asked: Subscript, ways: (number | string)[], last: boolean): boolean {
+  if (asked instanceof Slice) return last && isWithin(asked, ways);
+  return asked === STAR || ways.some((way) => way === asked);
+}
+
+/** Whether a slice of a sequence has the item that is written so from the front, and so from the end. */
+function isWithin({ bounds: [from, to, by] }: Slice, ways: (number | string)[]): boolean {
+  const [at, behind] = [ways.find((way) => typeof way === "number" && way >= 0), ways.find((way) => typeof way === "number" && way < 0)];
+  if (typeof at !== "number" || typeof behind !== "number") return false;
+  const size = at - behind;
+  const step = by ?? 1;
+  const [lowest, highest] = step > 0 ? [0, size] : [-1, size - 1];
+  const clamp = (bound: number): number => Math.max(lowest, Math.min(highest, bound < 0 ? bound + size : bound));
+  const start = from === null || from === undefined ? (step > 0 ? lowest : highest) : clamp(from);
+  const end = to === null || to === undefined ? (step > 0 ? highest : lowest) : clamp(to);
+  const inside = step > 0 ? at >= start && at < end : at <= start && at > end;
+  return inside && (at - start) % step === 0;
 }
 
 function means(asked: Subscript, had: Subscript): boolean {

@@ -105,7 +105,7 @@ function familyChoice(app: App, sites: Site[]): HTMLElement {
   return element(
     "div",
     { class: "families" },
-    element("h3", {}, app.state.search ? `${plural(sites.length, "site")} that match` : `${plural(sites.length, "site")}${families[0] && families[0].sites.length === sites.length ? ` of ${families[0].pattern}` : ""}`),
+    element("h3", {}, app.state.search ? `${plural(sites.length, "site")} that match${sites.length === 1 ? "es" : ""}` : `${plural(sites.length, "site")}${families[0] && families[0].sites.length === sites.length ? ` of ${families[0].pattern}` : ""}`),
     buttons.length ? element("span", { class: "hint" }, "patterns that fit here:") : null,
     buttons,
   );

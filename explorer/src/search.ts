@@ -4,7 +4,7 @@ import type { Page, Site } from "./data";
 import { matchesMember, matchesPath, matchesSubscripts } from "./matching";
 import { parse, SiteError, subscriptsOf, type Pattern } from "./sites";
 
-type Place = Pick<Site, "path" | "port" | "member" | "index" | "call" | "within">;
+type Place = Pick<Site, "path" | "port" | "member" | "index" | "call" | "within" | "parts">;
 
 /** The sites and modules that a text means, and how it was understood. */
 export interface Found {
@@ -35,7 +35,7 @@ export function findPattern(page: Page, pattern: Pattern): Found {
   for (const site of page.sites) if (meant(pattern, site)) sites.add(site.number);
   const modules = new Set<number>();
   for (const module of page.modules) {
-    const output = { path: module.path, port: "output", member: "", index: "", call: null, within: null };
+    const output = { path: module.path, port: "output", member: "", index: "", call: null, within: null, parts: [] };
     if (meant(pattern, output)) modules.add(module.number);
   }
   if (!sites.size && !modules.size) addTied(page, pattern, sites, modules);
@@ -47,7 +47,7 @@ function meant(pattern: Pattern, place: Place): boolean {
   if (pattern.port !== place.port || !matchesPath(pattern, place.path)) return false;
   if (pattern.call !== null && pattern.call !== place.call) return false;
   if (pattern.within !== null && pattern.within !== place.within) return false;
-  return matchesMember(place.member, pattern.member) && matchesSubscripts(pattern.subscripts, subscriptsOf(place.index));
+  return matchesMember(place.member, pattern.member) && matchesSubscripts(pattern.subscripts, subscriptsOf(place.index), place.parts);
 }
 
 /** A tied module answers to each of its names. */
@@ -56,7 +56,7 @@ function addTied(page: Page, pattern: Pattern, sites: Set<number>, modules: Set<
   if (!tied) return;
   const there = { ...pattern, path: tied.path };
   for (const number of tied.sites) if (meant(there, page.sites[number]!)) sites.add(number);
-  if (pattern.port === "output" && !pattern.member) modules.add(tied.number);
+  if (pattern.port === "output" && !pattern.member && pattern.call === null) modules.add(tied.number);
 }
 
 function findText(page: Page, text: string, why: string): Found {

@@ -244,7 +244,7 @@ def _get_one(value: Any, subscript: Any) -> Any:
 def _attributes(value: Any) -> dict[str, Any]:
     """Return what may be named by a string: keys, fields and plain attributes, but no property and no method."""
     found = _own_attributes(value)
-    found |= {name: getattr(value, name) for name in _fields(value)}
+    found |= {name: getattr(value, name) for name in fields(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found |= children(value) or {}
     if isinstance(value, Mapping):
@@ -260,7 +260,7 @@ def _own_attributes(value: Any) -> dict[str, Any]:
     return {**found, **getattr(value, "__dict__", {})}
 
 
-def _fields(value: Any) -> tuple[str, ...]:
+def fields(value: Any) -> tuple[str, ...]:
     """Return the names of a tuple's items: a namedtuple's, or those of what torch.max and its like return."""
     if not isinstance(value, tuple):
         return ()
@@ -272,8 +272,8 @@ def _key_of(value: Any, parts: Mapping[Any, Any], subscript: Any) -> Any:
     """Return the key among `parts` that a subscript means."""
     if isinstance(subscript, int) and isinstance(value, (tuple, list, deque)):
         return range(len(parts))[subscript]
-    if isinstance(subscript, str) and subscript in _fields(value):
-        return _fields(value).index(subscript)
+    if isinstance(subscript, str) and subscript in fields(value):
+        return fields(value).index(subscript)
     if isinstance(subscript, int) and isinstance(value, Mapping) and subscript not in value:
         return list(parts)[subscript]  # A ModelOutput answers to integers too.
     return subscript

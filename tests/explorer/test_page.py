@@ -80,6 +80,7 @@ def test_every_field_of_a_page_is_as_the_front_end_expects_it(model, ids, path):
                 "index",
                 "call",
                 "within",
+                "parts",
                 "order",
                 "kind",
                 "dtype",

@@ -72,6 +72,7 @@ class Place:
         return {
             "name": str(site),
             **{name: getattr(site, name) for name in ("path", "port", "member", "index", "call", "within")},
+            "parts": self.entry.parts,
             "order": self.number,
             "kind": self.kind,
             "dtype": self.entry.dtype,

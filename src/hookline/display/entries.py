@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hookline.cache import Cache
 from hookline.display.wholes import dense
-from hookline.errors import HooklineError, StaleValue
+from hookline.errors import HooklineError, SiteError, StaleValue
 from hookline.records import read
 from hookline.sites import Site, write_subscripts
 from hookline.store.rows import Rows
 from hookline.store.store import Store
 from hookline.tables import count
-from hookline.values import DEEPEST, children, describe, leaves, places, shape_of
+from hookline.values import DEEPEST, children, describe, fields, get, leaves, places, shape_of
 
 MOST_PARTS = 8  # Tensors of one value that are shown: a key-value cache has two for each layer.
 
@@ -31,6 +31,7 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     calls: int
+    parts: tuple[tuple[int | str, ...], ...] = ()  # Ways to write each subscript that says which tensor of a value.
 
 
 @dataclass
@@ -100,7 +101,27 @@ def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[E
         yield Entry(site, None, text, "", (), calls)
     for place, tensor in found[:MOST_PARTS]:
         named = site._replace(index=site.index + write_subscripts(place))
-        yield _entry(named, tensor, text if not place else f"{describe(tensor)}, of {text}", calls)
+        entry = _entry(named, tensor, text if not place else f"{describe(tensor)}, of {text}", calls)
+        yield entry._replace(parts=_ways(value, place))
+
+
+def _ways(value: Any, place: tuple[Any, ...]) -> tuple[tuple[int | str, ...], ...]:
+    """Return all subscripts that mean each one of `place`: an index also from the end, or the name of a field."""
+    found = []
+    for key in place:
+        part, parts = get(value, (key,)), list(children(value) or ())
+        at = parts.index(key) if key in parts else 0
+        named = fields(value)[at : at + 1]
+        found.append(tuple(way for way in dict.fromkeys((key, at, at - len(parts), *named)) if _is(value, way, part)))
+        value = part
+    return tuple(found)
+
+
+def _is(value: Any, way: Any, part: Any) -> bool:
+    try:
+        return isinstance(way, (int, str)) and get(value, (way,)) is part
+    except SiteError:
+        return False
 
 
 def _in_containers(value: Any, depth: int = 0) -> set[int]:

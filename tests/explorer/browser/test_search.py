@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import hookline as hl
 from hookline.cache import _rest
 from hookline.errors import SiteError
 from hookline.sites import Site, parse
+from hookline.values import leaves, map_tensors
+from tests.explorer.pages import data_of
 
 ROOT = Path(__file__).parents[3]
 NAMES = [
@@ -143,3 +148,74 @@ def test_enter_goes_to_the_one_site_that_is_found(look, gpt2):
     window.search("transformer.wte")
     window.press("Enter")
     assert window.heading == "transformer.wte"
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Parts(nn.Module):
+    """Returns what modules return: tuples in tuples, named ones, dicts, and a None among them."""
+
+    def forward(self, x):
+        a, b, c = (x.clone() for _ in range(3))
+        return {"pair": Pair(a, b), "rest": (None, [c])}
+
+
+class Tree(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList(Parts() for _ in range(3))
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x):
+        for block in self.h:
+            x = block(x)["pair"].left
+        return self.lstm(x)
+
+
+SPLIT = [
+    *("h.*", "h.1", "**", "*", "lstm", "lstm[0]", "lstm[1]", "lstm[-1]", "lstm[*]", "lstm[1][0]", "lstm[1][-1]"),
+    *("lstm[1][*]", "lstm[*][0]", "lstm[-2]", "lstm[2]", "lstm[1][2]", "lstm[0][:, -1]", "lstm[1][0][0]", "lstm[:1]"),
+    *("lstm[1:]", "lstm[::-1]", "lstm[1][1:]", "lstm[5:]", "lstm[-1:]", "lstm[:, 0]", "lstm[1][-2:-1]"),
+    *('h.*["pair"]', 'h.*["pair"][0]', 'h.*["pair"]["right"]', 'h.*["pair"][-1]', 'h.0["pair"][*]', 'h.{0,2}["rest"]'),
+    *('h.0["rest"][1]', 'h.0["rest"][1][0]', 'h.0["rest"][-1][-1]', 'h.0["other"]', "h.0[*]", "h.0[0]", "h.0[0][0]"),
+    *("h.1:inputs", "h.*:inputs[0]", "h.1:inputs[*]", "h.1:inputs[-1]", "h.2:input", "lstm:grad_output", "h.1#0"),
+    *("h.2[\"rest\"]", 'h.2["rest"][1]', 'h.2["rest"][*]'),
+]  # fmt: skip
+
+
+def test_a_site_whose_value_has_several_tensors_is_found_as_in_the_cache(look, tmp_path):
+    model, numbers = Tree(), count(1)
+    with hl.capture(model, "h.{0,1}", "lstm", "h.*:inputs", 'h.2["rest"]', "lstm:grad_output") as acts:
+        model(torch.randn(2, 3, 4, requires_grad=True))[0].sum().backward()
+    acts = acts.map(lambda value: map_tensors(lambda tensor: torch.full_like(tensor, next(numbers)), value))
+    page = hl.explore(acts, to=tmp_path / "split.html")
+    names = {site["stats"][0]["max"]: site["name"] for site in data_of(page)["sites"]}
+    window = look(page)
+
+    def selected(text: str) -> list[str]:
+        try:
+            chosen = acts.select(text)
+        except hl.HooklineError:
+            return []
+        return [names[float(tensor.max())] for value in chosen.values() for tensor in leaves(value)]
+
+    found = {text: sorted(window.matches(text)) for text in SPLIT}
+    assert found == {text: sorted(selected(text)) for text in SPLIT}
+    assert sum(map(bool, found.values())) > 35
+    assert window.search("lstm") == "pattern: 3 sites"
+
+
+def test_attention_is_found_by_the_pattern_of_its_modules(look, gpt2):
+    window = look(gpt2)
+    assert window.search("transformer.h.*.attn") == "pattern: 24 sites"
+    assert {name.partition("[")[0] for name in window.matches("transformer.h.*.attn:grad_output")} == {
+        f"transformer.h.{layer}.attn:grad_output" for layer in range(12)
+    }
+
+
+def test_of_one_site_that_matches_the_page_speaks_as_of_one(look, gpt2):
+    window = look(gpt2, search="transformer.h.0.mlp")
+    assert window.page.locator(".families h3").text_content() == "1 site that matches"
