@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,6 +53,21 @@ def acts(tmp_path):
 
 def test_the_version_is_that_of_the_package():
     assert invoke("--version") == f"hookline {hl.__version__}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of Unix")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_one_that_nobody_reads(closed, acts):
+    line = shlex.join([*HOOKLINE, "show", str(acts)])
+    done = subprocess.run(f"{line} {closed}", shell=True, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_that_is_not_here_is_told_as_such():
+    pytest.importorskip("transformers")
+    result = CliRunner().invoke(cli.application(), ["scan", "./nosuch"])
+    assert result.exit_code == 1
+    assert "can't load './nosuch': there is no such folder here" in result.output
 
 
 def test_help_lists_every_command_with_its_first_line():

@@ -44,6 +44,9 @@ def main() -> None:
     """Run the command line."""
     if not HAS_TYPER:
         sys.exit("hookline: the command line needs typer: pip install 'hookline[cli]'")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # As in `hookline show x >&-`.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # A terminal that can't show a sign still gets the rest.

@@ -127,6 +127,10 @@ HEADER = ("site", "module", "calls", "hazards", "parameters")
 def test_a_table_is_never_wider_than_the_terminal(limit: int) -> None:
     lines = Table(HEADER, ROWS, "a title that is longer than some terminals are").text(limit).splitlines()
     assert max(map(width, lines)) <= limit
+    names = ["".join(chr(97 + ord(digit) - 48) for digit in str(number)) for number in range(600)]
+    long = Table(("site", "calls"), [(name, "1") for name in names]).text(limit).splitlines()
+    assert len(long) < 600
+    assert max(map(width, long)) <= limit
 
 
 @pytest.mark.parametrize("limit", [40, 60, 80, 100])

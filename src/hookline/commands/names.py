@@ -84,4 +84,5 @@ def loaded(kind: Any, name: str, **options: Any) -> Any:
         return kind.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise HooklineError(f"{kind.__name__} can't load {name!r}: {first}") from error
+        where = "" if os.path.exists(name) else "there is no such folder here, and elsewhere: "
+        raise HooklineError(f"{kind.__name__} can't load {name!r}: {where}{first}") from error
