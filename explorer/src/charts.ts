@@ -90,13 +90,14 @@ function decades(low: number, high: number): number[] {
 function placeNames(names: string[], x: (place: number) => number, width: number, height: number): Element[] {
   const most = Math.max(2, Math.floor((width - LEFT - RIGHT) / 120));
   const shown = Math.min(most, names.length);
+  const longest = Math.max(4, Math.min(20, Math.floor((width - LEFT - RIGHT) / shown / 6.6) - 1));
   const places = Array.from({ length: shown }, (_, place) => Math.round((place * (names.length - 1)) / Math.max(1, shown - 1)));
   return places.map((place, number) => {
     const [first, last] = [number === 0, number === shown - 1 && shown > 1];
     const anchor = first ? "start" : last ? "end" : "middle";
     const at = x(place) + (first ? -4 : last ? 4 : 0);
     const name = names[place]!;
-    const text = name.length > 20 ? `…${name.slice(-19)}` : name;
+    const text = name.length > longest ? `…${name.slice(1 - longest)}` : name;
     return drawn("text", { class: "tick name", x: at, y: height - 7, "text-anchor": anchor }, text);
   });
 }

@@ -3,6 +3,9 @@
 import type { App } from "./app";
 import type { Page, Site } from "./data";
 
+const MOST = 0.5; // Of the sites: a family with fewer is one part of the model among others.
+const MOST_PARTS = 60; // Of a model, on one chart.
+
 export interface Family {
   pattern: string;
   sites: Site[];
@@ -21,7 +24,7 @@ export function familiesOf(page: Page): Family[] {
   return found.toSorted((one, other) => depth(one.pattern) - depth(other.pattern) || other.sites.length - one.sites.length);
 }
 
-/** The sites that are drawn over depth: those found, or the broadest family when nothing is searched for. */
+/** The sites that are drawn over depth: those found; or else the broadest family, where it is most of the model; or else the model's parts. */
 export function depthSites(app: App): Site[] {
   const { page, found } = app;
   const values = page.sites.filter((site) => site.value === null && site.stats.some(Boolean));
@@ -32,7 +35,36 @@ export function depthSites(app: App): Site[] {
     return inOrder(matching.length ? matching : gradients);
   }
   const family = familiesOf(page)[0];
-  return inOrder(family && family.sites.length > 2 ? family.sites : values);
+  return inOrder(family && family.sites.length > 2 && shareOf(family, values) >= MOST ? family.sites : partsOf(values));
+}
+
+/** Of several sites those with real numbers: indices and lengths have no size that grows over depth. */
+export function withoutIntegers(sites: Site[]): Site[] {
+  const real = sites.filter((site) => /float|complex/.test(site.dtype));
+  return real.length ? real : sites;
+}
+
+/** How much of the model is in the layers of a family. */
+function shareOf(family: Family, values: Site[]): number {
+  const paths = new Set(family.sites.map((site) => site.path));
+  const within = (path: string): boolean => path !== "" && (paths.has(path) || within(path.slice(0, Math.max(0, path.lastIndexOf(".")))));
+  return values.filter((site) => within(site.path)).length / values.length;
+}
+
+/** The outputs of modules, from as deep as a chart can show: each value once, and not that of what it is in too. */
+function partsOf(values: Site[]): Site[] {
+  const outputs = values.filter((site) => site.port === "output" && !site.member && site.path !== "");
+  const depthOf = (site: Site): number => site.path.split(".").length;
+  const above = new Set(outputs.flatMap((site) => parentsOf(site.path)));
+  const cut = (depth: number): Site[] => outputs.filter((site) => depthOf(site) === depth || (depthOf(site) < depth && !above.has(site.path)));
+  const deepest = Math.max(0, ...outputs.map(depthOf));
+  const cuts = Array.from({ length: deepest }, (_, depth) => cut(depth + 1)).filter((sites) => sites.length > 2);
+  return cuts.findLast((sites) => sites.length <= MOST_PARTS) ?? cuts[0] ?? values;
+}
+
+function parentsOf(path: string): string[] {
+  const names = path.split(".");
+  return names.slice(1).map((_, depth) => names.slice(0, depth + 1).join("."));
 }
 
 /** The names of sites without what all of them begin with. */

@@ -16,6 +16,7 @@ import { themeNow, turnTheme, wearTheme } from "./theme";
 import { hideTip, placeTip } from "./tip";
 import { Tree } from "./tree";
 import { TreeView } from "./treeview";
+import { countOf, gravest, warningsOf } from "./warnings";
 
 const SOON = 120; // Milliseconds: browsers stop listening to a page that changes its address all the time.
 
@@ -198,7 +199,9 @@ class Explorer implements App {
     const { page } = this;
     const parameters = page.modules.find((module) => module.path === "")?.parameters ?? null;
     const totals = [plural(page.modules.length, "module"), plural(page.sites.length, "site"), parameters ? `${count(parameters)} parameters` : ""];
-    const worst = page.warnings.some((warning) => warning.level === "error") ? "error" : page.warnings.some((warning) => warning.level === "warning") ? "warning" : "note";
+    const warnings = warningsOf(page);
+    const grave = warnings.filter((warning) => warning.level !== "note");
+    const worst = warnings[0]?.level ?? "note"; // They come gravest first.
     const home = (): void => this.go({ site: null, module: null, tile: null });
     return element(
       "header",
@@ -208,7 +211,7 @@ class Explorer implements App {
       page.runs.length > 1 ? element("span", { class: "runs" }, runNames(page).slice(0, 2).map((name, run) => element("span", {}, element("span", { class: `swatch ${RUN[run]}` }), name))) : null,
       element("span", { class: "totals" }, totals.filter(Boolean).join(" · ")),
       element("span", { class: "made", title: `hookline ${page.version}` }, page.made),
-      page.warnings.length ? element("button", { class: `badge ${worst}`, onclick: home }, element("span", { class: `dot ${worst}` }), plural(page.warnings.length, "warning")) : null,
+      warnings.length ? element("button", { class: `badge ${worst}`, onclick: home, title: countOf(warnings) }, element("span", { class: `dot ${worst}` }), countOf(grave.length ? grave : warnings)) : null,
       element("button", { class: "icon", onclick: () => this.turn(), "aria-label": "Light or dark", title: "Light or dark (l)" }, "◐"),
       element("button", { class: "icon", onclick: showHelp, "aria-label": "Help", title: "Keys and patterns (?)" }, "?"),
     );
@@ -260,16 +263,6 @@ function matches(page: Page, text: string): string[] | null {
     if (error instanceof SiteError) return null;
     throw error;
   }
-}
-
-/** The level of the gravest warning of each module, for the dots in the tree. */
-function gravest(page: Page): Map<string, string> {
-  const levels = new Map<string, string>();
-  for (const warning of page.warnings) {
-    const path = warning.site === null ? warning.module : (page.sites[warning.site]?.path ?? null);
-    if (path !== null && !levels.has(path)) levels.set(path, warning.level); // They come gravest first.
-  }
-  return levels;
 }
 
 start();

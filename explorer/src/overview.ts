@@ -2,13 +2,14 @@
 
 import { chooseSite, runNames, type App } from "./app";
 import { barChart, lineChart, type Line } from "./charts";
-import type { Site, Stats, Warning } from "./data";
-import { depthSites, familiesOf, shortNames } from "./families";
+import type { Site, Stats } from "./data";
+import { depthSites, familiesOf, shortNames, withoutIntegers } from "./families";
 import { element, replace } from "./elements";
 import { plural } from "./numbers";
 import { RUN } from "./panels";
 import type { Drawn } from "./sitepage";
 import { tokenMap } from "./tokenmap";
+import { countOf, warningLine, warningsOf } from "./warnings";
 
 const STATISTICS: [name: keyof Stats, label: string][] = [
   ["norm", "norm"],
@@ -27,7 +28,8 @@ const MOST_WARNINGS = 8;
 
 /** The page without a choice. */
 export function overview(app: App): Drawn {
-  const sites = depthSites(app);
+  const chosen = depthSites(app);
+  const sites = withoutIntegers(chosen);
   const depth = element("div", { class: "chart-place" });
   const flow = element("div", { class: "chart-place" });
   const tokens = tokenMap(app, sites);
@@ -37,7 +39,7 @@ export function overview(app: App): Drawn {
     { class: "overview" },
     warningList(app),
     app.page.measured.length ? element("div", { class: "cards" }, measuredCards(app)) : null,
-    familyChoice(app, sites),
+    familyChoice(app, chosen),
     element(
       "div",
       { class: "cards" },
@@ -62,26 +64,15 @@ function card(title: string, ...children: (Element | null)[]): HTMLElement {
 
 /** The warnings, gravest first, each of which leads to its site. */
 function warningList(app: App): HTMLElement {
-  const { warnings } = app.page;
+  const warnings = warningsOf(app.page);
+  if (!app.page.sites.length) return element("section", { class: "calm" }, element("span", { class: "dot" }), "Nothing was captured.");
   if (!warnings.length) {
     return element("section", { class: "calm" }, element("span", { class: "dot good" }), "No warnings: no NaN, no Inf, nothing dead, exploding or vanishing.");
   }
-  const list = element("ul", { class: "warnings" }, warnings.slice(0, MOST_WARNINGS).map((warning) => warningLine(app, warning)));
+  const list = element("ul", { class: "warnings" }, warnings.slice(0, MOST_WARNINGS).map((one) => warningLine(app, one, true)));
   const rest = warnings.length - MOST_WARNINGS;
-  const more = element("button", { class: "quiet", onclick: () => { replace(list, warnings.map((warning) => warningLine(app, warning))); more.remove(); } }, `Show ${plural(rest, "more warning")}`);
-  return element("section", { "aria-label": "Warnings" }, element("header", {}, element("h3", {}, plural(warnings.length, "warning"))), list, rest > 0 ? more : null);
-}
-
-function warningLine(app: App, warning: Warning): HTMLElement {
-  const { page } = app;
-  const go = (): void => {
-    if (warning.site !== null) chooseSite(app, warning.site);
-    else app.go({ site: null, module: warning.module, tile: null });
-  };
-  const linked = (warning.site !== null && page.sites[warning.site]) || page.modules.some((module) => module.path === warning.module);
-  const run = page.runs.length > 1 && warning.site !== null ? element("span", { class: "run-name" }, element("span", { class: `swatch ${RUN[warning.run] ?? ""}` }), runNames(page)[warning.run] ?? "") : null;
-  const text = linked ? element("button", { class: "link", onclick: go }, warning.text) : element("span", {}, warning.text);
-  return element("li", { class: warning.level }, element("span", { class: `dot ${warning.level}` }), element("span", { class: "what" }, warning.what), text, run);
+  const more = element("button", { class: "quiet", onclick: () => { replace(list, warnings.map((one) => warningLine(app, one, true))); more.remove(); } }, `Show ${rest.toLocaleString("en-US")} more`);
+  return element("section", { "aria-label": "Warnings" }, element("header", {}, element("h3", {}, countOf(warnings))), list, rest > 0 ? more : null);
 }
 
 function measuredCards(app: App): HTMLElement[] {
@@ -105,7 +96,7 @@ function familyChoice(app: App, sites: Site[]): HTMLElement {
   return element(
     "div",
     { class: "families" },
-    element("h3", {}, app.state.search ? `${plural(sites.length, "site")} that match${sites.length === 1 ? "es" : ""}` : `${plural(sites.length, "site")}${families[0] && families[0].sites.length === sites.length ? ` of ${families[0].pattern}` : ""}`),
+    element("h3", {}, app.state.search ? `${plural(sites.length, "site")} that match${sites.length === 1 ? "es" : ""}` : `${plural(sites.length, "site")}${families[0] && families[0].sites.length === sites.length ? ` of ${families[0].pattern}` : " in the order they ran"}`),
     buttons.length ? element("span", { class: "hint" }, "patterns that fit here:") : null,
     buttons,
   );

@@ -56,7 +56,7 @@ export class Panels {
     const scales = new Map<number, Scale>();
     const values = this.pictures.slice(0, 2).filter((picture): picture is Picture => picture !== null);
     for (const { run } of this.panels) {
-      scales.set(run, run < 2 ? scaleOf(values, this.share) : scaleOf([this.pictures[2]!], this.share));
+      scales.set(run, scaleOf(run < 2 ? values : [this.pictures[2]!], this.share, this.kind === "attention")); // Weights that are nearly equal are to look so.
     }
     for (const panel of this.panels) {
       const room = panel.frame.clientWidth - 2;

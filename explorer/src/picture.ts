@@ -84,8 +84,8 @@ export class Picture {
   }
 }
 
-/** The scale that holds this share of the numbers in these pictures: what is beyond has the colour of the end. */
-export function scaleOf(pictures: Picture[], share: number): Scale {
+/** The scale that holds this share of the numbers in these pictures: what is beyond has the colour of the end. `fromZero` begins it at 0. */
+export function scaleOf(pictures: Picture[], share: number, fromZero = false): Scale {
   const numbers: [value: number, count: number][] = [];
   for (const picture of pictures) {
     picture.counts().forEach((count, code) => {
@@ -100,7 +100,7 @@ export function scaleOf(pictures: Picture[], share: number): Scale {
   }
   const high = quantile(numbers, share);
   const low = quantile(numbers, 1 - share);
-  return { low: low > high / 2 && low < high ? low : 0, high: high || 1, diverging: false };
+  return { low: !fromZero && low > high / 2 && low < high ? low : 0, high: high || 1, diverging: false };
 }
 
 function quantile(numbers: [value: number, count: number][], share: number): number {

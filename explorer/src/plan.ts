@@ -85,7 +85,7 @@ function gridOf(subject: Subject, width: number, tallest: number): Plan {
   }
   across = Math.min(across, subject.tiles);
   const height = Math.max(1, size * ratio);
-  const pitch = across > 1 ? Math.min((width - 2 - size) / (across - 1), size * 1.35 + GAP) : 0;
+  const pitch = across > 1 ? Math.min((width - 2 - size) / (across - 1), size * 1.1 + GAP) : 0;
   const tiles: Box[] = [];
   const labels: Label[] = [];
   for (let tile = 0; tile < subject.tiles; tile += 1) {
@@ -97,11 +97,12 @@ function gridOf(subject: Subject, width: number, tallest: number): Plan {
   return { width, height: Math.ceil(tiles.at(-1)!.y + height + 1), tiles, labels };
 }
 
-/** Whole pixels for each number where there is room, so that all cells are of one size. */
+/** Whole pixels for each number where there is room, so that all cells are of one size; of the smallest, halves. */
 function tileSize(room: number, subject: Subject): number {
   const wanted = Math.min(room, 240);
-  const scale = Math.floor(wanted / subject.columns);
-  return Math.max(4, scale >= 1 ? scale * subject.columns : wanted);
+  const scale = wanted / subject.columns;
+  const even = scale >= 3 ? Math.floor(scale) : Math.floor(2 * scale) / 2;
+  return Math.max(4, scale >= 1 ? even * subject.columns : wanted);
 }
 
 /** One matrix, as large as the width allows, its rows and columns named. */

@@ -8,6 +8,7 @@ import { count, plural } from "./numbers";
 import { Panels, RUN } from "./panels";
 import { statisticsTable } from "./statistics";
 import type { View } from "./state";
+import { warningLine, warningsOf } from "./warnings";
 
 const settings: { log: boolean | null } = { log: null }; // Null: as suits a value.
 
@@ -29,7 +30,7 @@ export function sitePage(app: App, asked: Site): Drawn {
     "article",
     { class: "site" },
     heading(app, site, module),
-    warningsOf(app, site, gradient, module),
+    warningsHere(app, site, gradient, module),
     element("div", { class: "switches" }, runSwitch(app), gradient ? gradientSwitch(app) : null),
     element(
       "div",
@@ -53,7 +54,7 @@ export function modulePage(app: App, module: Module): Drawn {
     "article",
     { class: "site" },
     element("header", { class: "heading" }, crumbs(app, module.path), facts(module, null)),
-    warningsOf(app, null, null, module),
+    warningsHere(app, null, null, module),
     element(
       "p",
       { class: "empty" },
@@ -105,7 +106,7 @@ function facts(module: Module | null, site: Site | null): HTMLElement {
   const calls = site ? site.calls.filter((one) => one > 0) : [];
   const parts: [string, string][] = [
     ["type", module?.type ?? ""],
-    ["shape", site ? site.shape.join(" × ") : (module?.shape ?? "")],
+    ["shape", site ? shapesOf(site).join(" and ") : (module?.shape ?? "")],
     ["dtype", site?.dtype ?? module?.dtype ?? ""],
     ["parameters", module?.parameters ? count(module.parameters) : ""],
     ["calls", calls.some((one) => one > 1) ? calls.join(" and ") : module?.calls === 0 ? "none" : ""],
@@ -115,14 +116,21 @@ function facts(module: Module | null, site: Site | null): HTMLElement {
   return element("dl", { class: "facts" }, parts.filter(([, text]) => text).map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
 }
 
-function warningsOf(app: App, site: Site | null, gradient: Site | null, module: Module | null): HTMLElement | null {
+/** The shape, or those of the two runs where they differ. */
+function shapesOf(site: Site): string[] {
+  const shapes = site.picture.slice(0, 2).flatMap((picture) => (picture ? [picture.of.join(" × ")] : []));
+  return new Set(shapes).size > 1 ? shapes : [site.shape.join(" × ")];
+}
+
+/** What is warned of here, and of which run; what the model's scan said of the module, unless a warning says it. */
+function warningsHere(app: App, site: Site | null, gradient: Site | null, module: Module | null): HTMLElement | null {
   const here = (warning: Warning): boolean =>
     (warning.site !== null && (warning.site === site?.number || warning.site === gradient?.number)) || (warning.site === null && warning.module !== null && warning.module === module?.path);
-  const texts = [...app.page.warnings.filter(here), ...(module?.hazards ?? []).map((text) => ({ level: "note", text }))];
-  const seen = new Set<string>();
-  const unique = texts.filter(({ text }) => !seen.has(text) && seen.add(text));
-  if (!unique.length) return null;
-  return element("ul", { class: "warnings here" }, unique.map(({ level, text }) => element("li", { class: level }, element("span", { class: `dot ${level}` }), element("span", {}, text))));
+  const warnings = warningsOf(app.page).filter(here);
+  const hazards = (module?.hazards ?? []).filter((hazard) => !warnings.some((warning) => warning.text.includes(hazard)));
+  const notes = hazards.map((text) => element("li", { class: "note" }, element("span", { class: "dot note" }), element("span", {}, text)));
+  const lines = [...warnings.map((warning) => warningLine(app, warning, false)), ...notes];
+  return lines.length ? element("ul", { class: "warnings here" }, lines) : null;
 }
 
 /** Run A, run B, their difference, or all beside each other. */

@@ -122,7 +122,7 @@ export class TreeView {
         style: { top: `${number * HEIGHT}px`, "--level": String(row.level - 1) },
       },
       element("span", { class: row.children ? "twist" : "twist none", "aria-hidden": "true" }, row.children ? (row.open ? "▾" : "▸") : ""),
-      element("span", { class: isSite ? "name site-name" : "name" }, row.label),
+      element("span", { class: isSite ? "name site-name" : "name" }, element("bdi", { dir: "ltr" }, row.label)),
       level ? element("span", { class: `dot ${level}`, title: `has a ${level}` }) : null,
       element("span", { class: "type" }, isSite ? "" : module.type),
       element("span", { class: "shape" }, shape),

@@ -1,0 +1,151 @@
+"""The overview, the warnings and the list of names: they say which run, which layers, and all of the model."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+
+
+class Stages(nn.Module):
+    """As a U-Net is: stages of three layers each, none of which is most of the model; one layer is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = [f"d{number}" for number in range(6)]
+        for name in self.stages:
+            self.add_module(name, nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()))
+        self.spare = nn.ModuleList(nn.ModuleList([nn.Linear(3, 3)]) for _ in range(4))
+
+    def forward(self, x):
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    torch.manual_seed(0)
+    to = tmp_path_factory.mktemp("stages") / "stages.html"
+    return hl.explore(Stages(), run=(torch.randn(2, 3, 32, 32),), to=to)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """Two runs: both have what is constant, and the second alone has a NaN."""
+    torch.manual_seed(0)
+    runs = [{"": torch.zeros(2, 4, 8), "tok": torch.randn(2, 4, 8), "last": torch.randn(2, 4, 8)} for _ in range(2)]
+    runs[1]["tok"][0, 0, 0] = float("nan")
+    to = tmp_path_factory.mktemp("broken") / "broken.html"
+    return hl.explore(runs[0], against=runs[1], to=to, names=["clean", "corrupted"])
+
+
+VISIBLE = """name => {
+const text = document.createTreeWalker(name, NodeFilter.SHOW_TEXT).nextNode(), range = document.createRange();
+range.setStart(text, text.length - 1);
+range.setEnd(text, text.length);
+const [last, box] = [range.getBoundingClientRect(), name.getBoundingClientRect()];
+return last.width > 0 && last.left >= box.left - 1 && last.right <= box.right + 1;
+}"""
+
+
+@pytest.mark.parametrize("width", [1000, 1440])
+def test_names_too_long_for_the_list_keep_their_end(look, gpt2, width):
+    window = look(gpt2, size=(width, 900), order="calls")
+    names = window.page.locator(".tree .row .name").all()
+    cut = [name for name in names if name.evaluate("name => name.scrollWidth > name.clientWidth")]
+    assert cut
+    assert [name.text_content() for name in cut if not name.evaluate(VISIBLE)] == []
+
+
+def test_a_site_says_of_which_run_a_warning_is(look, broken):
+    window = look(broken, site="tok")
+    assert window.texts(".warnings.here li .run-name") == ["corrupted"]
+
+
+def test_what_both_runs_have_is_said_once_and_the_model_is_named(look, broken):
+    window = look(broken)
+    constant = [text for text in window.texts(".warnings li") if "everywhere" in text]
+    assert len(constant) == 1
+    assert constant[0].endswith("both runs")
+    assert "'model'" in constant[0]
+
+
+def test_the_badge_counts_warnings_and_not_notes(look, broken, stages, tmp_path):
+    assert look(broken).page.text_content(".badge") == "1 error and 1 warning"
+    window = look(stages)
+    assert window.page.text_content(".badge").endswith("note")
+    assert "warning" not in window.page.text_content(".badge")
+
+
+def test_a_page_of_nothing_does_not_say_that_all_is_well(look, tmp_path):
+    window = look(hl.explore({}, to=tmp_path / "nothing.html"))
+    assert window.page.text_content(".calm") == "Nothing was captured."
+
+
+def test_a_warning_for_many_layers_marks_and_finds_each_of_them(look, stages):
+    window = look(stages)
+    window.page.click("text=open all")
+    dotted = window.page.locator(".row:has(.dot.note)").evaluate_all("all => all.map(one => one.dataset.name)")
+    assert [f"spare.{layer}.0" for layer in range(4)] == [name for name in dotted if name.endswith(".0")]
+    window.page.locator(".warnings li", has_text="spare.0.0").locator(".others").click()
+    assert window.page.input_value("#search") == "spare.*.*"
+    assert window.page.locator(".row:not(.faded)").count() == 4
+
+
+def test_what_was_never_called_is_said_once_on_its_own_page(look, stages):
+    assert len(look(stages, module="spare.0.0").texts(".warnings.here li")) == 1
+    assert len(look(stages, module="spare.1.0").texts(".warnings.here li")) == 1
+
+
+def test_a_model_of_many_stages_is_shown_as_a_whole(look, stages):
+    window = look(stages)
+    assert window.page.locator(".families h3").text_content() == "18 sites in the order they ran"
+    assert window.page.locator(".line-chart").first.locator("circle").count() == 18
+
+
+def test_integers_are_left_out_of_the_lines_over_depth(look, tmp_path):
+    values = {f"h.{layer}": (torch.randn(3, 4), torch.arange(5)) for layer in range(4)}
+    window = look(hl.explore(values, to=tmp_path / "packed.html"), search="h.*")
+    assert window.page.locator(".families h3").text_content() == "8 sites that match"
+    assert window.page.locator(".line-chart").first.locator("circle").count() == 4
+    window.search("h.*[1]")
+    assert window.page.locator(".line-chart").first.locator("circle").count() == 4
+
+
+def test_attention_that_is_nearly_even_looks_even(look, tmp_path):
+    value = (torch.randn(1, 2, 16, 16) * 0.01).softmax(-1)
+    window = look(hl.explore({"att": value}, to=tmp_path / "even.html"), site="att")
+    assert window.texts(".legend .end")[0] == "0"
+
+
+def test_maps_are_as_large_as_there_is_room(look, tmp_path):
+    torch.manual_seed(0)
+    values = [{"maps": torch.randn(1, 12, 32, 32)} for _ in range(2)]
+    page = hl.explore(values[0], against=values[1], to=tmp_path / "maps.html")
+    window = look(page, site="maps", size=(1000, 800))
+    frame = window.page.locator(".panels canvas").first.bounding_box()
+    points = [(x, 30) for x in range(int(frame["width"]))]
+    assert len(window.sweep(".panels canvas", points)) > 0.75 * len(points)
+
+
+@pytest.mark.parametrize("width", [420, 500, 780])
+def test_a_narrow_window_has_the_list_above_and_nothing_beyond_its_edge(look, gpt2, broken, width):
+    for path, state in ((gpt2, {}), (gpt2, {"site": "transformer.h.3.mlp"}), (broken, {})):
+        window = look(path, size=(width, 900), **state)
+        side, main = (window.page.locator(one).bounding_box() for one in (".side", "main"))
+        assert side["y"] + side["height"] <= main["y"] + 1
+        assert main["width"] == width
+        for button in window.page.locator(".top button").all():
+            box = button.bounding_box()
+            assert box["x"] + box["width"] <= width
+        for text in window.page.locator(".warnings li > .link").all():
+            assert text.bounding_box()["width"] > 150
+        names = window.page.locator(".line-chart").all()
+        for chart in names:
+            boxes = [text.bounding_box() for text in chart.locator("text.name").all()]
+            assert all(one["x"] + one["width"] < other["x"] for one, other in pairwise(boxes))
