@@ -761,3 +761,28 @@ class TestCompiled:
                 (model(X * 1e3).sum() * 1e-6).backward()
                 optimizer.step()
         assert model[0].weight.equal(before)
+
+
+class Halved(nn.Module):
+    """What it holds makes the Inf; what it does itself passes it on. A mask of -Inf on the way is no mistake."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Bursts()
+
+    def forward(self, x):
+        masked = x.masked_fill(x > 1, -INF).softmax(-1)
+        return self.inner(x) + masked
+
+
+class Bursts(nn.Module):
+    def forward(self, x):
+        return x / (x - x)
+
+
+def test_of_chosen_places_the_function_is_found_in_what_they_hold_and_no_mask_is_blamed():
+    model = nn.Sequential(Halved(), Halved())
+    with pytest.raises(hl.BadValue) as raised, hl.watch(model, "*"):
+        model(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
+    error = raised.value
+    assert (str(error.site), str(error.function)) == ("0", "0.inner/div#0")

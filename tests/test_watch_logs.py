@@ -380,3 +380,11 @@ def records(data, head=7, block=32768):
         whole = piece if kind in (1, 2) else whole + piece
         if kind in (1, 4):  # Whole, or the last piece.
             yield whole
+
+
+def test_statistics_of_a_training_without_an_optimizer_of_torch_are_missed_aloud():
+    model = nn.Sequential(nn.Linear(3, 2))
+    with pytest.warns(hl.HooklineWarning, match=r"in 2 forwards no optimizer .* watch\.step\(\)"):
+        with hl.watch(model, every=1):
+            for _ in range(2):
+                model(torch.ones(1, 3)).sum().backward()

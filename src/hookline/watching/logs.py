@@ -153,7 +153,7 @@ class Statistics:
     """The row of the step that runs, that of the step before while optimizers may still belong to it, and the log."""
 
     def __init__(self, every: int | None, parameters: Parameters) -> None:
-        self._every, self._parameters = every, parameters
+        self.every, self._parameters = every, parameters
         self.log = Log()
         self.row: Row | None = None
         self._closing: Row | None = None
@@ -161,7 +161,7 @@ class Statistics:
 
     def begin(self, step: int) -> None:
         """Begin a row, if this is a step of which one is kept."""
-        self.row = Row(step) if self._every is not None and step % self._every == 0 else None
+        self.row = Row(step) if self.every is not None and step % self.every == 0 else None
 
     def sample(self, held: Iterable[nn.Parameter], is_further: bool) -> None:
         """Note what parameters are before an optimizer steps: the first of a step, or a further one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,9 +21,10 @@ from hookline.ranks import is_running
 from hookline.records import Session
 from hookline.sites import Site
 from hookline.stats import numbers_of_pieces
+from hookline.tree import Names, is_scripted
 from hookline.trial import left_as_found, observed, undisturbed
 from hookline.values import describe, leaves
-from hookline.watching.checks import Rule, checkable, examine, numbers_in, pieces
+from hookline.watching.checks import Finding, Rule, checkable, examine, numbers_in, pieces
 from hookline.wiring.taps import Tap
 
 
@@ -54,14 +56,17 @@ class First:
         return value
 
 
-def inside(model: nn.Module, call: Call, rule: Rule) -> Inside | None:
-    """Run one call of a module again, and return the first function in it that gives something bad, if one does."""
+def inside(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> Inside | None:
+    """Run one call of a module again, and return the first function that gives something bad, in it or in its parts."""
     if is_running() or torch.compiler.is_compiling():
         return None  # Others would have to take part.
-    first = First(rule)
-    tap = Tap(Site(call.site.path, member="/*"), call.module, first, Session(), False, "")  # type: ignore[arg-type]
+    below = not finding.nan and finding.value == -math.inf  # Masks are full of -Inf: it is seen only if it was found.
+    first, session = First(rule._replace(below=below)), Session()
+    parts = [(name, part) for name, part in Names(call.module).once() if not is_scripted(part)]
+    sites = [(Site(".".join(filter(None, (call.site.path, name))), member="/*"), part) for name, part in parts]
+    taps = [Tap(site, part, first, session, False, "") for site, part in sites]  # type: ignore[arg-type]
     try:
-        with observed(model, [tap]), torch.no_grad():
+        with observed(model, taps), torch.no_grad():
             call.module(*share(call.args), **share(dict(call.kwargs)))
     except Exception:
         return first.found

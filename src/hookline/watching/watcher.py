@@ -58,8 +58,7 @@ class Watcher:
         scaler: Any,
     ) -> None:
         self._model = weakref.ref(model)
-        self._inner = unwrap(model)
-        self._outer = outermost(model)
+        self._inner, self._outer = unwrap(model), outermost(model)
         self.rule, self.backward, self.at_once, self._again = rule, backward, at_once, again
         self._scaler, self._to = scaler, to
         self._hooks = brief(model)
@@ -155,6 +154,7 @@ class Watcher:
             if kind is None:
                 self.check()
                 self._count_waiting()
+                self.steps_taken.warn_of_none(self.forwards if self.statistics.every else 0)
             self.settle()
         except BaseException as found:
             self._hooks.__exit__(type(found), found, None)
@@ -276,7 +276,7 @@ class Watcher:
             for tensor in leaves((call.args, dict(call.kwargs)))
         )
         around = next((one for one in calls if one.module is not call.module), None) if came_in else call
-        inside = looks.inside(model, around, self.rule) if self._again and around is not None else None
+        inside = looks.inside(model, around, self.rule, finding) if self._again and around is not None else None
         return self._dated(reports.of_forward(site, finding, value, call, model, inside, self._when(call.number)))
 
     def blame_gradient(self, site: Site, finding: Finding, gradient: Tensor, number: int) -> BadValue:
