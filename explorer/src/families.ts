@@ -44,6 +44,22 @@ export function withoutIntegers(sites: Site[]): Site[] {
   return real.length ? real : sites;
 }
 
+/** Of a value with several tensors the first: lines through all of them would jump between things of other sizes. */
+export function firstTensors(sites: Site[]): Site[] {
+  const first = new Map<string, Site>();
+  for (const site of sites) {
+    const key = [site.path, site.within, site.member, site.call, site.port, ownIndex(site)].join(" ");
+    if (!first.has(key)) first.set(key, site);
+  }
+  return [...first.values()];
+}
+
+/** The subscripts of a site without those that say which tensor of its value this is. */
+function ownIndex(site: Site): string {
+  const added = site.parts.map(([key]) => (typeof key === "string" ? `["${key.replace(/[\\"]/g, "\\$&")}"]` : `[${key}]`)).join("");
+  return site.index.slice(0, site.index.length - added.length);
+}
+
 /** How much of the model is in the layers of a family. */
 function shareOf(family: Family, values: Site[]): number {
   const paths = new Set(family.sites.map((site) => site.path));

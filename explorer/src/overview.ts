@@ -3,7 +3,7 @@
 import { chooseSite, runNames, type App } from "./app";
 import { barChart, lineChart, type Line } from "./charts";
 import type { Site, Stats } from "./data";
-import { depthSites, familiesOf, shortNames, withoutIntegers } from "./families";
+import { depthSites, familiesOf, firstTensors, shortNames, withoutIntegers } from "./families";
 import { element, replace } from "./elements";
 import { plural } from "./numbers";
 import { RUN } from "./panels";
@@ -29,7 +29,7 @@ const MOST_WARNINGS = 8;
 /** The page without a choice. */
 export function overview(app: App): Drawn {
   const chosen = depthSites(app);
-  const sites = withoutIntegers(chosen);
+  const sites = firstTensors(withoutIntegers(chosen));
   const depth = element("div", { class: "chart-place" });
   const flow = element("div", { class: "chart-place" });
   const tokens = tokenMap(app, sites);
@@ -39,7 +39,7 @@ export function overview(app: App): Drawn {
     { class: "overview" },
     warningList(app),
     app.page.measured.length ? element("div", { class: "cards" }, measuredCards(app)) : null,
-    familyChoice(app, chosen),
+    familyChoice(app, chosen, sites.length),
     element(
       "div",
       { class: "cards" },
@@ -88,7 +88,7 @@ function measuredCards(app: App): HTMLElement[] {
 }
 
 /** Families of sites that one pattern names: a click puts the pattern into the search. */
-function familyChoice(app: App, sites: Site[]): HTMLElement {
+function familyChoice(app: App, sites: Site[], drawn: number): HTMLElement {
   const families = familiesOf(app.page).slice(0, 8);
   const buttons = families.map(({ pattern }) =>
     element("button", { class: app.state.search === pattern ? "chip on" : "chip", "data-key": `family ${pattern}`, onclick: () => app.go({ search: app.state.search === pattern ? "" : pattern }) }, pattern),
@@ -97,6 +97,7 @@ function familyChoice(app: App, sites: Site[]): HTMLElement {
     "div",
     { class: "families" },
     element("h3", {}, app.state.search ? `${plural(sites.length, "site")} that match${sites.length === 1 ? "es" : ""}` : `${plural(sites.length, "site")}${families[0] && families[0].sites.length === sites.length ? ` of ${families[0].pattern}` : " in the order they ran"}`),
+    drawn < sites.length ? element("span", { class: "hint" }, `${drawn.toLocaleString("en-US")} are drawn: no integers, and of each value one tensor;`) : null,
     buttons.length ? element("span", { class: "hint" }, "patterns that fit here:") : null,
     buttons,
   );

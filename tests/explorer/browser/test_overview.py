@@ -117,6 +117,26 @@ def test_integers_are_left_out_of_the_lines_over_depth(look, tmp_path):
     assert window.page.locator(".line-chart").first.locator("circle").count() == 4
 
 
+def test_of_values_with_several_tensors_the_first_is_drawn_and_the_page_says_so(look, gpt2):
+    window = look(gpt2, search="transformer.h.*.attn")
+    assert window.page.locator(".families h3").text_content() == "24 sites that match"
+    assert window.texts(".families .hint")[0].startswith("12 are drawn")
+    assert window.page.locator(".line-chart").first.locator("circle.run-a").count() == 12
+    window.search("transformer.h.*.attn[1]")
+    assert window.page.locator(".line-chart").first.locator("circle.run-a").count() == 12
+    assert not window.texts(".families .hint")[0].startswith("12 are drawn")
+
+
+def test_names_along_a_chart_are_whole(look, gpt2):
+    window = look(gpt2)
+    for chart in window.page.locator(".line-chart").all():
+        frame = chart.bounding_box()
+        for name in chart.locator("text.name").all():
+            box = name.bounding_box()
+            assert frame["x"] <= box["x"]
+            assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
+
+
 def test_attention_that_is_nearly_even_looks_even(look, tmp_path):
     value = (torch.randn(1, 2, 16, 16) * 0.01).softmax(-1)
     window = look(hl.explore({"att": value}, to=tmp_path / "even.html"), site="att")
