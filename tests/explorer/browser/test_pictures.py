@@ -230,7 +230,7 @@ def test_in_a_grid_the_strongest_of_the_columns_that_share_a_pixel_is_that_of_it
         value[0, channel, :, column] = 3.0
     window = look(hl.explore({"maps": value}, to=tmp_path / "wide.html"), site="maps", size=(1000, 800))
     frame = window.page.locator(".panels canvas").bounding_box()
-    points = [(x, y) for x in range(1, int(frame["width"])) for y in range(2, int(frame["height"]), 3)]
+    points = [(x, y) for x in range(1, int(frame["width"])) for y in range(2, int(frame["height"]), 13)]
     strong = {
         tuple(place.split(" · ")[1::2]) for place, found, *_ in window.sweep(".panels canvas", points) if found == 3
     }
