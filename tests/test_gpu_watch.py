@@ -166,6 +166,8 @@ def test_an_overflow_of_float16_in_the_forward_is_told_in_the_same_autocast():
             model(x())
 
 
+# Torch says so of the first graph that it captures to warm up, whatever the model.
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_compiled_model_is_read_after_its_forward_and_seen_again_uncompiled(mode):
     torch._dynamo.reset()
