@@ -67,7 +67,7 @@ class Syncs:
     def __exit__(self, *details):
         torch.cuda.set_sync_debug_mode("default")
         self._caught.__exit__(*details)
-        self.count = sum("synchroniz" in str(one.message) for one in self.said)
+        self.count = sum("called a synchronizing" in str(one.message) for one in self.said)
 
 
 def test_a_pass_waits_for_the_device_a_few_times_however_many_modules_there_are():

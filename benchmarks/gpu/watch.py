@@ -32,7 +32,7 @@ WATCHES: dict[str, Watch] = {
     "hl.watch, backward=False": lambda model: hl.watch(model, backward=False),
     "hl.watch": hl.watch,
     "hl.watch, at_once=True": lambda model: hl.watch(model, at_once=True),
-    "hl.watch, every=10": lambda model: hl.watch(model, every=10),
+    "hl.watch, every=1": lambda model: hl.watch(model, every=1),
 }
 OF_TRAINING: dict[str, Watch] = {
     **WATCHES,
@@ -89,7 +89,7 @@ def peaks(model: nn.Module, ids: Tensor) -> str:
     """Say how much memory a step takes at its peak."""
     lines = ["peak memory of a training step; ratio to bare"]
     found: dict[str, int] = {}
-    for name in ("bare", "hl.watch", "hl.watch, every=10"):
+    for name in ("bare", "hl.watch", "hl.watch, every=1"):
         run = training(model, ids, 1, WATCHES[name])
         run()
         torch.cuda.reset_peak_memory_stats()
