@@ -27,7 +27,7 @@ from hookline.sites import Site
 from hookline.verbs import capture, edit, patch, run, skip
 
 if _typing.TYPE_CHECKING:
-    from hookline.display.explorer import explore
+    from hookline.exploring.page import explore
     from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
     from hookline.store.store import Store
     from hookline.sweeps import sweep
@@ -79,7 +79,7 @@ __all__ = [
 # Imported when they are first asked for: to look inside a model takes none of it.
 _LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), "hookline.harvesting")
 _LATER["Store"] = "hookline.store.store"
-_LATER["explore"] = "hookline.display.explorer"
+_LATER["explore"] = "hookline.exploring.page"
 _LATER["sweep"] = "hookline.sweeps"
 _LATER["watch"] = "hookline.watching"
 

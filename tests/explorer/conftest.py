@@ -6,12 +6,12 @@ from importlib.resources import files
 
 import pytest
 
-from hookline.display import explorer
+from hookline.exploring import page as explorer
 
 STUB = '<!doctype html><title>hookline</title><script type="application/json" id="hookline-data">{}</script>'
 
 
 @pytest.fixture(autouse=True)
 def a_template(monkeypatch):
-    if not files("hookline.display").joinpath("explorer.html").is_file():
+    if not files("hookline.exploring").joinpath("explorer.html").is_file():
         monkeypatch.setattr(explorer, "template", lambda: STUB.format(explorer.MARK))

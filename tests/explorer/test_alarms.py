@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.display.alarms import family
+from hookline.exploring.alarms import family
 from tests.explorer.pages import data_of
 
 

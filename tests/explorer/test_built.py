@@ -19,7 +19,7 @@ OWN = ("build.mjs", "index.html", "package-lock.json", "package.json", "style.cs
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return files("hookline.display").joinpath("explorer.html").read_text(encoding="utf-8")
+    return files("hookline.exploring").joinpath("explorer.html").read_text(encoding="utf-8")
 
 
 def hash_of_sources() -> str:

@@ -7,8 +7,8 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.display.excerpts import cost, excerpt, least_cost, left_out, levels_for, share
 from hookline.display.kinds import DIMENSIONS
+from hookline.exploring.excerpts import cost, excerpt, least_cost, left_out, levels_for, share
 
 
 @given(st.sampled_from([*DIMENSIONS]), st.lists(st.integers(1, 5000), min_size=4, max_size=4), st.integers(0, 10**6))

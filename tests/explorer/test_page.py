@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.display import explorer
+from hookline.exploring import page as explorer
 from hookline.sites import Site
 from tests.explorer.pages import data_of, module_of, pixels, shown, site_of, text_of
 

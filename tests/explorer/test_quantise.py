@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.display.quantise import MOST_LEVELS, levels_of, quantise, read
-from hookline.display.wholes import Whole, dense, kind_of_source
+from hookline.exploring.quantise import MOST_LEVELS, levels_of, quantise, read
+from hookline.exploring.wholes import Whole, dense, kind_of_source
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),

@@ -7,11 +7,11 @@ import gc
 import pytest
 import torch
 
-from hookline.display import wholes
-from hookline.display.excerpts import whole_of
 from hookline.display.measures import dead_share
-from hookline.display.summaries import Summary, of_tokens
-from hookline.display.wholes import Pick, Whole, dense, kind_of_source
+from hookline.exploring import wholes
+from hookline.exploring.excerpts import whole_of
+from hookline.exploring.summaries import Summary, of_tokens
+from hookline.exploring.wholes import Pick, Whole, dense, kind_of_source
 from hookline.stats import histogram, numbers
 
 

@@ -1,1 +1,1 @@
-"""Something to look at: pictures of values, and the explorer page."""
+"""Pictures of values, and the numbers drawn for them."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hookline.display.entries import Entry
-from hookline.display.modules import Node
-from hookline.display.summaries import Summary
+from hookline.exploring.entries import Entry
+from hookline.exploring.modules import Node
+from hookline.exploring.summaries import Summary
 from hookline.tables import count
 
 LEVELS = ("error", "warning", "note")

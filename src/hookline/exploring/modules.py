@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookline.display.entries import Entry, Run
+from hookline.exploring.entries import Entry, Run
 from hookline.reasons import why_not_called
 from hookline.scan import Scan
 from hookline.sites import Site

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.display.kinds import UNIT
 from hookline.display.measures import MEASURES
-from hookline.display.wholes import PIECE, Pick, Whole
+from hookline.exploring.wholes import PIECE, Pick, Whole
 from hookline.stats import numbers_of_pieces
 
 BINS = 64

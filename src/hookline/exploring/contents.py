@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.display.alarms import Alarm, Seen, alarms
-from hookline.display.entries import Entry, Run
-from hookline.display.excerpts import WEIGHTS, cost, excerpt, least_cost, left_out, levels_for, share
 from hookline.display.kinds import DIMENSIONS
-from hookline.display.modules import Node, tree
-from hookline.display.quantise import quantise
-from hookline.display.summaries import Summary, number, of_tokens
-from hookline.display.wholes import Pick, Whole, kind_of_source
 from hookline.errors import HooklineError
+from hookline.exploring.alarms import Alarm, Seen, alarms
+from hookline.exploring.entries import Entry, Run
+from hookline.exploring.excerpts import WEIGHTS, cost, excerpt, least_cost, left_out, levels_for, share
+from hookline.exploring.modules import Node, tree
+from hookline.exploring.quantise import quantise
+from hookline.exploring.summaries import Summary, number, of_tokens
+from hookline.exploring.wholes import Pick, Whole, kind_of_source
 from hookline.scan import Scan
 from hookline.sites import Site
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hookline.cache import Cache
-from hookline.display.wholes import dense
 from hookline.errors import HooklineError, SiteError, StaleValue
+from hookline.exploring.wholes import dense
 from hookline.records import read
 from hookline.sites import Site, write_subscripts
 from hookline.store.rows import Rows

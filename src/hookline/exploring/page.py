@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookline.cache import Cache
-from hookline.display.capturing import Loss, captured, scanned
-from hookline.display.contents import FORMAT, contents, text_of
-from hookline.display.entries import Run, run_of
 from hookline.errors import HooklineError, StoreError
+from hookline.exploring.capturing import Loss, captured, scanned
+from hookline.exploring.contents import FORMAT, contents, text_of
+from hookline.exploring.entries import Run, run_of
 from hookline.options import bytes_of
 from hookline.scan import Scan
 from hookline.store.store import Store
@@ -111,7 +111,7 @@ def explore(
 def template() -> str:
     """Return the page without its data."""
     try:
-        return files("hookline.display").joinpath("explorer.html").read_text(encoding="utf-8")
+        return files("hookline.exploring").joinpath("explorer.html").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HooklineError(
             "this hookline has no explorer.html: install it anew, or build it with `make page`"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from hookline.display.kinds import DIMENSIONS
-from hookline.display.quantise import FEWEST_LEVELS, MOST_LEVELS
-from hookline.display.summaries import DIGITS, OF_TOKENS
-from hookline.display.wholes import Pick
+from hookline.exploring.quantise import FEWEST_LEVELS, MOST_LEVELS
+from hookline.exploring.summaries import DIGITS, OF_TOKENS
+from hookline.exploring.wholes import Pick
 
 # Which dimensions are thinned out first, and down to how many; then the next, until the picture is small enough.
 _STAGES: dict[str, list[tuple[str, int]]] = {
