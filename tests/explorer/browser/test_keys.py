@@ -98,7 +98,7 @@ def test_help_lists_the_keys_and_closes(look, gpt2):
     assert window.page.locator("dialog.help").is_visible()
     assert {"/", "j", "k", "d", "?"} <= {*window.texts("dialog kbd")}
     window.press("Escape")
-    assert window.page.locator("dialog.help").count() == 0
+    window.page.locator("dialog.help").wait_for(state="detached", timeout=5000)
 
 
 def test_letters_in_the_search_are_letters(look, gpt2):

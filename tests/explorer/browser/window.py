@@ -22,6 +22,10 @@ return points.flatMap(([x, y]) => {
 })}"""
 
 
+# What a key sets off may be done a little later: a dialog tells of its end in a task of its own.
+SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+
+
 class Window:
     """One page, opened as a reader would, with what it said and asked for."""
 
@@ -83,6 +87,7 @@ class Window:
     def press(self, *keys: str) -> None:
         for key in keys:
             self.page.keyboard.press(key)
+        self.page.evaluate(SETTLED)
 
     def matches(self, text: str) -> list[str] | None:
         return self.page.evaluate("text => window.hookline.matches(text)", text)
