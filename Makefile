@@ -61,8 +61,9 @@ bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks: a few minu
 bench-peers: $(STAMP)  ## Install eight other libraries, each by itself, and give all of them the same tasks
 	$(BIN)/python benchmarks/peers/run.py
 
-fuzz: $(STAMP)  ## Check N random models and programs of hooks against an oracle: make fuzz N=20000
+fuzz: $(STAMP)  ## Check N random models against an oracle (make fuzz N=20000), and every architecture of transformers
 	$(BIN)/python -m tests.properties.fuzz $(N)
+	$(BIN)/python -m tests.failure_modes.every_port
 
 clean:  ## Remove .venv and everything the tools left
 	rm -rf $(VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

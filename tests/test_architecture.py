@@ -17,7 +17,7 @@ import hookline as hl
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hookline"
-MOST_LINES = 400
+MOST_LINES = 800
 MOST_LINES_OF_COMPAT = 250
 
 # Each module may import only what stands above it. `CONTRIBUTING.md` says what is in each.
@@ -30,6 +30,8 @@ ORDER = [
     "tables",
     "progress",
     "values",
+    "exchange",
+    "origins",
     "copies",
     "fitting",
     "sites",
@@ -83,8 +85,8 @@ ORDER = [
     "wiring",
     "wiring.taps",
     "wiring.checkpoints",
-    "wiring.gradients",
     "wiring.arguments",
+    "wiring.gradients",
     "wiring.forwards",
     "wiring.functions",
     "wiring.calls",

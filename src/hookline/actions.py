@@ -19,19 +19,19 @@ from hookline import offload
 from hookline.budget import Budget
 from hookline.context import call_user
 from hookline.copies import (
-    can_tell,
+    Loan,
+    copy_all,
     copy_tensor,
-    is_equal_parameter,
     is_parameter,
     share,
     share_on_any_device,
     share_tensor,
-    state_of,
     versions,
 )
 from hookline.errors import EditError, HooklineError
 from hookline.fitting import agree, fit, put_number, returns_another_structure, takes_tensor
 from hookline.operands import Operand, plain
+from hookline.origins import is_private, may_move
 from hookline.parallel import Gathering, arrived, replicate, share_part, whole
 from hookline.ranks import is_cut
 from hookline.records import Guarded, Shared, Source
@@ -121,7 +121,7 @@ class Save:
         if value.is_quantized or peek_interpreter_stack() is not None:
             return self.keep_part(value, False, call)
         if value.is_cuda:
-            if not _may_share_on_cuda(value):
+            if not may_move(value) or not _may_share_on_cuda(value):
                 return copy_tensor(source)
             return Shared(share_on_any_device(source), source, version)  # Foreach functions write through it.
         if value.is_cpu:
@@ -189,6 +189,8 @@ class Save:
             stand_in = torch.empty(0, device="cpu")
             sent[id(stand_in)] = copy
             return stand_in
+        if source.is_quantized and self.dtype is not None:
+            source = source.dequantize()
         if self.device is not None or self.dtype is not None:
             with torch.inference_mode(False) if tensor.is_inference() else nullcontext():
                 moved = source.to(self.device, self.dtype or source.dtype)
@@ -238,7 +240,8 @@ class Set:
             return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
         if self.check:
             return fit(self.value if self.gathering is None else whole(self.value), value)
-        return share(self.value) if children(self.value) is not None or isinstance(self.value, Tensor) else self.value
+        holds = isinstance(self.value, Tensor) or children(self.value) is not None
+        return copy_all(self.value) if holds else self.value
 
     def __repr__(self) -> str:
         return f"set to {describe(self.value)}"
@@ -270,20 +273,19 @@ class Apply:
             return self._in_graph(value, whole)
         if self.clone is False:
             return self._on_own(value, call, whole)
-        given = share(value, objects=True)  # The function may write into its argument: nobody else sees that.
-        before = state_of(given)
-        tells = can_tell(given, value)
-        result = _ask(self.function, self.with_call, given, call)
-        written = state_of(given) != before
-        if result is None and written:
-            raise EditError("the function wrote into its argument but returned None; return the changed value")
-        if result is None or (result is given and not written and (tells or is_equal_parameter(given, value))):
+        loan = Loan(value)  # The function may write into its argument: nobody else sees that.
+        result = _ask(self.function, self.with_call, loan.given, call)
+        if result is None:
+            if loan.is_written():
+                raise EditError("the function wrote into its argument but returned None; return the changed value")
             return value
         if self.check and whole:
             agree(result, value)
-        elif self.check:
+        if self.check and not whole:
             return fit(result, value)
-        return result if result is given else share(result)  # What the user holds is not the model's to overwrite.
+        if isinstance(result, Tensor):
+            return result if is_private(result) else loan.take_back(result)
+        return map_tensors(loan.take_back, result, _in_object=True)
 
     def _in_graph(self, value: Any, whole: bool) -> Any:
         """The same while dynamo traces, to which neither versions nor the identity of a tuple mean anything."""
@@ -324,7 +326,7 @@ class Skip:
         refuse_tracers(first)
         if self.value is not NOTHING:
             plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
-            return replicate(share(self.value), first) if plain else share(self.value)
+            return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
@@ -374,7 +376,7 @@ def _spare(own: Tensor) -> Guarded:
 
 def _shared(source: Tensor, tensor: Tensor, sources: list[Source]) -> Tensor:
     """Copy a tensor on write, on CUDA too; what has to be checked on reading is added to the sources."""
-    if not source.is_cuda or not _may_share_on_cuda(tensor):
+    if not source.is_cuda or not may_move(tensor) or not _may_share_on_cuda(tensor):
         return share_tensor(source)
     kept = share_on_any_device(source)
     sources.append((source, source._version, kept))

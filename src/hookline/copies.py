@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
+from hookline.origins import is_copied_on_write, may_move
 from hookline.values import children, leaves, map_tensors, members
 
 lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
@@ -24,10 +25,20 @@ def share(value: Any, objects: bool = False) -> Any:
     return map_tensors(share_tensor, value, _in_object=objects)
 
 
+def copy_all(value: Any) -> Any:
+    """Return `value` with every tensor copied now: what a user gives may be written to at any time."""
+    return map_tensors(copy_tensor, value)
+
+
 def share_tensor(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write where torch does that right, else now. Autograd flows through."""
+    """Copy a tensor on write where that is right, else now. Autograd flows through."""
     if torch.compiler.is_dynamo_compiling():
         return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
+    return share_for_now(tensor) if tensor.is_cpu and may_move(tensor) else copy_tensor(tensor)
+
+
+def share_for_now(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write, wherever its memory comes from: it is hookline's own, or the copy is gone after a run."""
     # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
     if not tensor.is_cpu or tensor.is_quantized or peek_interpreter_stack() is not None or is_parameter(tensor):
         return copy_tensor(tensor)
@@ -105,21 +116,10 @@ def versions(value: Any) -> list[Any]:
     return [0 if tensor.is_inference() else tensor._version for tensor in leaves(value)]
 
 
-def can_tell(given: Any, value: Any) -> bool:
-    """Whether every write into a value shows: one through `.data` moves no version, but copy-on-write memory."""
-    return isinstance(given, Tensor) and given.is_cpu and address(given) == address(value) != 0
-
-
-def is_equal_parameter(given: Any, value: Any) -> bool:
-    """Whether a copy of a parameter is as it was: it shows no write through `.data`."""
-    return isinstance(value, Tensor) and value.is_cpu and is_parameter(value) and torch.equal(given, value)
-
-
 def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
-    """Return what changes when somebody writes into a value: its parts, its tensors' versions and memory."""
+    """Return what changes when somebody writes into a value: its parts, and its tensors' versions."""
     if isinstance(value, Tensor):
-        # A write through .data or numpy moves no version, but a copy-on-write tensor to memory of its own.
-        return id(value), 0 if value.is_inference() else value._version, address(value), value.requires_grad
+        return id(value), 0 if value.is_inference() else value._version, value.requires_grad
     parts = children(value)
     if parts is None:
         parts = members(value)
@@ -127,6 +127,55 @@ def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
         return id(value)
     inside = (*_inside, id(value))
     return [(key, state_of(part, inside)) for key, part in parts.items()]
+
+
+class Loan:
+    """A value lent to a user's function: copies of its tensors, of which it can be told whether the function wrote."""
+
+    def __init__(self, value: Any) -> None:
+        self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # A copy, what it is a copy of, and its state.
+        self.given = self._lend(value) if isinstance(value, Tensor) else map_tensors(self._lend, value, _in_object=True)
+        self._before = state_of(self.given)
+
+    def _lend(self, tensor: Tensor) -> Tensor:
+        copy = share_tensor(tensor)
+        self._copies[id(copy)] = copy, tensor, state_of(copy)
+        return copy
+
+    def is_written(self) -> bool:
+        """Return True if the function is known to have written into what it was given."""
+        if state_of(self.given) != self._before:
+            return True
+        return any([copy.is_cpu and not _is_untouched(copy, own) for copy, own, _ in self._copies.values()])
+
+    def take_back(self, tensor: Tensor) -> Tensor:
+        """Return what passes on for a tensor of the function's result: what it left alone is the model's own again."""
+        copy, own, before = self._copies.get(id(tensor), (None, None, None))
+        if copy is None or own is None:  # What the user holds is not the model's to overwrite.
+            return share_for_now(tensor) if is_copied_on_write(tensor) else copy_tensor(tensor)
+        return own if state_of(copy) == before and _is_untouched(copy, own) else copy
+
+
+def _is_untouched(copy: Tensor, own: Tensor) -> bool:
+    """Return True if a copy is certain to be as it was lent: a write through `.data` or numpy moves no version.
+
+    It moves copy-on-write memory. Reading through numpy does so too, and what was copied at once was never there.
+    """
+    if not own.is_cpu:
+        return False
+    if address(copy) == address(own) != 0:
+        return True
+    if type(own) not in (Tensor, nn.Parameter) or own.is_quantized or own.layout is not torch.strided or own.is_nested:
+        return True  # Its memory can't be written to past torch's own functions.
+    return torch.equal(copy, own) or torch.equal(copy.nan_to_num(), own.nan_to_num())
+
+
+def alias_of(tensor: Tensor) -> Tensor:
+    """Return a view of a whole tensor. Unlike `view_as` it keeps the stride of a dimension of size 1.
+
+    By that stride torch chooses between kernels, whose results differ in the last bits.
+    """
+    return tensor[...]
 
 
 class Alias(torch.autograd.Function):

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from hookline.exchange import Exchange
 from hookline.values import leaves, map_tensors
 
 _SPARE = torch.empty(0)
@@ -80,10 +81,11 @@ def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follo
 
 
 def plain(value: Any) -> Any:
-    """Return a value with what its operands stand in for."""
+    """Return a value with what its operands stand in for, in the same containers."""
     if not any([isinstance(tensor, Operand) for tensor in leaves(value)]):
         return value
-    return map_tensors(lambda tensor: tensor.plain if isinstance(tensor, Operand) else tensor, value)
+    unmask = lambda tensor: tensor.plain if isinstance(tensor, Operand) else tensor  # noqa: E731
+    return map_tensors(unmask, value, rebuild=Exchange().rebuild)
 
 
 def _plain(value: Any, found: list[Operand]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import re
 import types
 from collections import deque
@@ -87,6 +88,14 @@ def members(value: Any) -> dict[str, Any] | None:
     return attributes if holds else None
 
 
+def held_by(value: Any) -> dict[Any, Any] | None:
+    """Return what a container or any other object holds, by key or attribute; None for what is not looked into."""
+    parts = children(value)
+    if parts is not None or isinstance(value, (Tensor, *ATOMS, *CLOSED, *ITERATORS)):
+        return parts
+    return _own_attributes(value)
+
+
 def get(value: Any, subscripts: Iterable[Any]) -> Any:
     """Return the part of `value` at `subscripts`."""
     for subscript in subscripts:
@@ -94,16 +103,21 @@ def get(value: Any, subscripts: Iterable[Any]) -> Any:
     return value
 
 
-def put(value: Any, subscripts: tuple[Any, ...], new: Any) -> Any:
-    """Return `value` with `new` at `subscripts`."""
-    if not subscripts:
+def put(
+    value: Any,
+    subscripts: tuple[Any, ...],
+    new: Any,
+    rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
+) -> Any:
+    """Return `value` with `new` at `subscripts`; see `map_tensors` for `rebuild`."""
+    if len(subscripts) == 0:  # Not by its truth: see Tap.trace.
         return new
     if isinstance(value, Tensor):
         return _put_in_tensor(value, subscripts, new)
     first, rest = subscripts[0], subscripts[1:]
     if isinstance(value, (tuple, list)) and isinstance(first, slice):
-        return _put_slice(value, first, rest, new)
-    part = put(_get_one(value, first), rest, new)
+        return _put_slice(value, first, rest, new, rebuild)
+    part = put(_get_one(value, first), rest, new, rebuild)
     parts = children(value)
     if parts is None:
         parts = _own_attributes(value)
@@ -136,9 +150,17 @@ def expand(value: Any, subscripts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def map_tensors(
-    function: Callable[[Tensor], Any], value: Any, _inside: tuple[int, ...] = (), _in_object: bool = False
+    function: Callable[[Tensor], Any],
+    value: Any,
+    _inside: tuple[int, ...] = (),
+    _in_object: bool = False,
+    rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
 ) -> Any:
-    """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`."""
+    """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`.
+
+    Args:
+        rebuild: How a container comes to hold the results. The usual way builds a new container.
+    """
     if isinstance(value, Tensor):
         return function(value)
     if type(value) not in USUAL:
@@ -155,7 +177,8 @@ def map_tensors(
     if parts is None or len(_inside) > DEEPEST:
         return value
     inside = (*_inside, id(value))
-    return rebuild(value, {key: map_tensors(function, part, inside, _in_object) for key, part in parts.items()})
+    mapped = {key: map_tensors(function, part, inside, _in_object, rebuild) for key, part in parts.items()}
+    return rebuild(value, mapped)
 
 
 def _refuse_unreadable(value: Any) -> None:
@@ -290,9 +313,9 @@ def _put_in_tensor(tensor: Tensor, subscripts: tuple[Any, ...], new: Any) -> Ten
     return result
 
 
-def _put_slice(value: Any, where: slice, rest: tuple[Any, ...], new: Any) -> Any:
+def _put_slice(value: Any, where: slice, rest: tuple[Any, ...], new: Any, rebuild: Callable[..., Any]) -> Any:
     items = list(value)
-    part = put(value[where], rest, new)
+    part = put(value[where], rest, new)  # A slice is a new list.
     if isinstance(part, (Tensor, int, float)) or len(part) != len(items[where]):
         raise EditError(f"{describe(part)} given where {describe(value[where])} passes")
     items[where] = part
@@ -370,6 +393,9 @@ def _check_number(new: Any, old: Tensor) -> None:
     if isinstance(new, complex) and not old.is_complex():
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a complex number")
     if old.is_floating_point() or old.is_complex() or isinstance(new, complex):
+        most = torch.finfo(old.dtype).max
+        if math.isfinite(abs(new)) and abs(new) > most:
+            raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold more than {most:g}")
         return
     if not whole:
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a fraction")

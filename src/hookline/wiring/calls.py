@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from hookline import operands
+from hookline import operands, origins
 from hookline.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
 from hookline.operands import plain
+from hookline.origins import is_private
 from hookline.ranks import is_rehearsal
 from hookline.refusals import refuse_tracing
 from hookline.values import leaves
@@ -48,7 +49,11 @@ def _run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     if watch.around and _current_graph_task() == -1:
         following = forwards.following(watch.around, here)
         if following:
-            output = forwards.follow(following, here, lambda: run_taps(watch, module, args, kwargs, here))
+            token = origins.begin(module, args, kwargs)
+            try:
+                output = forwards.follow(following, here, lambda: run_taps(watch, module, args, kwargs, here))
+            finally:
+                origins.running.reset(token)
             return plain(output) if operands.in_use else output
     return run_taps(watch, module, args, kwargs, here)
 
@@ -81,18 +86,24 @@ def pass_through(
     if not watch.is_function and any([tap.is_inside for tap, _ in taps]):
         inside = [pair for pair in taps if pair[0].is_inside]
         taps = [pair for pair in taps if not pair[0].is_inside]
-    for tap, number in taps:
-        if isinstance(tap.action, Skip):
-            skip = tap
-            tap.fired = True
-        elif tap.site.port not in ("output", "grad_output"):
-            passed = _pass_input(tap, _call(tap, watch, module, passed, number, event), event, watch)
-    if skip is not None:
-        output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]
-    elif inside:
-        output = functions.run(watch, module, passed, inside, event, pass_through)  # type: ignore[arg-type]
-    else:
-        output = watch.forward(module, *passed)
+    try:
+        for tap, number in taps:
+            if isinstance(tap.action, Skip):
+                skip = tap
+                tap.fired = True
+            elif tap.site.port not in ("output", "grad_output"):
+                passed = _pass_input(tap, _call(tap, watch, module, passed, number, event), event, watch)
+        if skip is not None:
+            output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]
+        elif inside:
+            output = functions.run(watch, module, passed, inside, event, pass_through)  # type: ignore[arg-type]
+        else:
+            output = watch.forward(module, *passed)
+            if type(output) is Tensor and is_private(output):
+                origins.note_made(output)
+    finally:
+        if event.exchanged is not None:
+            event.exchanged.put_back()
     for tap, number in taps:
         if tap.watch is None or isinstance(tap.action, Skip):  # Taken off while the module ran.
             continue
@@ -128,7 +139,7 @@ def act(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     if isinstance(tap.action, Stop):
         forwards.reached(tap)
         return value
-    new = tap.act(value, call, event.stamp)
+    new = tap.act(value, call, event)
     if isinstance(tap.action, Apply):
         event.check(tap, new)
     return new
@@ -138,17 +149,18 @@ def _pass_input(tap: Tap, call: Call, event: checkpoints.Event, watch: Watch | F
     """Let a tap see, and change, one or all of the arguments."""
     passed = (call.args, dict(call.kwargs))
     parameters = watch.parameters
-    see = gradients.watch_input if tap.site.is_gradient else act
+    if tap.site.is_gradient:
+        return gradients.watch_input(tap, passed, parameters, call, event)
     if tap.site.port.endswith("inputs"):
         bound = arguments.bind(passed, parameters)
         before = dict(bound)
-        new = see(tap, bound, call, event)
+        new = act(tap, bound, call, event)
         is_same = new is bound and len(new) == len(before) and all([new.get(k) is v for k, v in before.items()])
         return passed if is_same else arguments.unbind(new, passed, parameters)
     first = arguments.first(passed, parameters)
     if first is NOTHING:
         return passed
-    new = see(tap, first, call, event)
+    new = act(tap, first, call, event)
     return passed if new is first else arguments.with_first(passed, parameters, new)
 
 

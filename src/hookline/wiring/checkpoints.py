@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint
 
+from hookline.actions import Call
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
+from hookline.exchange import Exchange
 from hookline.records import ticks
 from hookline.values import leaves
 from hookline.wiring.taps import NO_BLOCKS, Tap
@@ -39,7 +41,8 @@ _checkpoint_file = checkpoint.__file__
 class Event:
     """One call of a watched module: when it began, and which taps act on it, each with the number of the call."""
 
-    __slots__ = ("depth", "followed", "is_replayed", "marks", "notes", "stamp", "taps", "task", "written")
+    __slots__ = ("aliases", "depth", "exchanged", "followed", "is_replayed", "marks", "notes", "stamp", "taps", "task",
+                 "written")  # fmt: skip
 
     def __init__(self, taps: list[tuple[Tap, int]]) -> None:
         self.stamp = next(ticks)
@@ -52,11 +55,22 @@ class Event:
         self.followed: dict[bool, list[Tensor]] = {}
         self.written: list[Tensor] = []  # Of a function: the arguments that it wrote into.
         self.depth = 0  # How many checkpointed segments it is in.
+        # Of the tensors among its arguments whose gradients it follows: each with its alias, by the id of the first.
+        self.aliases: dict[int, tuple[Tensor, Tensor]] = {}
+        self.exchanged: Exchange | None = None  # What was put into the containers among its arguments.
 
     @property
     def changes(self) -> bool:
         """Whether any of its taps may change what passes, or follows a gradient."""
         return any([tap.changes for tap, _ in self.taps])
+
+    def exchange(self, port: str, call: Call) -> Exchange:
+        """Return what writes into the containers of a value: those of arguments are restored when the call is over."""
+        if port in ("output", "grad_output"):
+            return Exchange(call.module, call.args, dict(call.kwargs))
+        if self.exchanged is None:
+            self.exchanged = Exchange()
+        return self.exchanged
 
     def inside(self, taps: list[tuple[Tap, int]], name: str, number: int) -> Event:
         """Return the call of a function within this call of a module."""

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from hookline.actions import NOTHING, Call, Save
-from hookline.copies import Alias
+from hookline.copies import Alias, alias_of
 from hookline.errors import HooklineError, NeverFired, warn
+from hookline.exchange import Exchange, mutable_containers
 from hookline.records import EMPTY, Held, read
 from hookline.refusals import refuse_tracers
 from hookline.sites import Site, write_subscripts
-from hookline.values import expand, get, leaves, map_tensors, places, put, split
-from hookline.wiring import checkpoints
+from hookline.values import expand, get, held_by, leaves, map_tensors, places, put, split
+from hookline.wiring import arguments, checkpoints
 from hookline.wiring.taps import IGNORE, RAISE, Tap, blame
 
 Hook = Callable[[Tensor], Tensor | None]
+Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
 _SOME_TENSOR = torch.empty(0)  # Stands for any in the structure of a value.
 
 
@@ -44,29 +46,73 @@ _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
     """Follow the gradient of what a module returns, as it is seen from outside the module."""
-
-    def alias(tensor: Tensor) -> Tensor:
-        # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
-        if tensor.is_leaf or _has_entered(tensor, call, event):
-            return tensor.view_as(tensor)
-        if not tensor._backward_hooks:
-            return tensor
-        return tensor.view_as(tensor) if tensor._is_view() else Alias.apply(tensor)  # type: ignore[no-untyped-call]
-
-    return _watch(tap, value, call, event, alias)
-
-
-def _has_entered(tensor: Tensor, call: Call, event: checkpoints.Event) -> bool:
-    """Whether a tensor that a call returns is one it was given, and did not write into."""
     given: Any = [*call.args, *call.kwargs.values()]
     if any([type(one) is not Tensor for one in given]):
         given = leaves(given)
-    return any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
+    fixed = _fixed(value, given, call) if not isinstance(value, Tensor) else ()
+
+    def alias(tensor: Tensor) -> Tensor | None:
+        # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
+        entered = any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
+        if not (tensor.is_leaf or entered or tensor._backward_hooks):
+            return tensor
+        if id(tensor) in fixed:
+            return None
+        if tensor.is_leaf or entered or tensor._is_view():
+            return alias_of(tensor)
+        return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
+
+    aliases = _watch(tap, value, call, event, alias)
+    return _with_aliases(value, aliases, Exchange()) if aliases else value
 
 
-def watch_input(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
-    """Follow the gradient of what a module takes, through this use of it alone."""
-    return _watch(tap, value, call, event, lambda tensor: tensor.view_as(tensor))
+def _fixed(value: Any, given: list[Tensor], call: Call) -> set[int]:
+    """Return the tensors of an output in whose place no alias can be put, by their ids.
+
+    They are in a container that the module keeps as its own state, or came in with a container and go out with it: who
+    holds that container would find other tensors in it.
+    """
+    kept, entered = Exchange(call.module), {id(one) for one in given}
+    came = mutable_containers((call.args, dict(call.kwargs)))
+    found: set[int] = set()
+    for key, container in mutable_containers(value).items():
+        tensors = {id(one) for one in (held_by(container) or {}).values() if isinstance(one, Tensor)}
+        if kept.keeps(container):
+            found |= tensors
+        elif key in came:
+            found |= tensors & entered
+    return found
+
+
+def watch_input(
+    tap: Tap, passed: arguments.Arguments, parameters: arguments.Parameters, call: Call, event: checkpoints.Event
+) -> arguments.Arguments:
+    """Follow the gradient of what a module takes, through this use of it alone: return the arguments with aliases.
+
+    A tensor that is among them twice gets one alias: the module may ask whether two arguments are the same.
+    """
+    if tap.site.port == "grad_inputs":
+        value: Any = arguments.bind(passed, parameters)
+    else:
+        value = arguments.first(passed, parameters)
+    if value is NOTHING:
+        return passed
+    event.aliases |= _watch(tap, value, call, event, alias_of)
+    if not event.aliases:
+        return passed
+    exchange = event.exchange(tap.site.port, call)
+    args, kwargs = passed
+    exchanged = [_with_aliases(one, event.aliases, exchange) for one in (*args, *kwargs.values())]
+    return tuple(exchanged[: len(args)]), dict(zip(kwargs, exchanged[len(args) :], strict=True))
+
+
+def _with_aliases(value: Any, aliases: Aliases, exchange: Exchange) -> Any:
+    """Return a value with the aliases of its tensors, in the same containers."""
+
+    def replace(tensor: Tensor) -> Tensor:
+        return aliases[id(tensor)][1] if id(tensor) in aliases else tensor
+
+    return replace(value) if isinstance(value, Tensor) else map_tensors(replace, value, rebuild=exchange.rebuild)
 
 
 @contextmanager
@@ -95,13 +141,17 @@ def is_unsettled() -> bool:
     return _views.get() is None
 
 
-def _watch(tap: Tap, value: Any, call: Call, event: checkpoints.Event, alias: Callable[[Tensor], Tensor]) -> Any:
+def _watch(
+    tap: Tap, value: Any, call: Call, event: checkpoints.Event, alias: Callable[[Tensor], Tensor | None]
+) -> Aliases:
+    """Follow the tensors that a tap is at; return the aliases that have to take their places."""
     tap.fired = True
     try:
         refuse_tracers(value)
+        aliases: Aliases = {}
         for subscripts in expand(value, tap.subscripts) if tap.star else (tap.subscripts,):
-            value = _watch_part(tap, value, subscripts, call, event, alias)
-        return value
+            aliases |= _watch_part(tap, value, subscripts, call, event, alias)
+        return aliases
     except HooklineError as error:
         blame(tap.site, error)
 
@@ -112,43 +162,43 @@ def _watch_part(
     subscripts: tuple[Any, ...],
     call: Call,
     event: checkpoints.Event,
-    alias: Callable[[Tensor], Tensor],
-) -> Any:
+    alias: Callable[[Tensor], Tensor | None],
+) -> Aliases:
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
     if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
         _say_why_not(tap, tensors, call.site, subscripts)
-        return value
+        return {}
     arrival = Arrival(tap, part, subscripts, rest, call, event)
-    aliases: dict[int, Tensor] = {}  # A tensor that is there twice is followed once.
+    aliases: Aliases = {}
+    followed: set[int] = set()  # A tensor that is there twice is followed once.
 
     # The next tap follows the same tensors, so that taps act in their order.
     own = event.followed.setdefault(tap.site.port == "grad_output", [])
-
-    def follow(tensor: Tensor) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        if id(tensor) not in aliases:
-            hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
-            base = _private_base(tensor, call) if tensor._is_view() else None
-            if event.written and tensor._is_view() and any([tensor is one for one in event.written]):
-                _follow_written(tensor, hook, tap)
-                passed = tensor
-            elif base is not None:
-                base.register_hook(_reshaped(hook, tensor.shape))
-                passed = tensor
-            else:
-                passed = tensor if any([tensor is other for other in own]) else alias(tensor)
-                passed.register_hook(hook)
-                _note_view(passed, hook, tap, event)
-            own.append(passed)
-            aliases[id(tensor)] = passed
-        return aliases[id(tensor)]
-
-    followed = map_tensors(follow, part)
-    if followed is part or all(one is other for one, other in zip(leaves(followed), tensors, strict=True)):
-        return value
-    return put(value, subscripts[: len(subscripts) - len(rest)], followed)
+    for tensor in tensors:
+        if not tensor.requires_grad or id(tensor) in followed:
+            continue
+        hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
+        base = _private_base(tensor, call) if tensor._is_view() else None
+        passed = tensor
+        if event.written and tensor._is_view() and any([tensor is one for one in event.written]):
+            _follow_written(tensor, hook, tap)
+        elif base is not None:
+            base.register_hook(_reshaped(hook, tensor.shape))
+        else:
+            taken = tensor if any([tensor is other for other in own]) else alias(tensor)
+            if taken is None:
+                continue
+            passed = taken
+            passed.register_hook(hook)
+            _note_view(passed, hook, tap, event)
+        followed.add(id(tensor))
+        own.append(passed)
+        if passed is not tensor:
+            aliases[id(tensor)] = tensor, passed
+    if not followed:
+        _say_problem(tap, call.site, subscripts, "it only passes through, in a container that others hold too")
+    return aliases
 
 
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
@@ -377,6 +427,10 @@ def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[
         why = f"{tensors[0].dtype} values have none"
     else:
         why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
+    _say_problem(tap, site, subscripts, why)
+
+
+def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) -> None:
     problem = f"'{site}' can get no gradient: {why}"
     if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
         problem += ", or deactivate the hook for such a run"

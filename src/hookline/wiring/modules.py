@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from hookline.context import Blocks, call_user
-from hookline.copies import address, can_tell, state_of
+from hookline.copies import Loan, address, state_of
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
@@ -188,7 +188,7 @@ def _keep_dynamo_out() -> None:
     ours = (calls, checkpoints, forwards, functions, gradients)
     found = [function for one in ours for function in vars(one).values()]
     found = [function for function in found if function not in traced]
-    found += [Tap.act, blame, call_user, state_of, can_tell, address]
+    found += [Tap.act, blame, call_user, state_of, Loan.__init__, Loan.is_written, Loan.take_back, address]
     for function in found:
         if isinstance(function, FunctionType):
             skip(function.__code__)

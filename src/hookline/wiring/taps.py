@@ -23,6 +23,7 @@ from hookline.tree import Children, Named
 from hookline.values import STAR, expand, get, put, split
 
 if TYPE_CHECKING:
+    from hookline.wiring.checkpoints import Event
     from hookline.wiring.parameters import Reads
     from hookline.wiring.watches import Watch
 
@@ -181,35 +182,38 @@ class Tap:
             return not action.with_call
         return isinstance(action, (Set, Skip)) or getattr(action, "is_traceable", False)
 
-    def act(self, value: Any, call: Call, stamp: Any) -> Any:
+    def act(self, value: Any, call: Call, event: Event) -> Any:
         """Take the part that the subscripts name, give it to the action, put what comes back in its place."""
         self.fired = True
         action = self.action
         try:
             if isinstance(action, Save):
-                self._save(action, value, call, stamp)
+                self._save(action, value, call, event.stamp)
                 return value
             seen = plain(value) if operands.in_use else value
-            new = self._changed(seen, call)
+            new = self._changed(seen, call, event)
             return value if new is seen else new
         except Exception as error:
             blame(call.site, error)
 
-    def _changed(self, value: Any, call: Call) -> Any:
+    def _changed(self, value: Any, call: Call, event: Event) -> Any:
         action = self.action
         if action.gathering is not None:
-            return self._changed_whole(action.gathering, value, call)
-        if not self.subscripts:
+            return self._changed_whole(action.gathering, value, call, event)
+        if not self.subscripts and isinstance(value, Tensor):
             return action(value, call, True)  # type: ignore[operator]
+        exchange = event.exchange(self.site.port, call)
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
             part = get(whole, rest)
             new = action(part, self._at(call, subscripts), not rest)  # type: ignore[operator]
-            value = value if new is part else put(value, subscripts, new)
+            if new is not part:
+                value = put(value, subscripts, exchange.merge(new, part), exchange.rebuild)
         return value
 
-    def _changed_whole(self, gathering: Gathering, value: Any, call: Call) -> Any:
+    def _changed_whole(self, gathering: Gathering, value: Any, call: Call, event: Event) -> Any:
         """The same where a value may be one rank's part: it is made whole first, and cut again afterwards."""
+        exchange = event.exchange(self.site.port, call)
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             held, rest = split(value, subscripts)
 
@@ -219,7 +223,9 @@ class Tap:
                 return seen if new is part else put(seen, rest, new)
 
             new = gathering.change(held, call.site, change)
-            value = value if new is held else put(value, subscripts[: len(subscripts) - len(rest)], new)
+            if new is not held:
+                where = subscripts[: len(subscripts) - len(rest)]
+                value = put(value, where, exchange.merge(new, held), exchange.rebuild)
         return value
 
     def _at(self, call: Call, subscripts: tuple[Any, ...]) -> Call:
@@ -242,9 +248,12 @@ class Tap:
                 if action.clone is False:
                     self.record.version = -1  # type: ignore[union-attr]  # It is a copy, whatever was there before.
             return value
-        new = action(part, None, not rest)  # type: ignore[operator]
-        if not self.subscripts or (isinstance(new, Tensor) and new is part):  # Dynamo can't compare tuples so.
-            return value if self.subscripts else new
+        # With dynamic=True the numbers in subscripts are symbols, and dynamo can't tell whether such a tuple is empty.
+        new = action(part, None, len(rest) == 0)  # type: ignore[operator]
+        if len(self.subscripts) == 0:
+            return new
+        if isinstance(new, Tensor) and new is part:  # Dynamo can't compare tuples so.
+            return value
         return put(value, self.subscripts, new)
 
     def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:

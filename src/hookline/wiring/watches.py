@@ -12,6 +12,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable
+from sys import getrefcount
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from hookline.actions import Call, Skip, Stop
 from hookline.context import RESTING, open_blocks
 from hookline.copies import lazy_clone
+from hookline.origins import ALONE, ALONE_IN_MEMORY, count_holders, is_result, note_made
 from hookline.ranks import is_rehearsal
 from hookline.records import Session, ticks
 from hookline.refusals import refuse_tracing
@@ -63,7 +65,15 @@ def shadow(held: Tap) -> Any:
         is_next = record.seen < number and record.stamp < stamp
         try:
             is_tensor = type(output) is Tensor
-            if is_tensor and action.copies_on_write and output.is_cpu and not output.is_quantized:
+            # Only if nobody else holds the output or its memory: see origins.py.
+            if (
+                is_tensor
+                and action.copies_on_write
+                and output.is_cpu
+                and getrefcount(output) == ALONE
+                and not output.is_quantized
+                and (count_holders(output.untyped_storage()._cdata) == ALONE_IN_MEMORY or is_result(output))
+            ):
                 value = lazy_clone(output.detach() if output.requires_grad else output)
             elif is_tensor and action.refers and is_next:
                 value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
@@ -71,6 +81,8 @@ def shadow(held: Tap) -> Any:
             else:
                 if action.refers:
                     record.guard()
+                if is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output):
+                    note_made(output)
                 value = action.keep(output if action.gathering is None else action.whole(output, tap.site))
         except Exception as error:
             value = _keep_otherwise(tap, output, error)

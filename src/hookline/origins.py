@@ -1,0 +1,147 @@
+"""Where the memory of a tensor comes from: the forward that runs now made it, or it came in from outside.
+
+A tensor that is copied on write moves to other memory when somebody writes into it. That is safe for memory that this
+forward made: nobody else knows its address. A numpy array, DLPack, ctypes or a CUDA graph may hold the address of
+anything older, and would go on with memory that is freed, or that a captured value still needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar, Token
+from sys import getrefcount
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from hookline.values import ATOMS, leaves
+
+_is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)  # Since torch 2.1.
+
+
+class Run:
+    """A forward of a model that runs now: what it was given, and what the model holds."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.model = model
+        self.given = args, kwargs
+        self.outer = running.get()
+        self.known: set[int] = set()  # Memory that modules were seen to make.
+        self._outside: set[int] | None = None
+
+    def made(self, tensor: Tensor) -> bool:
+        """Return True if the memory of a tensor is neither an argument's nor the model's."""
+        memory = memory_of(tensor)
+        if memory in self.known:
+            return True
+        if tensor.nbytes < _SMALL or memory == 0:  # A copy is cheaper than looking closer.
+            return False
+        if self._outside is None:
+            self._outside = {memory_of(one) for one in [*leaves(self.given), *_state_of(self.model)]}
+        return memory not in self._outside and (self.outer is None or self.outer.made(tensor))
+
+
+running: ContextVar[Run | None] = ContextVar("running", default=None)
+
+
+def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token[Run | None]:
+    """Note that a forward of a model begins here; `running.reset` ends it."""
+    return running.set(Run(model, args, kwargs))
+
+
+def note_made(tensor: Tensor) -> None:
+    """Note that the forward that runs has made the memory of a tensor."""
+    run = running.get()
+    if run is not None:
+        run.known.add(memory_of(tensor))
+
+
+def may_move(tensor: Tensor) -> bool:
+    """Return True if a tensor may move to other memory when somebody writes: nobody outside torch has its address.
+
+    What is copied on write already has given its address to nobody: torch copies it before it gives it away.
+    """
+    if is_copied_on_write(tensor):
+        return True
+    run = running.get()
+    return run is not None and run.made(tensor)
+
+
+def is_copied_on_write(tensor: Tensor) -> bool:
+    """Return True if torch copies a tensor's memory when somebody writes into it."""
+    try:
+        return _is_cow(tensor)
+    except (NotImplementedError, RuntimeError):  # Sparse, nested, inside vmap.
+        return False
+
+
+def is_private(tensor: Tensor) -> bool:
+    """Return True if nobody but the caller's one variable holds a tensor and its memory. Never true without proof."""
+    return getrefcount(tensor) == _ALONE_IN_CALL and is_result(tensor)
+
+
+def is_result(tensor: Tensor) -> bool:
+    """Return True if torch has just made the memory of a tensor, given that one variable alone holds the tensor."""
+    try:
+        holders = count_holders(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # Sparse, nested.
+        return False
+    if holders == ALONE_IN_MEMORY:
+        return True
+    if tensor.is_inference():
+        return False
+    base = tensor._base  # Of a view: a linear layer, for one, returns a view of what nobody else holds.
+    if base is not None:
+        if getrefcount(base) != _ALONE_AS_BASE:
+            return False
+        if holders == ALONE_IN_MEMORY + 1:
+            return True
+    root = tensor if base is None else base
+    # Autograd may hold it too. A write in place would have moved the version; a Python function may return anything.
+    made_by = root.grad_fn
+    return made_by is not None and root._version == 0 and not isinstance(made_by, BackwardCFunction)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return what identifies a tensor's memory, the same for all its views; 0 if there is no such thing."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # Sparse, nested, a subclass that wraps others.
+        return 0
+
+
+def _state_of(model: nn.Module) -> Iterator[Tensor]:
+    """Yield every tensor that the modules of a model hold: parameters, buffers, plain attributes."""
+    seen: set[int] = set()
+    for module in model.modules():
+        names = module.__dict__
+        for tensors in (names["_parameters"], names["_buffers"]):
+            yield from [one for one in tensors.values() if one is not None]
+        for name, one in names.items():
+            if name in _TORCHS_OWN or isinstance(one, (nn.Module, *ATOMS)) or id(one) in seen:
+                continue
+            seen.add(id(one))
+            yield from leaves(one)
+
+
+def _calibrate() -> tuple[int, int, int, int]:
+    """Count the references to a tensor that one variable holds, and to the base of a view, as they are counted here."""
+
+    def count_in_call(tensor: Tensor) -> int:
+        return getrefcount(tensor)
+
+    tensor = torch.empty(1, device="cpu")
+    if type(tensor) is not Tensor:  # Imported under a mode that makes tensors of its own: then nothing is proved.
+        return -1, -1, -1, -1
+    view = torch.empty(1, device="cpu").view(1)
+    base = view._base
+    holders = count_holders(tensor.untyped_storage()._cdata)
+    return getrefcount(tensor), count_in_call(tensor), getrefcount(base), holders
+
+
+ALONE, _ALONE_IN_CALL, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
+_SMALL = 1 << 20  # Bytes.
+_TORCHS_OWN = frozenset(nn.Module().__dict__)
