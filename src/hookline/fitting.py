@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.copies import share, share_tensor
+from hookline.copies import copy_all, copy_tensor
 from hookline.errors import EditError
 from hookline.values import check_fits, check_kind, children, describe, rebuild
 
@@ -20,7 +20,7 @@ def fit(new: Any, old: Any) -> Any:
         return _fit_tensor(new, old)
     parts = children(old)
     if parts is None:
-        return share(new)
+        return copy_all(new)
     new_parts = children(new)
     if new_parts is None or len(new_parts) != len(parts) or isinstance(new, Mapping) != isinstance(old, Mapping):
         part = f'["{next(iter(parts), "name")}"]' if isinstance(old, Mapping) else "[0]"
@@ -83,8 +83,16 @@ def _holds_fractions(value: Any) -> bool:
 def _fit_tensor(new: Any, old: Tensor) -> Tensor:
     check_fits(new, old)
     if not isinstance(new, Tensor):
-        return torch.full_like(old, new, requires_grad=False)
-    return share_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
+        return _filled(new, old)
+    return copy_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
+
+
+def _filled(number: complex, old: Tensor) -> Tensor:
+    try:
+        return torch.full_like(old, number, requires_grad=False)
+    except (TypeError, NotImplementedError) as error:  # A subclass that torch can't fill, such as a MaskedTensor.
+        kind = type(old).__name__
+        raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
 
 
 def returns_another_structure(module: nn.Module, first: Any) -> str:

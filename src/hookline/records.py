@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from hookline.copies import address, is_replayed_over, share_tensor
+from hookline.copies import address, is_replayed_over, share_for_now
 from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
 from hookline.sites import Site
 from hookline.values import map_tensors
@@ -389,7 +389,7 @@ def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
         if not value.is_inference():
             return value
         with torch.inference_mode(False):  # Kept in inference mode: autograd could not use it.
-            return share_tensor(value)
+            return share_for_now(value)
     if isinstance(value, Held):
         return value.peek()
     build = getattr(type(value), "build_gradient", None)  # The gradient of a nested value: see wiring/gradients.py.

@@ -139,7 +139,7 @@ def _is_there(tensor: Tensor) -> bool:
 
 def _some(tensor: Tensor) -> Tensor:
     """Return elements from all over a tensor, as a view of it: what is on a device is not copied in whole."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or _is_masked(tensor):
         return tensor
     left = MOST_ELEMENTS
     for dimension in sorted(range(tensor.dim()), key=lambda one: tensor.shape[one]):
@@ -168,7 +168,13 @@ def histogram(tensors: list[Tensor], bins: int = 64) -> Histogram:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Return the elements as numbers that can be averaged: complex ones by their size."""
+    """Return the elements as numbers that can be averaged: complex ones by their size, of a MaskedTensor the valid."""
+    if _is_masked(tensor):
+        tensor = tensor.get_data()[tensor.get_mask()]  # type: ignore[attr-defined]
     dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     dense = dense.dequantize() if dense.is_quantized else dense
     return (dense.abs() if dense.is_complex() else dense).reshape(-1).to("cpu", torch.float64)
+
+
+def _is_masked(tensor: Tensor) -> bool:
+    return type(tensor).__name__ == "MaskedTensor"

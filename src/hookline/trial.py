@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from hookline.context import open_block, resting
-from hookline.copies import share_tensor
+from hookline.copies import share_for_now
 from hookline.tree import Names, unwrap
 from hookline.values import ATOMS, map_tensors
 from hookline.wiring.modules import attached
@@ -139,9 +139,9 @@ def _run_on_fakes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _run_for_real(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run a model on copy-on-write tensors, so that its own are not written to."""
-    state = {name: share_tensor(tensor.detach()).requires_grad_(tensor.requires_grad) for name, tensor in _state(model)}
-    _replace_attributes(model, share_tensor)
-    functional_call(model, state, *map_tensors(share_tensor, (args, kwargs)))
+    state = {name: share_for_now(one.detach()).requires_grad_(one.requires_grad) for name, one in _state(model)}
+    _replace_attributes(model, share_for_now)
+    functional_call(model, state, *map_tensors(share_for_now, (args, kwargs)))
 
 
 def _replace_attributes(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookline.context import resting
-from hookline.copies import share_tensor
+from hookline.copies import share_for_now
 from hookline.errors import HooklineError
 from hookline.hooks import Hooks
 from hookline.points.caching import Options, captures, collect
@@ -288,7 +288,7 @@ def _is_own(point: Any) -> bool:
 
 
 def _fresh(tensor: Tensor) -> Tensor:
-    return share_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+    return share_for_now(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _keeping(seen: dict[str, Any], name: str) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.copies import share_tensor
+from hookline.copies import share_for_now
 from hookline.tree import Names, is_scripted
 from hookline.trial import snapshot
 from hookline.values import ATOMS, leaves
@@ -29,7 +29,7 @@ class State:
         self._put_back = [snapshot(module, seen) for _, module in self._modules]
         self._held = [dict(module.__dict__) for _, module in self._modules]  # So that no id is given away again.
         self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        self._tensors = [(tensor, share_tensor(tensor.detach())) for _, tensor in self._named_tensors()]
+        self._tensors = [(tensor, share_for_now(tensor.detach())) for _, tensor in self._named_tensors()]
         self._random = _random_numbers()
         self._before = self.read()
 
@@ -58,7 +58,7 @@ class State:
             found[path, "its class"] = type(module)
             found |= {(path, f"{name!r}"): _token(value) for name, value in module.__dict__.items()}
         for (path, name), tensor in self._named_tensors():
-            found[path, f"the numbers of {name!r}"] = share_tensor(tensor.detach())
+            found[path, f"the numbers of {name!r}"] = share_for_now(tensor.detach())
             found[path, f"the gradient of {name!r}"] = id(tensor.grad) if tensor.is_leaf else 0
         return found | {("", f"the random numbers {kind}"): state for kind, state in _random_numbers().items()}
 

@@ -1,0 +1,200 @@
+"""Memory that came in from outside: numpy, DLPack and ctypes hold its address, so it never moves by looking at it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline.origins import is_copied_on_write, is_private
+
+LARGE = 1 << 19  # Elements: 2 MB, more than is copied without a closer look.
+
+
+class Holds(nn.Module):
+    """Returns what it holds as a parameter, a buffer, a plain attribute, or in a list; or a view of it."""
+
+    def __init__(self, kind: str, size: int) -> None:
+        super().__init__()
+        held = torch.zeros(size)
+        self.kind = kind
+        self.frozen = nn.Parameter(held.clone(), requires_grad=False)
+        self.register_buffer("buffer", held.clone(), persistent=False)
+        self.plain = held.clone()
+        self.listed = [held.clone()]
+
+    @property
+    def held(self) -> Tensor:
+        return self.listed[0] if self.kind == "listed" else getattr(self, self.kind)
+
+    def forward(self, _x: Tensor) -> Tensor:
+        return self.held.detach()[:]
+
+
+def address_of(tensor: Tensor) -> int:
+    return int(torch._C._data_address(tensor))
+
+
+OPTIONS: list[dict[str, Any]] = [{}, {"keep": "all"}, {"transform": lambda value: value}, {"detach": False}]
+EVERY_OPTION = pytest.mark.parametrize("options", OPTIONS, ids=["usual", "keep all", "transform", "detach=False"])
+EVERY_SIZE = pytest.mark.parametrize("size", [8, LARGE], ids=["small", "large"])
+EVERY_PLACE = pytest.mark.parametrize("place", ["0", "0:input", "0:inputs", "1:input", "1[:]", ""])
+
+
+@EVERY_SIZE
+@EVERY_PLACE
+@EVERY_OPTION
+def test_a_batch_that_numpy_fills_again_is_captured_as_it_was(size: int, place: str, options: dict[str, Any]) -> None:
+    model, batch = nn.Sequential(nn.Identity(), nn.Identity()), torch.zeros(size)
+    array = batch.numpy()
+    before = address_of(batch)
+    with hl.capture(model, place, **{**options, "keep": "all"}) as acts:
+        for number in range(3):
+            array[:] = number
+            model(batch)
+    values = [one["input"] if place.endswith("inputs") else one for one in acts.calls(place)]
+    assert [one[0].item() for one in values] == [0.0, 1.0, 2.0] if options.get("detach", True) else True
+    batch.add_(1)
+    assert address_of(batch) == before
+    assert array[0] == 3
+
+
+@EVERY_SIZE
+@pytest.mark.parametrize("kind", ["frozen", "buffer", "plain", "listed"])
+@EVERY_OPTION
+def test_what_a_model_holds_stays_where_it_is(kind: str, size: int, options: dict[str, Any]) -> None:
+    model = nn.Sequential(Holds(kind, size), nn.Identity())
+    array = model[0].held.detach().numpy()
+    before = address_of(model[0].held)
+    with hl.capture(model, "*", "*:input", "", **options) as acts:
+        model(torch.ones(1))
+    with torch.no_grad():
+        model[0].held.add_(5)
+    assert address_of(model[0].held) == before
+    assert array[0] == 5
+    if options.get("detach", True):
+        assert acts["0"][0] == acts["1:input"][0] == acts["1"][0] == acts[""][0] == 0
+
+
+def test_an_array_of_a_captured_tensor_lives_on_after_the_cache() -> None:
+    code = """
+import torch, hookline as hl
+from torch import nn
+value = torch.zeros(1 << 24)
+array = value.numpy()
+_, acts = hl.run(nn.Sequential(nn.Identity()), value, capture="0")
+value.add_(1)
+del acts
+print(array[:3].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "[1.0, 1.0, 1.0]"), done.stderr
+
+
+def test_dlpack_and_ctypes_see_what_the_tensor_has() -> None:
+    model, value = nn.Sequential(nn.Identity()), torch.zeros(LARGE)
+    through_dlpack = numpy.from_dlpack(value)
+    through_ctypes = (ctypes.c_float * LARGE).from_address(value.data_ptr())
+    with hl.capture(model, "0", "0:input") as acts:
+        model(value)
+    value.fill_(7)
+    assert through_dlpack[3] == through_ctypes[3] == 7
+    through_ctypes[3] = 9
+    assert acts["0"][3] == acts["0:input"][3] == 0
+
+
+def test_a_model_that_compares_addresses_of_its_inputs_gives_the_same() -> None:
+    class Compares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = x.data_ptr()
+            return self.inner(x) * (x.data_ptr() == before)
+
+    model, x = Compares(), torch.ones(LARGE)
+    with hl.capture(model, "inner", "inner:input", ""):
+        assert model(x)[0] == 1
+
+
+@EVERY_SIZE
+@pytest.mark.parametrize("way", ["patch", "skip", "edit"])
+def test_a_value_that_the_user_puts_in_stays_where_it_is(size: int, way: str) -> None:
+    model, given = nn.Sequential(nn.Identity(), nn.Identity()), torch.zeros(size)
+    array, before = given.numpy(), address_of(given)
+    change: dict[str, Callable[[], hl.Hooks]] = {
+        "patch": lambda: hl.patch(model, {"0": given}),
+        "skip": lambda: hl.skip(model, "0", given),
+        "edit": lambda: hl.edit(model, "0", lambda _: given),
+    }
+    with change[way](), hl.capture(model, "*") as acts:
+        model(torch.ones(size))
+    given.add_(2)
+    assert address_of(given) == before
+    assert array[0] == 2
+    assert acts["0"][0] == acts["1"][0] == 0
+
+
+def test_what_an_edit_function_keeps_does_not_move_the_models_input() -> None:
+    model, x, kept = nn.Sequential(nn.Identity()), torch.zeros(LARGE), []
+    array = x.numpy()
+    with hl.edit(model, "0:input", lambda value: kept.append(value)):
+        model(x)
+    x.add_(1)
+    kept.clear()
+    assert array[0] == 1
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_what_the_forward_made_is_still_shared(mode: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Dropout(), nn.Linear(4, 4)).eval()
+    with mode(), hl.capture(model, "*") as acts:
+        model(torch.ones(3, 2, 4))
+    shared = [str(site) for site, record in acts._records.items() if is_copied_on_write(record.value)]
+    assert shared == list(acts)
+
+
+def test_large_inputs_that_the_forward_made_are_shared_without_watching_what_made_them() -> None:
+    model = nn.Sequential(nn.Linear(64, 1 << 13), nn.ReLU(), nn.Linear(1 << 13, 4))
+    with torch.no_grad(), hl.capture(model, "2:input") as acts:
+        model(torch.ones(64, 64))
+    assert is_copied_on_write(acts["2:input"])
+
+
+def test_a_tensor_is_private_only_where_nobody_else_holds_it() -> None:
+    def made() -> Tensor:
+        return torch.ones(3)
+
+    alone = made()
+    assert is_private(alone)
+    other = alone
+    assert not is_private(alone)
+    del other
+    view = alone[1:]
+    assert not is_private(alone)
+    assert not is_private(view)
+    del view
+    array = alone.numpy()
+    assert not is_private(alone)
+    del array
+    assert is_private(alone)
+    detached = alone.detach()
+    assert not is_private(alone)
+    assert not is_private(detached)
+    del detached
+    held = [alone]
+    assert not is_private(alone)
+    held.clear()
+    reference = weakref.ref(alone)
+    assert is_private(alone)
+    assert reference() is alone
