@@ -95,11 +95,12 @@ def with_pictures(path: Path) -> Path:
     return path
 
 
-def run(*arguments: str | Path) -> Result:
-    """Run a command in this process."""
+def run(*arguments: str | Path, input: str | None = None) -> Result:
+    """Run a command in this process, with something on stdin."""
     words = [str(argument) for argument in arguments]
     asked = words[:1] if words[0] in cli.COMMANDS else cli.COMMANDS
-    return CliRunner().invoke(cli.application(asked), words, prog_name="hookline", catch_exceptions=False)
+    app = cli.application(asked)
+    return CliRunner().invoke(app, words, prog_name="hookline", catch_exceptions=False, input=input)
 
 
 def said(*arguments: str | Path) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
+import sys
+import typing
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import nn
 
 import hookline as hl
 from hookline.commands.models import Configured, Made, Manner, Pretrained, model_of
-from tests.commands.folder import refused, run, told
+from tests.commands.folder import refused, run, said, told
 
 PLAIN = Manner("cpu")
 
@@ -114,3 +117,100 @@ def test_without_transformers_one_line_says_what_to_install(folder, monkeypatch)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     assert refused("scan", "gpt2/") == "models by name need transformers: pip install 'hookline[transformers]'"
     assert isinstance(model_of("mine:net", PLAIN), Made)
+
+
+FOREIGN = """
+import pathlib
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+pathlib.Path({mark!r}).touch()
+
+
+class Settings(PretrainedConfig):
+    model_type = "foreign"
+
+
+class Foreign(PreTrainedModel):
+    config_class = Settings
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.head = torch.nn.Linear(3, 2)
+
+    def forward(self, values):
+        return self.head(values)
+
+
+class Words(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def foreign(folder, monkeypatch):
+    """A checkpoint that brings its own code, and a file that is there once that code has run."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
+    mark = folder / "it-ran"
+    own = {"AutoConfig": "code.Settings", "AutoModelForCausalLM": "code.Foreign"}
+    for name, more in (("foreign", {}), ("words", {})):
+        (folder / name).mkdir()
+        (folder / name / "code.py").write_text(FOREIGN.format(mark=str(mark)))
+        config = {"model_type": "foreign", "architectures": ["Foreign"], "auto_map": own, **more}
+        (folder / name / "config.json").write_text(json.dumps(config))
+    (folder / "words" / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": [None, "code.Words"]}})
+    )
+    return mark
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "scan foreign --shape 1,3",
+        "scan foreign/config.json --shape 1,3",
+        "capture foreign --at head --shape 1,3 --to x.safetensors",
+        "explore foreign --shape 1,3 --no-open",
+        "explore acts.safetensors --model foreign --no-open",
+        "harvest foreign --data mine:images --at head --to x",
+        "capture gpt2 --processor words --at lm_head --text the --to x.safetensors",
+        "harvest gpt2 --processor words --data texts.txt --at lm_head --to x",
+    ],
+)
+def test_code_of_a_checkpoint_does_not_run_unless_it_is_asked_for(line, foreign):
+    result = run(*line.split(), input="y\n" * 5)
+    assert not foreign.exists()
+    assert result.exit_code == 1
+    assert "brings Python code of its own; look at it, and give --trust-remote-code to run it" in result.stderr
+
+
+def test_code_of_a_checkpoint_runs_where_it_is_trusted(foreign):
+    assert "Linear" in said("scan", "foreign", "--shape", "1,3", "--trust-remote-code")
+    assert foreign.exists()
+    line = ("capture", "foreign", "--at", "head", "--shape", "1,3", "--to", "x.safetensors", "--trust-remote-code")
+    assert "float32  (1, 2)" in said(*line)
+
+
+def test_a_file_does_not_take_the_place_of_another_module(empty):
+    models = empty / "models"
+    models.mkdir()
+    (models / "typing.py").write_text("import colorsys\nfrom part import Part\n\n\ndef net():\n    return Part(2, 2)\n")
+    (models / "part.py").write_text("from torch.nn import Linear as Part\n")
+    (models / "colorsys.py").write_text("raise AssertionError('this is not Python's own')\n")
+    (models / "other").mkdir()
+    (models / "other" / "part.py").write_text(
+        "from torch.nn import Bilinear\n\n\ndef net():\n    return Bilinear(1, 1, 1)\n"
+    )
+    own = sys.modules.pop("colorsys", None)
+    try:
+        assert type(built("models/typing.py:net")) is nn.Linear
+        assert importlib.import_module("typing") is typing
+        assert importlib.import_module("colorsys").rgb_to_hls
+        assert type(built("models/other/part.py:net")) is nn.Bilinear
+        assert sys.modules["part"].__file__ == str(models / "part.py")
+    finally:
+        sys.modules.pop("part", None)
+        sys.modules.update({"colorsys": own} if own else {})

@@ -32,6 +32,7 @@ from hookline.commands.options import (
     Samples,
     Shape,
     Text,
+    TrustRemoteCode,
 )
 from hookline.commands.output import note, say, say_json, working
 from hookline.commands.processors import names_the_last
@@ -74,6 +75,7 @@ def capture(
     attention: Attention = None,
     dtype: Dtype = None,
     device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     json: Json = False,
 ) -> None:
@@ -82,12 +84,15 @@ def capture(
     Any place will do, those inside forwards and gradients among them. The file is a plain safetensors file: `hookline
     show` and `hookline explore` read it, and hl.Cache.load.
     """
-    wanted = Wanted(model, input, text or (), shape or (), processor, column, samples, max_length, names_the_last(at))
+    left = names_the_last(at)
+    wanted = Wanted(
+        model, input, text or (), shape or (), processor, column, samples, max_length, left, trust_remote_code
+    )
     runs = [(to, wanted)]
     if against or against_text:
         runs.append((beside(to), replace(wanted, input=against, text=against_text or (), shape=())))
     with working():
-        found = captured(runs, Manner(device, dtype, attention), at, loss, keep, overwrite)
+        found = captured(runs, Manner(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite)
     if json:
         entries = [{"file": str(path), "sites": [entry_of(acts, site) for site in acts]} for path, acts in found]
         say_json(entries[0] if len(entries) == 1 else {**entries[0], "against": entries[1]})

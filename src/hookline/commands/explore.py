@@ -29,6 +29,7 @@ from hookline.commands.options import (
     Samples,
     Shape,
     Text,
+    TrustRemoteCode,
 )
 from hookline.commands.output import say, say_json, working
 from hookline.commands.show import is_store
@@ -74,6 +75,7 @@ def explore(
     attention: Attention = None,
     dtype: Dtype = None,
     device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="What stands at the top of the page.")] = None,
     open: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Show it in the browser; else where somebody looks.")
@@ -85,8 +87,9 @@ def explore(
     It needs no network, and can be sent to others. FILE may be a model, too: it is run on --input, --text or --shape,
     and every module's output is on the page.
     """
-    wanted = Wanted(file, input, text or (), shape or (), processor, column, samples, max_length)
-    manner = Manner(device, dtype, attention)
+    trusted = trust_remote_code
+    wanted = Wanted(file, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
+    manner = Manner(device, dtype, attention, trusted)
     options: dict[str, Any] = {"at": at or None, "title": title}
     with working():
         if Path(file).suffix.lower() in _PAGES:

@@ -12,7 +12,7 @@ import typer
 
 from hookline.commands.models import Manner, model_of
 from hookline.commands.names import dtype_of, is_function, named
-from hookline.commands.options import Attention, Column, Device, Json, MaxLength, Model, Processor
+from hookline.commands.options import Attention, Column, Device, Json, MaxLength, Model, Processor, TrustRemoteCode
 from hookline.commands.output import say, say_json, working
 from hookline.commands.processors import names_the_last, position_of, samples_of
 from hookline.commands.show import array_of
@@ -70,6 +70,7 @@ def harvest(
     unit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in a unit of work.")] = None,
     device: Device = None,
     attention: Attention = None,
+    trust_remote_code: TrustRemoteCode = False,
     skip_errors: Annotated[
         bool, typer.Option("--skip-errors", help="Leave out samples that fail, and list them.")
     ] = False,
@@ -124,6 +125,7 @@ class Task:
     unit: int | None = None
     device: str | None = None
     attention: str | None = None
+    trust_remote_code: bool = False
     skip_errors: bool = False
     engine: str | None = None
     workers: int | None = None
@@ -172,7 +174,7 @@ def plan_of(task: Task) -> Harvest:
     call = None if task.generate is None else Generation(max_new_tokens=task.generate)
     data = data_of(task)
     return Harvest(
-        model_of(task.model, Manner(task.device, attention=task.attention)),
+        model_of(task.model, Manner(task.device, attention=task.attention, trusted=task.trust_remote_code)),
         data,
         *task.at,
         to=task.to,
@@ -220,6 +222,7 @@ def data_of(task: Task) -> Any:
         max_length=task.max_length,
         # What is written follows the text, and the last position is its last token.
         left=task.generate is not None or names_the_last(task.at),
+        trusted=task.trust_remote_code,
     )
 
 

@@ -43,6 +43,7 @@ class Wanted:
     samples: int | None = None
     max_length: int | None = None
     left: bool = False  # Whether texts are to end together.
+    trusted: bool = False  # Whether the code that a processor brings along may run.
 
     @property
     def name(self) -> str:
@@ -126,8 +127,16 @@ def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
         return Given((arrays,)) if isinstance(arrays, Tensor) else _of_tensors(name, arrays, model)
     if not path.is_dir() and suffix not in (*_TEXTS, *SUFFIXES):
         raise HooklineError(f"{name!r} is no input that hookline reads; give {_ACCEPTED}")
-    options = {"column": wanted.column, "max_length": wanted.max_length, "left": wanted.left}
-    return _of_samples(wanted, name, samples_of(path, wanted.model, wanted.processor, **options), model)  # type: ignore[arg-type]
+    data = samples_of(
+        path,
+        wanted.model,
+        wanted.processor,
+        column=wanted.column,
+        max_length=wanted.max_length,
+        left=wanted.left,
+        trusted=wanted.trusted,
+    )
+    return _of_samples(wanted, name, data, model)
 
 
 def _of_value(name: str, value: Any) -> Given:
@@ -202,12 +211,12 @@ def _written(wanted: Wanted, model: nn.Module) -> Given:
     """Return texts of the command line, with images beside them if there are any."""
     texts, shown = list(wanted.text), f"--text {wanted.text[0]}"
     if wanted.input is None:
-        tokenizer = tokenizer_of(wanted.model, wanted.processor, shown, left=wanted.left)
+        tokenizer = tokenizer_of(wanted.model, wanted.processor, shown, left=wanted.left, trusted=wanted.trusted)
         return _of_samples(wanted, shown, Texts(texts, tokenizer, max_length=wanted.max_length), model)
     path = Path(wanted.input)
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
         raise HooklineError(f"--text goes with images, and {wanted.input!r} is none; give one of the two")
-    processor = processor_of(wanted.model, wanted.processor, "AutoProcessor", shown)
+    processor = processor_of(wanted.model, wanted.processor, "AutoProcessor", shown, trusted=wanted.trusted)
     images = Images(path if path.is_dir() else [path], processor).opened()
     found = dict(processor(text=texts, images=images, return_tensors="pt", padding=True))
     tokenizer = getattr(processor, "tokenizer", processor)

@@ -31,11 +31,13 @@ class Manner:
     device: str | None = None
     dtype: str | None = None
     attention: str | None = None
+    trusted: bool = False  # Whether the code that a checkpoint brings along may run.
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         """What transformers is told."""
-        return {} if self.attention is None else {"attn_implementation": self.attention}
+        attention = {} if self.attention is None else {"attn_implementation": self.attention}
+        return {"trusted": self.trusted, **attention}
 
     def placed(self, model: nn.Module) -> nn.Module:
         """Return a model ready to run: on a GPU if there is any, and each process of a launcher on another."""
@@ -65,7 +67,7 @@ class Pretrained:
     def empty(self) -> nn.Module:
         """Return the model without any numbers: enough to see what it would do."""
         with torch.device("meta"):
-            return _built(_config(self.name, self.manner)).eval()
+            return _built(_config(self.name, self.manner), self.manner.trusted).eval()
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Configured:
     def __call__(self) -> nn.Module:
         note(f"{Path(self.name).name!r} is a config without weights: random ones are made, with seed {_SEED}")
         with _seeded():
-            return self.manner.placed(_built(_config(self.name, self.manner)))
+            return self.manner.placed(_built(_config(self.name, self.manner), self.manner.trusted))
 
     def empty(self) -> nn.Module:
         """Return the model without any numbers: enough to see what it would do."""
@@ -134,14 +136,17 @@ def _kind(config: Any) -> Any:
     """Return the class that a model was saved as."""
     package = transformers()
     saved = next(iter(getattr(config, "architectures", None) or []), None)
-    return getattr(package, saved or "AutoModel", package.AutoModel)
+    own = getattr(config, "auto_map", None) or {}  # Classes that the checkpoint brings along, by who makes them.
+    maker = next((auto for auto, path in own.items() if str(path).rpartition(".")[2] == saved), "AutoModel")
+    return getattr(package, saved or maker, getattr(package, maker, package.AutoModel))
 
 
-def _built(config: Any) -> nn.Module:
+def _built(config: Any, trusted: bool) -> nn.Module:
     """Return a model of a config, as the class it was saved as."""
     kind = _kind(config)
     try:
-        model: nn.Module = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+        is_auto = hasattr(kind, "from_config")
+        model: nn.Module = kind.from_config(config, trust_remote_code=trusted) if is_auto else kind(config)
     except (ValueError, ImportError) as error:
         first = str(error).strip().partition("\n")[0]
         raise HooklineError(f"{type(config).__name__} makes no model: {first}") from error

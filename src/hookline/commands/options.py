@@ -39,6 +39,9 @@ Attention = Annotated[
 ]
 Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="Run the model in this: bfloat16, float64, ...")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the model runs; a GPU if there is one.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that a checkpoint brings along.")
+]
 Loss = Annotated[
     str | None,
     typer.Option(

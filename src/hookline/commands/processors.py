@@ -17,17 +17,18 @@ _SAVED = ("state.json", "dataset_dict.json")  # What `datasets` leaves in a fold
 _READERS = {".parquet": "from_parquet", ".csv": "from_csv"}
 
 
-def processor_of(model: str, named: str | None, kind: str, data: str) -> Any:
+def processor_of(model: str, named: str | None, kind: str, data: str, *, trusted: bool = False) -> Any:
     """Return the processor of a model, or the one that was named."""
     if named is None and is_function(model):
         raise HooklineError(f"{data!r} needs a processor, and {model!r} has none; name one with --processor")
     path = Path(named or model)
-    return loaded(getattr(transformers(), kind), str(path.parent if path.is_file() else named or model))
+    name = str(path.parent if path.is_file() else named or model)
+    return loaded(getattr(transformers(), kind), name, trusted=trusted)
 
 
-def tokenizer_of(model: str, named: str | None, data: str, *, left: bool) -> Any:
+def tokenizer_of(model: str, named: str | None, data: str, *, left: bool, trusted: bool = False) -> Any:
     """Return the tokenizer of a model; where padding is to be on the left, one that does so."""
-    tokenizer = processor_of(model, named, "AutoTokenizer", data)
+    tokenizer = processor_of(model, named, "AutoTokenizer", data, trusted=trusted)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # What transformers makes of a folder without one.
         raise HooklineError(f"{named or model!r} has no tokenizer that knows any word; name one with --processor")
     if left:
@@ -44,6 +45,7 @@ def samples_of(
     targets: str | None = None,
     max_length: int | None = None,
     left: bool = False,
+    trusted: bool = False,
 ) -> Texts | Images:
     """Return the samples of a file or folder as the model takes them."""
     source = _table(path)
@@ -51,8 +53,9 @@ def samples_of(
     is_image = path.suffix.lower() in SUFFIXES
     if (source is None and path.is_dir()) or is_image or type(features.get(column or "image")).__name__ == "Image":
         found = [path] if is_image else path if source is None else source
-        return Images(found, processor_of(model, processor, "AutoImageProcessor", str(path)), column=column)
-    tokenizer = tokenizer_of(model, processor, str(path), left=left)
+        maker = processor_of(model, processor, "AutoImageProcessor", str(path), trusted=trusted)
+        return Images(found, maker, column=column)
+    tokenizer = tokenizer_of(model, processor, str(path), left=left, trusted=trusted)
     texts = path if source is None else source
     return Texts(texts, tokenizer, column=column, targets=targets, max_length=max_length)
 

@@ -26,6 +26,7 @@ from hookline.commands.options import (
     Samples,
     Shape,
     Text,
+    TrustRemoteCode,
 )
 from hookline.commands.output import say, say_json, working
 from hookline.errors import HooklineError
@@ -56,6 +57,7 @@ def scan(
     max_length: MaxLength = None,
     attention: Attention = None,
     dtype: Dtype = None,
+    trust_remote_code: TrustRemoteCode = False,
     all: All = False,
     json: Json = False,
 ) -> None:
@@ -64,9 +66,10 @@ def scan(
     Calls, shapes, parameters and hazards, in the order of execution. It runs on fake tensors, so that a checkpoint is
     not even read. A model of transformers needs no input.
     """
-    wanted = Wanted(model, input, text or (), shape or (), processor, column, samples, max_length)
+    trusted = trust_remote_code
+    wanted = Wanted(model, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
     with working():
-        net, report = scanned(wanted, Manner("cpu", dtype, attention), at or ())
+        net, report = scanned(wanted, Manner("cpu", dtype, attention, trusted), at or ())
     if json:
         say_json({"model": type(net).__name__, **listed(report)})
     else:
