@@ -57,6 +57,7 @@ ORDER = [
     "display.plots",
     "display.pictured",
     "display.spreads",
+    "untrusted",
     "nodes",
     "files",
     "store",

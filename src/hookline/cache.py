@@ -20,6 +20,7 @@ from hookline.sites import Pattern, Site, matches_name, parse, parse_subscripts,
 from hookline.stats import Stats
 from hookline.tables import Table, Tabular, count
 from hookline.tree import Names
+from hookline.untrusted import brief
 from hookline.values import STAR, children, describe, expand, get, leaves, map_tensors, rebuild, shape_of
 
 Key = str | Site | nn.Module
@@ -139,12 +140,14 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cache:
         """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file is a StoreError."""
-        cache = cls()
+        cache, name = cls(), repr(os.fspath(path))
         for text, values in files.read(path).items():
             try:
                 cache._keep(Site.parse(text), values)
             except SiteError as error:
-                raise StoreError(f"{os.fspath(path)} holds a name that is no site: {error}") from None
+                raise StoreError(f"{name} is damaged: it has a site that can't be read ({brief(error)})") from None
+        if len(cache._asked) != len(cache._records):
+            raise StoreError(f"{name} is damaged: it has two spellings of one site")
         return cache
 
     def __add__(self, other: Mapping[str, Any]) -> Cache:

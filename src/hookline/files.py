@@ -26,12 +26,14 @@ from torch import Tensor
 
 from hookline.errors import StoreError
 from hookline.nodes import DTYPES, Decoder, Encoder, Later, Problem, stored
+from hookline.untrusted import LONGEST, brief, check_memory, check_parts, open_regular, parse_json
 
 _FORMAT = ["hookline cache", 1]  # The name and the version.
-_LONGEST = 100_000_000  # Bytes of header: safetensors reads no longer one.
+_START = b'{"__metadata__":{"hookline":"'  # Of every header, up to the text of the manifest.
 _PIECE = 4 << 20  # Bytes copied at a time.
 _TEMPORARY, _STALE = ".hookline-temporary", 3600  # Seconds without a write after which its writer must be dead.
 _EXISTS = "it exists; only files are replaced, and only with overwrite=True"
+_TOO_MANY = "it holds too many values for one file; save fewer sites with cache.select(...)"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error)
 
 
@@ -69,16 +71,16 @@ def read(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
     """Read what `write` wrote; anything else is a StoreError and nothing is half-read."""
     name = os.fspath(path)
     try:
-        if os.path.exists(name) and not os.path.isfile(name):  # To open a pipe would wait for ever.
-            raise Problem("is no file; give a path that was saved to")
-        with open(name, "rb") as file, torch.inference_mode(False), torch.no_grad():
+        with open_regular(name) as file, torch.inference_mode(False), torch.no_grad():
             return _load(file, os.fstat(file.fileno()).st_size)
     except Problem as problem:
         raise StoreError(f"{name!r} {problem}") from problem.__cause__
     except OSError as error:
         raise StoreError(f"{name!r} can't be read: {error.strerror or error}; give a path that was saved to") from error
+    except MemoryError as error:
+        raise StoreError(f"{name!r} needs {error}; load it on a larger machine") from error
     except _MALFORMED as error:
-        raise StoreError(f"{name!r} is damaged, its manifest makes no sense ({error}); save it again") from error
+        raise StoreError(f"{name!r} is damaged, its manifest makes no sense ({brief(error)}); save it again") from error
 
 
 def _header(manifest: Mapping[str, Any]) -> bytes:
@@ -90,8 +92,12 @@ def _header(manifest: Mapping[str, Any]) -> bytes:
         header[str(index)] = {"dtype": stored(dtype), "shape": shape + pairs, "data_offsets": [begin, end]}
     data = json.dumps(header, separators=(",", ":")).encode()
     data += b" " * (-len(data) % 8)
-    if len(data) > _LONGEST:
-        raise Problem("it holds too many values for one file; save fewer sites with cache.select(...)")
+    try:
+        check_parts(text)
+    except ValueError as error:
+        raise Problem(_TOO_MANY) from error
+    if len(data) > LONGEST:
+        raise Problem(_TOO_MANY)
     return len(data).to_bytes(8, "little") + data
 
 
@@ -186,12 +192,15 @@ def _load(file: BufferedReader, size: int) -> dict[str, list[Any]]:
     places = _places(manifest["tensors"])
     if size != start + max((end for *_, end in places), default=0):
         raise Problem("is cut short or too long; save it again")
+    check_memory(size - start)
     tensors = {}
     for index, dtype, shape, begin, end in places:
         memory = _memory(file, end - begin, manifest["tensors"][index][0])
         tensors[index] = memory.view(dtype).view(shape)
     decoder = Decoder(tensors)
-    entries = {str(site): [decoder.value(call) for call in calls] for site, calls in manifest["sites"]}
+    if not all(type(site) is str and type(calls) is list for site, calls in manifest["sites"]):
+        raise ValueError("a site that is not text, or has no list of calls")
+    entries = {site: [decoder.value(call) for call in calls] for site, calls in manifest["sites"]}
     if decoder.unused or len(entries) != len(manifest["sites"]):
         raise ValueError("a site stands twice, or a tensor belongs to none")
     return entries
@@ -202,18 +211,18 @@ def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:
     foreign = "or no safetensors file (no pickle is ever opened: for a .pt use torch.load(path, weights_only=True))"
     head = file.read(8)
     length = int.from_bytes(head, "little")
-    if not 0 < length <= min(size - 8, _LONGEST):
+    if not 0 < length <= min(size - 8, LONGEST):
         raise Problem(f"is cut short, {foreign}")
     head += file.read(length)
-    try:
-        metadata = json.loads(head[8:].decode()).get("__metadata__", {})
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise Problem(f"is damaged, {foreign}") from error
-    if "hookline" not in metadata:
+    if not head.startswith(b"{", 8):
+        raise Problem(f"is damaged, {foreign}")
+    if not head.startswith(_START, 8):
         raise Problem("is not from hookline, or damaged; read another's with safetensors.torch.load_file(path)")
-    manifest = json.loads(metadata["hookline"])
+    # Only the text of the manifest is read: the rest of the header follows from it.
+    text, _ = json.JSONDecoder().raw_decode(head[8:].decode(), len(_START) - 1)
+    manifest = parse_json(text)
     if manifest["format"] != _FORMAT:
-        raise Problem(f"is of format {manifest['format']}, but this hookline reads {_FORMAT}; update hookline")
+        raise Problem(f"is of format {brief(manifest['format'])}, but this hookline reads {_FORMAT}; update hookline")
     if _header(manifest) != head:
         raise Problem("is damaged: its header does not fit its checksum; save it again")
     return manifest, len(head)

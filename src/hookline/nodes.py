@@ -18,6 +18,7 @@ from torch import Tensor
 from hookline.copies import lazy_clone
 
 _DEPTH = 100  # Levels of nesting.
+_MOST_KINDS = 1000  # Of records in one file: each makes a type, which takes long.
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 # The dtypes every safetensors reader knows; complex numbers are stored as pairs, rarer floats of one byte as bytes.
 NAMES = {
@@ -54,6 +55,7 @@ class Encoder:
     def __init__(self) -> None:
         self.tensors: list[Tensor | Later] = []
         self._indices: dict[Any, int] = {}
+        self._kinds: set[Any] = set()
         self._storages: list[list[int]] = []
 
     def calls(self, site: str, calls: Sequence[Any]) -> list[Any]:
@@ -74,6 +76,8 @@ class Encoder:
         if isinstance(value, Later):
             return self._note(value, value, 0)
         tag, parts = (kind.__name__, _KINDS[kind][0](value)) if kind in _KINDS else ("record", _record(value))
+        if tag == "record" and not _is_counted(self._kinds, parts):
+            raise _refusal(f"over {_MOST_KINDS} kinds of records")
         return [tag, *(self._node(part, depth + 1) for part in parts)]
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
@@ -101,6 +105,7 @@ class Decoder:
     def __init__(self, tensors: Mapping[int, Tensor]) -> None:
         self._tensors = {(index, 0): tensor for index, tensor in tensors.items()}
         self.unused = set(tensors)
+        self._kinds: set[Any] = set()
 
     def value(self, node: Any) -> Any:
         """Return the value that a node was made of."""
@@ -109,9 +114,13 @@ class Decoder:
         if type(node) is not list:
             raise ValueError(f"{str(node)[:40]!r} is no value")
         kind, *parts = [self.value(part) for part in node]
+        if kind == "record" and not _is_counted(self._kinds, parts):
+            raise ValueError(f"over {_MOST_KINDS} kinds of records")
         return self._tensor(*parts) if kind == "tensor" else _BUILDERS[kind](*parts)
 
     def _tensor(self, index: int, copy: int) -> Tensor:
+        if type(copy) is not int:
+            raise ValueError(f"{str(copy)[:40]!r} is not the number of a copy")
         self.unused.discard(index)
         if (index, copy) not in self._tensors:
             self._tensors[index, copy] = lazy_clone(self._tensors[index, 0])
@@ -129,7 +138,15 @@ def _dict(*parts: Any) -> dict[Any, Any]:
     found = dict(zip(parts[::2], parts[1::2], strict=True))
     if 2 * len(found) != len(parts):
         raise ValueError("a key stands twice")
+    if not all(key is None or type(key) in (str, int, bool) for key in found):
+        raise ValueError("a key of another type")
     return found
+
+
+def _is_counted(kinds: set[Any], record: Sequence[Any]) -> bool:
+    """Count the kind of a record, that is its name and the names of its fields; False if it is one too many."""
+    kinds.add((record[0], record[1], *record[2::2]))
+    return len(kinds) <= _MOST_KINDS
 
 
 def _record(value: Any) -> list[Any]:
@@ -148,6 +165,8 @@ def _record(value: Any) -> list[Any]:
 
 def _build_record(name: str, absent: tuple[str, ...], *parts: Any) -> Any:
     fields = _dict(*parts)
+    if not all(type(text) is str for text in (name, *absent, *fields)):
+        raise ValueError("a name in a record that is not text")
     kind = _record_type(name, absent, tuple(fields))
     return fields if kind is None else kind(*fields.values())
 

@@ -63,11 +63,14 @@ class OnDisk(Later):
         self.path = path
         self.device = tensor.device
         self.order = _order(tensor)
+        self.packed = _packed(tensor).shape
         weakref.finalize(self, _unlink, path, os.getpid()).atexit = False  # The whole folder goes then.
 
     def read(self) -> Tensor:
         """Return the tensor, with the memory order that it had."""
-        packed: Tensor = files.read(self.path)[""][0]
+        packed = next(iter(files.read(self.path).get("", ())), None)
+        if not isinstance(packed, Tensor) or (packed.dtype, packed.shape) != (self.dtype, self.packed):
+            raise StoreError(f"{self.path!r} is damaged: it is not what was moved to disk; run the forward again")
         with torch.inference_mode(False):
             places = [self.order.index(dimension) for dimension in range(len(self.order))]
             return packed.permute(places).expand(self.shape).to(self.device)

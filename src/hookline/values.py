@@ -29,6 +29,7 @@ class _Star:
 
 STAR = _Star()  # In a parsed subscript: every index of that dimension.
 DEEPEST = 40  # Levels of nesting that are looked into.
+WRITTEN_BITS = 14_000  # Of an integer: Python refuses to write one of over 4,300 digits in decimal.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
 ITERATORS = (Iterator, AsyncIterator, Coroutine)
@@ -236,6 +237,8 @@ def describe(value: Any) -> str:
         return f"{type(value).__name__} of {keys}" if len(keys) < 60 else f"{type(value).__name__} of {len(value)}"
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > WRITTEN_BITS:
+        return f"int of {value.bit_length():,} bits"
     if isinstance(value, (bool, int, float, complex)) or value is None:
         return repr(value)
     return type(value).__name__

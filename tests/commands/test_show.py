@@ -104,6 +104,13 @@ def test_a_store_that_is_not_finished_is_shown_when_asked(folder):
     assert told("show", "part", "--partial")["sites"][0]["site"] == "transformer.h.1"
 
 
+def test_an_integer_that_python_does_not_write_in_decimal_is_shown_too(folder):
+    hl.Cache({"h.0": 1 << 20_000, "h.1": [1 << 20_000]}).save("large.safetensors")
+    assert "int of 20,001 bits" in said("show", "large.safetensors")
+    assert "not shown: Exceeds the limit" in said("show", "large.safetensors", "--values")
+    assert told("show", "large.safetensors", "--values")["sites"][0]["values"] == [hex(1 << 20_000)]
+
+
 def test_repeated_blocks_are_one_row_unless_every_row_is_asked_for(folder):
     hl.Cache({f"h.{number}": torch.ones(2) for number in range(40)}).save("many.safetensors")
     assert said("show", "many.safetensors").endswith("40 rows as 1; --all has each\n")

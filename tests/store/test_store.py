@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from hookline import Cache, NotCaptured, Site, StoreError
 from hookline.store.places import place
 from hookline.store.records import Array, Manifest
 from hookline.store.store import Store
-from hookline.store.writer import Unit, begin, begin_part, end
+from hookline.store.writer import Unit, begin, begin_part, end, read_manifest
 from tests.store.stores import Plan, bits, same, write, write_unit
 
 ARRAYS = (Array("h.0", torch.bfloat16, (3,)), Array("h.1:input[:, -1]", torch.int8, ()))
@@ -255,23 +256,12 @@ def many(path, units=40):
     return values
 
 
-def test_a_derived_index_is_used_and_never_believed(tmp_path, monkeypatch):
-    values, acts = many(tmp_path / "acts"), tmp_path / "acts"
-    assert same(Store(acts)["h"][:], values)
-    (derived,) = acts.glob("index-*")
-    whole = derived.read_bytes()
-
-    def refuse(*arguments):
-        raise AssertionError("the records were read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("hookline.store.index.read_records", refuse)
-        assert same(Store(acts)["h"][:], values)
-    for data in (b"", whole[:100], whole[:-1], whole.replace(b"hookline", b"HOOKLINE"), b"x" * len(whole)):
-        derived.write_bytes(data)
-        assert same(Store(acts)["h"][:], values)
-    derived.write_bytes(whole)
-    # A unit that was made anew has another attempt, and a record of the same size.
+def test_a_unit_that_was_made_again_is_read_and_verify_tells_a_store_that_was_open(tmp_path):
+    acts = tmp_path / "acts"
+    values = many(acts)
+    store = Store(acts)
+    assert same(store["h"][:], values)
+    # Its record has the size of the one before.
     record = acts / "units" / "00000007.json"
     size = record.stat().st_size
     record.unlink()
@@ -279,11 +269,35 @@ def test_a_derived_index_is_used_and_never_believed(tmp_path, monkeypatch):
     with Unit(root, begin(root, Manifest({"model": "tiny"}, (Array("h", torch.float32, (3,)),), 40)), 7) as unit:
         unit.append(0, torch.ones(1, 3))
         assert unit.commit(first=7, samples=1, lengths=[1])
-    for old in (acts / "data" / "0000").glob("00000007-*"):
-        if unit.attempt not in old.name:
-            old.unlink()
     assert record.stat().st_size == size
     assert Store(acts)["h"][7].tolist() == [1, 1, 1]
+    with pytest.raises(StoreError, match="has other records than when the store was opened; open it again"):
+        store.verify()
+
+
+def test_what_lies_beside_the_records_says_nothing_of_the_rows(tmp_path):
+    """Earlier versions kept an index derived from the records, which could say that rows are of other samples."""
+    values, acts = torch.arange(80.0).view(40, 2, 1), tmp_path / "acts"
+    array = Array("h", torch.float32, (1,))
+    write(acts, (array,), [Plan(2, [{0: rows[:1], 1: rows[1:]}]) for rows in values])
+    records = sorted((acts / "units").iterdir())
+    sizes = [(int(path.stem), path.stat().st_size) for path in records]
+    told = json.dumps([["hookline index", 1], read_manifest(place(acts)).hash, sizes])
+    table = []
+    for unit, record in enumerate(json.loads(path.read_bytes()) for path in records):
+        attempt, (file,) = int(record["attempt"], 16), record["files"]
+        signed = attempt - (1 << 64) if attempt >> 63 else attempt
+        row = [unit, signed, 2 * unit, 2, 0, 0]  # Its order is that at the start of the pool: [1, 0].
+        table.append([*row, file["rows"], file["bytes"], int(file["crc32"], 16), -2, -1])
+    data = torch.tensor(table).numpy().tobytes() + torch.tensor([1, 0]).numpy().tobytes()
+    head = json.dumps({"format": ["hookline index", 1], "shapes": [[40, 11], [2], [0, 5]], "skipped": []}).encode()
+    head += b" " * (-(len(head) + 17) % 8)
+    name = f"index-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    (acts / name).write_bytes(f"{zlib.crc32(head + data):08x}{len(head):08x}\n".encode() + head + data)
+    store = Store(acts)
+    assert store.rows("h", sample=0).tolist() == [[0.0]]
+    assert same(store["h"][:], values.view(80, 1))
+    assert store.verify().units == 40
 
 
 def test_a_store_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
@@ -295,7 +309,6 @@ def test_a_store_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(os, "rename", refuse)
     assert same(Store(tmp_path)["h"][:], values)
-    assert not list(tmp_path.glob("index-*"))
 
 
 def seal(value):
@@ -347,7 +360,7 @@ def test_a_record_that_can_not_be_is_refused(acts, change, message):
         (b"", "damaged, or not from hookline"),
         (b"\xff\xfe", "damaged, or not from hookline"),
         (b"[" * 100_000, "damaged, or not from hookline"),
-        (b'{"format": ["hookline store", 1], "a": NaN}', "checksum"),
+        (b'{"format": ["hookline store", 1], "a": NaN}', "NaN is not JSON"),
         (b"[1]", "damaged, or not from hookline"),
         (b'{"format": ["hookline store", 2]}', "update hookline"),
         (seal({"format": ["hookline store", 1]}), "damaged"),

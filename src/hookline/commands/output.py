@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hookline.tables import Table, Tabular
-from hookline.values import describe
+from hookline.values import WRITTEN_BITS, describe
 
 
 @contextmanager
@@ -69,6 +69,8 @@ def note(text: str) -> None:
 def plain(value: Any) -> Any:
     """Return a value as JSON has it, every number exact: NaN and Inf, which JSON lacks, as the texts nan, inf, -inf.
 
+    So are integers of thousands of digits, which Python does not write in decimal: they are hexadecimal.
+
     >>> plain({"h.0": (torch.tensor([1.5, float("nan")]), 2)})
     {'h.0': [[1.5, 'nan'], 2]}
     """
@@ -82,6 +84,8 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, complex):
         return [plain(value.real), plain(value.imag)]
+    if isinstance(value, int) and value.bit_length() > WRITTEN_BITS:
+        return hex(value)
     return value if value is None or isinstance(value, (bool, int, str)) else describe(value)
 
 

@@ -76,9 +76,17 @@ def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: b
         for site in acts:
             for number, value in enumerate(acts.calls(site)):
                 say(f"{site or repr('')}{f', call {number}' if len(acts.calls(site)) > 1 else ''}: {describe(value)}")
-                say(f"{value}\n")
+                say(f"{_text(value)}\n")
     else:
         say(acts.stats() if stats else acts, whole=whole)
+
+
+def _text(value: Any) -> str:
+    """Return a value as Python writes it; it writes no integer of thousands of digits."""
+    try:
+        return str(value)
+    except ValueError as error:
+        return f"(not shown: {error})"
 
 
 def show_store(

@@ -12,7 +12,7 @@ from hookline.errors import StoreError
 from hookline.store.index import Index, from_records, read_records
 from hookline.store.layout import Part
 from hookline.store.places import Place
-from hookline.store.records import Array, File, Manifest
+from hookline.store.records import UNITS, Array, File, Manifest
 from hookline.store.shards import POSITIONS, file_bytes, header
 from hookline.store.writer import read_manifest
 from hookline.tables import count
@@ -20,6 +20,7 @@ from hookline.tables import count
 _PIECE = 4 << 20  # Bytes read at a time.
 _READERS = 4  # Files read at once.
 _MOST_NAMED = 20
+_WITHOUT_ROWS = 1 << 24  # Samples of a part that may take no byte on disk: a table of all samples is made of them.
 _REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which makes that unit anew"
 
 
@@ -32,11 +33,14 @@ class Verified(NamedTuple):
 
 
 def check_units(place: Place, index: Index, most: int | None) -> None:
-    """Raise where there are too many units, they overlap, or one does not begin where the unit before it ended."""
+    """Raise where there are too many units or samples, or a unit does not begin where the one before it ended."""
     if len(index) and most is not None and index.attempts[-1][0] >= most:
         raise StoreError(f"'{place}' has a unit {index.attempts[-1][0]}, but should have {most} in all, from 0 on")
+    if index.samples() > index.nbytes() + _WITHOUT_ROWS:
+        told = f"{count(index.samples(), 'sample')}, but {count(index.nbytes(), 'byte')} of files"
+        raise StoreError(f"'{place}/{UNITS}' is damaged: its records are of {told}")
     units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
-    expected = [(0, 0)] + [(unit + 1, first + count) for unit, first, count in zip(units, firsts, samples, strict=True)]
+    expected = [(0, 0)] + [(unit + 1, first + span) for unit, first, span in zip(units, firsts, samples, strict=True)]
     for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):
         if first < next_first or (unit == next_unit and first != next_first):
             raise StoreError(
@@ -61,8 +65,7 @@ def verify(parts: Sequence[Part]) -> Verified:
         sizes = _sizes(part.place, found)
         with ThreadPoolExecutor(_READERS) as pool:
             jobs = [pool.submit(_damage, part.place, *one, sizes.get(one[0])) for one in found]
-            told = [(one[0], job.result()) for one, job in zip(found, jobs, strict=True)]
-        problems += [f"'{part.place}/{name}' {damage}" for name, damage in told if damage]
+            problems += filter(None, [job.result() for job in jobs])
         units += len(part.index)
         files += len(found)
         nbytes += sum(file.nbytes for _, file, _ in found)
@@ -78,12 +81,16 @@ def _fresh(part: Part, problems: list[str]) -> Index:
             problems.append(f"'{part.place}/harvest.json' is another one than when the store was opened")
     except StoreError as error:
         problems.append(str(error))
-    for unit in part.index.unit("unit").tolist():
+    units = part.index.unit("unit").tolist()
+    for unit in units:
         try:
             records += read_records(part.place, part.manifest, [unit])
         except StoreError as error:
             problems.append(str(error))
-    return from_records(records, len(part.manifest.arrays))
+    fresh = from_records(records, len(part.manifest.arrays))
+    if len(records) == len(units) and not fresh.equal(part.index):
+        problems.append(f"'{part.place}/{UNITS}' has other records than when the store was opened; open it again")
+    return fresh
 
 
 def _files(manifest: Manifest, index: Index) -> Iterable[tuple[str, File, Array]]:
@@ -100,7 +107,7 @@ def _sizes(place: Place, files: Iterable[tuple[str, File, Array]]) -> dict[str, 
 
 def _wrong_size(size: int | None, file: File, array: Array) -> str:
     if size is None:
-        return "is missing"
+        return "is missing, or is not a regular file"
     if size != file.nbytes:
         return f"has {count(size, 'byte')}, but its record says {file.nbytes:,}"
     if size != file_bytes(array, file.rows):
@@ -110,17 +117,21 @@ def _wrong_size(size: int | None, file: File, array: Array) -> str:
 
 def _damage(place: Place, name: str, file: File, array: Array, size: int | None) -> str:
     """Say what is wrong with a data file, or nothing."""
-    problem, expected = _wrong_size(size, file, array), header(array, file.rows)
-    if problem:
-        return problem
     try:
-        if place.read(name, 0, len(expected)) != expected:
-            return "is damaged: its header is not what was written"
-        checksum = 0
-        for start in range(len(expected), file.nbytes, _PIECE):
-            checksum = zlib.crc32(place.read(name, start, min(_PIECE, file.nbytes - start)), checksum)
-    except OSError as error:
-        return f"can't be read: {error.strerror or error}"
+        problem = _wrong_size(size, file, array) or _wrong_bytes(place, name, file, array)
+    except StoreError as error:
+        return str(error)
+    except FileNotFoundError:
+        problem = "is missing"
+    return problem and f"'{place}/{name}' {problem}"
+
+
+def _wrong_bytes(place: Place, name: str, file: File, array: Array) -> str:
+    expected, checksum = header(array, file.rows), 0
+    if place.read(name, 0, len(expected)) != expected:
+        return "is damaged: its header is not what was written"
+    for start in range(len(expected), file.nbytes, _PIECE):
+        checksum = zlib.crc32(place.read(name, start, min(_PIECE, file.nbytes - start)), checksum)
     return "" if checksum == file.crc32 else "is damaged: its rows do not fit their checksum"
 
 

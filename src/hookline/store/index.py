@@ -1,29 +1,18 @@
-"""What the records of one part of a store say, as a few tensors: made of the records, or read from a derived file.
-
-The derived file holds the same numbers in one piece, so that thousands of units open in milliseconds. It is named after
-the records that it was made of, has a checksum, and may be removed at any time.
-"""
+"""What the records of one part of a store say, as a few tensors."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from hookline.errors import StoreError
 from hookline.store.places import Place
-from hookline.store.records import UNITS, File, Manifest, Record, data_name, positions_name, unit_name, unit_of
-from hookline.store.shards import memory_of
-from hookline.store.writer import how_many
+from hookline.store.records import File, Manifest, Record, data_name, positions_name, unit_name
+from hookline.store.writer import committed
 
-_FORMAT = ["hookline index", 1]
-_FEWEST = 32  # Units from which on a derived file is worth it.
 _READERS = 16  # Records read at once where each is a question over a network.
 _UNIT = ("unit", "attempt", "first", "samples", "order", "skipped")  # The columns of `table`, then these of each array:
 _ARRAY = ("rows", "nbytes", "crc32", "lengths", "group")
@@ -46,6 +35,11 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def equal(self, other: Index) -> bool:
+        """Whether two say the same."""
+        tensors = [(one.table, one.pool, one.positions) for one in (self, other)]
+        return all(map(torch.equal, *tensors)) and self.skipped == other.skipped
 
     def unit(self, column: str) -> Tensor:
         """Return one number of each unit."""
@@ -73,6 +67,10 @@ class Index:
         """Return how many sample numbers there are, the skipped ones among them."""
         return int(self.unit("samples").sum())
 
+    def nbytes(self) -> int:
+        """Return how many bytes the files of all arrays have."""
+        return int(self.table[:, len(_UNIT) + _ARRAY.index("nbytes") :: len(_ARRAY)].sum())
+
     def end(self) -> int:
         """Return the sample number after the last."""
         return int(self.unit("first")[-1] + self.unit("samples")[-1]) if len(self) else 0
@@ -90,20 +88,9 @@ class Index:
             yield positions_name(unit, attempt, group), file
 
 
-def read_index(place: Place, manifest: Manifest, trust: bool = True) -> Index:
-    """Return the index of a part: from the derived file where it is there, else, or without trust, from the records."""
-    sizes = {unit: size for name, size in place.sizes(UNITS).items() if (unit := unit_of(name)) is not None}
-    units = sorted(sizes)
-    told = json.dumps([_FORMAT, manifest.hash, sorted(sizes.items())])
-    derived = f"index-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
-    if trust and len(units) >= _FEWEST:
-        with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
-            return _from_bytes(place.read(derived))
-    index = from_records(read_records(place, manifest, units), len(manifest.arrays))
-    if len(units) >= _FEWEST and how_many(place, manifest) == len(units):
-        with suppress(OSError):  # A store may be read where nothing can be written.
-            place.create(derived, _to_bytes(index))
-    return index
+def read_index(place: Place, manifest: Manifest) -> Index:
+    """Return the index of a part."""
+    return from_records(read_records(place, manifest, sorted(committed(place))), len(manifest.arrays))
 
 
 def read_records(place: Place, manifest: Manifest, units: Iterable[int]) -> list[Record]:
@@ -113,8 +100,8 @@ def read_records(place: Place, manifest: Manifest, units: Iterable[int]) -> list
         name = unit_name(unit)
         try:
             data = place.read(name)
-        except OSError as error:
-            raise StoreError(f"'{place}/{name}' can't be read: {error.strerror or error}") from error
+        except FileNotFoundError as error:
+            raise StoreError(f"'{place}/{name}' is missing") from error
         return Record.from_json(data, f"'{place}/{name}'", unit, manifest.arrays)
 
     if place.maps:
@@ -153,28 +140,3 @@ def _pooled(numbers: int | tuple[int, ...], pool: list[int]) -> int:
 
 def _numbers(numbers: Sequence[object]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-
-def _to_bytes(index: Index) -> bytes:
-    tensors = [tensor.contiguous() for tensor in (index.table, index.pool, index.positions)]
-    data = b"".join(map(memory_of, tensors))
-    shapes = [list(tensor.shape) for tensor in tensors]
-    skipped = [[number, reason] for number, reason in index.skipped.items()]
-    head = json.dumps({"format": _FORMAT, "shapes": shapes, "skipped": skipped}).encode()
-    head += b" " * (-(len(head) + 17) % 8)
-    checksum = f"{zlib.crc32(head + data):08x}{len(head):08x}\n".encode()
-    return checksum + head + data
-
-
-def _from_bytes(data: bytes) -> Index:
-    """Read what `_to_bytes` made; anything else is a ValueError."""
-    if int(data[:8], 16) != zlib.crc32(memoryview(data)[17:]):
-        raise ValueError("a damaged index")
-    length = 17 + int(data[8:16], 16)
-    head = json.loads(data[17:length])
-    if head["format"] != _FORMAT:
-        raise ValueError("another format")
-    numbers = torch.frombuffer(bytearray(data[length:]), dtype=torch.int64) if data[length:] else _numbers([])
-    tensors = numbers.split([torch.Size(shape).numel() for shape in head["shapes"]])
-    table, pool, positions = (part.view(shape) for part, shape in zip(tensors, head["shapes"], strict=True))
-    return Index(table, pool, positions, dict(head["skipped"]))

@@ -11,9 +11,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hookline.errors import StoreError
 from hookline.store.index import Index
 from hookline.store.places import Place
 from hookline.store.records import Array, Manifest
+from hookline.untrusted import check_memory
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,13 @@ class Part:
 
     def number(self, name: str) -> int:
         """Return the number of an array in this part."""
-        return next(number for number, array in enumerate(self.manifest.arrays) if array.name == name)
+        return self._numbers[name]
 
-    @property
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {array.name: number for number, array in enumerate(self.manifest.arrays)}
+
+    @cached_property
     def arrays(self) -> dict[str, Array]:
         """The arrays by name."""
         return {array.name: array for array in self.manifest.arrays}
@@ -129,11 +135,19 @@ class Layout:
         codes = [part.index.array(number, "lengths").tolist() for part, number in self._parts]
         key = tuple(itertools.chain.from_iterable(codes))
         if key not in self._tables:
+            self._check_memory()
             with torch.inference_mode(False):
                 tables = [_table(part, number) for part, number in self._parts]
                 numbers, lengths, stored = (torch.cat(columns) for columns in zip(*tables, strict=True))
                 self._tables[key] = Samples(numbers, starts_of(lengths), stored)
         return self._tables[key]
+
+    def _check_memory(self) -> None:
+        samples = sum(part.index.samples() for part, _ in self._parts)
+        try:
+            check_memory(3 * 8 * samples)  # A number, a start and a place of each.
+        except MemoryError as error:
+            raise StoreError(f"'{self._parts[0][0].place}': a table of {samples:,} samples needs {error}") from error
 
     def _holding(self, rows: Tensor) -> Tensor:
         return torch.searchsorted(self.samples.starts, rows, right=True) - 1

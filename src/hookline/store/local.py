@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedReader, FileIO
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import StoreError
+from hookline.untrusted import LONGEST, open_regular
 
 fcntl: ModuleType | None
 try:
@@ -75,25 +77,36 @@ class LocalPlace:
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
         """Return a small file, or a part of one."""
-        with open(os.path.join(self.path, name), "rb") as file:
+        path = os.path.join(self.path, name)
+        with _reading(path), open_regular(path) as file:
+            if nbytes < 0 and os.fstat(file.fileno()).st_size > LONGEST:
+                raise OSError(errno.EFBIG, f"it has over {LONGEST:,} bytes")
             file.seek(start)
             return file.read(nbytes)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
+        path = os.path.join(self.path, folder)
         try:
-            found = os.listdir(os.path.join(self.path, folder))
+            with _reading(path):
+                found = os.listdir(path)
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(name for name in found if not name.endswith(_TEMPORARY))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the bytes of each file in a folder, by name."""
+        path, sizes = os.path.join(self.path, folder), {}
         try:
-            with os.scandir(os.path.join(self.path, folder)) as found:
-                return {entry.name: entry.stat().st_size for entry in found if not entry.name.endswith(_TEMPORARY)}
+            with _reading(path), os.scandir(path) as found:
+                for entry in found:
+                    with suppress(OSError):  # A link that leads nowhere.
+                        told = entry.stat()
+                        if stat.S_ISREG(told.st_mode) and not entry.name.endswith(_TEMPORARY):
+                            sizes[entry.name] = told.st_size
         except (FileNotFoundError, NotADirectoryError):
             return {}
+        return sizes
 
     def remove(self, name: str) -> None:
         """Remove a file; nothing happens if it is not there."""
@@ -129,7 +142,7 @@ class LocalPlace:
         """Remove a data file if no living writer holds it, and, asked only then, it is not wanted."""
         path = os.path.join(self.path, name)
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open_regular(path) as file:
                 locked = _lock(file)
                 if locked and not is_wanted():
                     os.unlink(path)
@@ -215,6 +228,17 @@ class LocalSink:
 
 
 @contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Say in words why something can't be read; that it is not there is for the caller."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise StoreError(f"{path!r} can't be read: {error.strerror or error}") from error
+
+
+@contextmanager
 def _writing(path: str) -> Iterator[None]:
     """Say in words what the disk has against a file."""
     try:
@@ -231,7 +255,7 @@ def _write(file: FileIO, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _lock(file: FileIO) -> bool | None:
+def _lock(file: FileIO | BufferedReader) -> bool | None:
     """Lock an open file; False if somebody else has, None where files can't be locked."""
     if fcntl is None:
         return None

@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 class Place(Protocol):
-    """A folder, here or elsewhere. Names are relative, with "/"; every error of writing is a StoreError in words."""
+    """A folder, here or elsewhere. Names are relative, with "/"; an error that is not an absence is a StoreError."""
 
     @property
     def maps(self) -> bool:
@@ -42,13 +42,16 @@ class Place(Protocol):
         """Write a small file, whole and durable; return False, and change nothing, if it was there already."""
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
-        """Return a small file, or `nbytes` of one from `start` on; FileNotFoundError if it is absent."""
+        """Return a small file, or `nbytes` of one from `start` on; FileNotFoundError if it is absent.
+
+        A file that is not a regular one, or is far too large to be small, is refused before it is read.
+        """
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the bytes of each file in a folder, by name; none if it is not there."""
+        """Return the bytes of each regular file in a folder, by name; none if it is not there."""
 
     def remove(self, name: str) -> None:
         """Remove a file; nothing happens if it is not there."""
@@ -72,8 +75,7 @@ class Place(Protocol):
 def place(path: str | os.PathLike[str]) -> Place:
     """Return the place that a path names: a folder of this machine, or "scheme://..."."""
     text = os.fsdecode(path)
-    if text.startswith("file://"):
-        return LocalPlace(text.removeprefix("file://"))
-    if "://" in text:
-        return RemotePlace(text)
-    return LocalPlace(text)
+    scheme, mark, path = text.partition("://")
+    if mark and scheme in ("file", "local"):
+        return LocalPlace(path)
+    return RemotePlace(text) if mark else LocalPlace(text)

@@ -15,10 +15,12 @@ import torch
 
 from hookline.errors import StoreError
 from hookline.nodes import DTYPES, stored
+from hookline.untrusted import brief, check_parts, parse_json
 
 MANIFEST, END, UNITS, DATA, MORE = "harvest.json", "end.json", "units", "data", "more"
 _STORE, _UNIT, _END = (["hookline store", 1], ["hookline unit", 1], ["hookline end", 1])
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
+_CHECKSUM = re.compile(r"[0-9a-f]{8}")
 _LARGEST = 1 << 48  # So that sums of many still fit a tensor.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
@@ -71,13 +73,16 @@ class Manifest:
         """Read harvest.json; anything else is a StoreError that begins with `name`."""
         found = _unsealed(data, _STORE, name)
         try:
+            _expect(type(found["spec"]) is type(found["plan"]) is dict, "its spec or plan")
+            _expect(all(type(one["shape"]) is list for one in found["arrays"]), "a shape")
             arrays = tuple(Array(one["name"], DTYPES[one["dtype"]], tuple(one["shape"])) for one in found["arrays"])
-            manifest = cls(dict(found["spec"]), arrays, found["units"], dict(found["plan"]))
-            _expect(all(type(array.name) is str for array in arrays), "a name is no text")
+            manifest = cls(found["spec"], arrays, found["units"], found["plan"])
+            _expect(all(type(array.name) is str for array in arrays), "a name that is not text")
+            _expect(len({array.name for array in arrays}) == len(arrays), "two arrays of one name")
             _expect(manifest.units is None or _is_size(manifest.units), "the number of units")
             _expect(manifest.hash == found["hash"], "its hash is not that of its spec")
-        except _MALFORMED as error:
-            raise StoreError(f"{name} is damaged ({error}); harvest into another folder") from error
+        except (*_MALFORMED, StoreError) as error:
+            raise StoreError(f"{name} is damaged ({brief(error)}); harvest into another folder") from error
         return manifest
 
     def _arrays(self) -> list[dict[str, Any]]:
@@ -138,21 +143,22 @@ class Record:
                 lengths=tuple(one if type(one) is int else tuple(one) for one in found["lengths"]),
                 uses=tuple(found["uses"]),
                 order=None if found["order"] is None else tuple(found["order"]),
-                skipped={int(number): str(reason) for number, reason in found["skipped"].items()},
-                inputs=str(found["inputs"]),
+                skipped={int(number): reason for number, reason in found["skipped"].items()},
+                inputs=found["inputs"],
                 positions={int(group): _read_file(file) for group, file in found["positions"].items()},
                 groups=tuple(found["groups"]),
             )  # fmt: skip
             _expect(record.unit == unit, f"it is of unit {str(record.unit)[:40]}")
             record.check(arrays)
         except _MALFORMED as error:
-            raise StoreError(f"{name} is damaged ({error}); remove it and run the harvest again") from error
+            raise StoreError(f"{name} is damaged ({brief(error)}); remove it and run the harvest again") from error
         return record
 
     def check(self, arrays: Sequence[Array]) -> None:
         """Raise a ValueError where this can't be."""
         _expect(type(self.attempt) is str and _ATTEMPT.fullmatch(self.attempt) is not None, "its attempt")
         _expect(all(_is_size(number) for number in (self.unit, self.first, self.samples)), "a number")
+        _expect(all(type(text) is str for text in (self.inputs, *self.skipped.values())), "a text")
         span = range(self.first, self.first + self.samples)
         _expect(all(number in span for number in self.skipped), "a skipped sample is not of this unit")
         self._check_order()
@@ -162,11 +168,13 @@ class Record:
         for array, file, use, group in zip(arrays, self.files, self.uses, self.groups, strict=True):
             _expect(type(use) is int and 0 <= use < len(rows), "an array without lengths")
             _expect(file.rows == rows[use], f"{array.name!r} has {file.rows} rows, its samples {rows[use]}")
-            _expect(group is None or self.positions[group].rows == file.rows, f"positions of {array.name!r}")
+            known = group is None or (type(group) is int and self.positions[group].rows == file.rows)
+            _expect(known, f"positions of {array.name!r}")
 
     def _check_order(self) -> None:
         if self.order is None:
             return
+        _expect(len(self.order) == self.stored, f"an order of {len(self.order)} for {self.stored} samples")
         skipped = {number - self.first for number in self.skipped}
         expected = [number for number in range(self.samples) if number not in skipped]
         _expect(all(type(number) is int for number in self.order) and sorted(self.order) == expected, "its order")
@@ -224,22 +232,28 @@ def _canonical(value: Any) -> bytes:
 
 def _sealed(value: dict[str, Any]) -> bytes:
     """Return JSON that tells whether it was altered."""
-    return _canonical({**value, "checksum": f"{zlib.crc32(_canonical(value)):08x}"})
+    data = _canonical({**value, "checksum": f"{zlib.crc32(_canonical(value)):08x}"})
+    try:
+        check_parts(data.decode())
+    except ValueError as error:
+        raise StoreError(f"too much for one file of JSON: {error}; take smaller units") from error
+    return data
 
 
 def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
     """Return what was sealed; refuse what is damaged, foreign or newer."""
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         found = value["format"]
+        checksum = value.pop("checksum", None)
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except _MALFORMED as error:
-        raise StoreError(f"{name} is damaged, or not from hookline; give a path that was harvested to") from error
+        told = f"is damaged, or not from hookline ({brief(error)})"
+        raise StoreError(f"{name} {told}; give a path that was harvested to") from error
     if found != format:
         newer = isinstance(found, list) and found[:1] == format[:1]
         remedy = "update hookline" if newer else "give a path that was harvested to"
-        raise StoreError(f"{name} is of format {str(found)[:80]}, but this hookline reads {format}; {remedy}")
-    checksum = value.pop("checksum", None)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+        raise StoreError(f"{name} is of format {brief(found)}, but this hookline reads {format}; {remedy}")
     if checksum != f"{zlib.crc32(text.encode()):08x}":
         raise StoreError(f"{name} is damaged: it does not fit its checksum; restore it, or harvest again")
     return dict(value)
@@ -251,7 +265,7 @@ def _file(file: File) -> dict[str, Any]:
 
 def _read_file(found: Mapping[str, Any]) -> File:
     _expect(_is_size(found["rows"]) and _is_size(found["bytes"]), "the size of a file")
-    _expect(re.fullmatch("[0-9a-f]{8}", found["crc32"]) is not None, "a checksum")
+    _expect(_CHECKSUM.fullmatch(found["crc32"]) is not None, "a checksum")
     return File(found["rows"], found["bytes"], int(found["crc32"], 16))
 
 

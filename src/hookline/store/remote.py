@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError, StoreError
+from hookline.untrusted import LONGEST
 
 # Those that create an object only if there is none, in one step: by If-None-Match on S3, by ifGenerationMatch on GCS.
 _EXCLUSIVE = {"s3": "If-None-Match", "s3a": "If-None-Match", "gs": "ifGenerationMatch", "gcs": "ifGenerationMatch"}
@@ -78,8 +79,12 @@ class RemotePlace:
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
         """Return a small object, or a part of one."""
         system, path = self._open(name)
+        end = LONGEST + 1 if nbytes < 0 else start + nbytes
         with self._reading(name):
-            return bytes(system.cat_file(path, start=start or None, end=None if nbytes < 0 else start + nbytes))
+            found = bytes(system.cat_file(path, start=start, end=end))
+        if nbytes < 0 and len(found) > LONGEST:
+            raise StoreError(f"'{self}/{name}' can't be read: it has over {LONGEST:,} bytes")
+        return found
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it is not there."""

@@ -254,11 +254,7 @@ def _open(root: Place, partial: bool) -> list[Part]:
 def _open_part(root: Place, partial: bool) -> Part:
     manifest = read_manifest(root)
     index = read_index(root, manifest)
-    try:
-        check_sizes(root, manifest, index)
-    except StoreError:  # The derived index may be of a unit that was made anew.
-        index = read_index(root, manifest, trust=False)
-        check_sizes(root, manifest, index)
+    check_sizes(root, manifest, index)
     units = how_many(root, manifest)
     check_units(root, index, units)
     if not partial and (units is None or len(index) < units):

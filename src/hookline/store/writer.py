@@ -243,7 +243,11 @@ def parts(place: Place) -> list[Place]:
     """Return the places of the appended parts, in order."""
     names = [name for name in place.names(MORE) if _PART.fullmatch(name)]
     children = [place.child(f"{MORE}/{name}") for name in sorted(names, key=int)]
-    return [child for child in children if MANIFEST in child.names("")]
+    inside = {child: child.names("") for child in children}
+    for child, found in inside.items():
+        if MANIFEST not in found and UNITS in found:
+            raise StoreError(f"{_named(child, MANIFEST)} is missing; restore it, or remove its folder")
+    return [child for child, found in inside.items() if MANIFEST in found]
 
 
 def sweep(place: Place) -> list[str]:
@@ -265,8 +269,6 @@ def read_manifest(place: Place) -> Manifest:
         data = place.read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"{str(place)!r} is no store: it has no {MANIFEST}; harvest to it first") from error
-    except OSError as error:
-        raise StoreError(f"{_named(place, MANIFEST)} can't be read: {error.strerror or error}") from error
     return Manifest.from_json(data, _named(place, MANIFEST))
 
 
