@@ -32,6 +32,7 @@ ORDER = [
     "values",
     "exchange",
     "origins",
+    "equality",
     "copies",
     "fitting",
     "sites",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,50 @@ def test_a_site_is_read_by_any_spelling_by_a_site_and_by_its_module() -> None:
     assert model.h[1] not in acts
     assert "h.2" not in acts
     assert 3 not in acts
+
+
+def test_caches_are_equal_if_they_hold_the_same_values_of_every_call() -> None:
+    nan = torch.tensor([1.0, float("nan")])
+    one = {"h.0": (nan, [1, {"a": float("nan")}, None]), "h.1": torch.ones(2, 3)}
+    assert hl.Cache(one) == hl.Cache(dict(reversed(one.items())))
+    assert hl.Cache({"h.0": (nan.clone(), [1, {"a": float("nan")}, None]), "h.1": torch.ones(2, 3)}) == hl.Cache(one)
+    others: list[dict[str, Any]] = [
+        {"h.0": one["h.0"]},
+        {**one, "h.1": torch.zeros(2, 3)},
+        {**one, "h.1": torch.ones(3, 2)},
+        {**one, "h.1": torch.ones(2, 3, dtype=torch.float64)},
+        {**one, "h.0": (nan, [1, {"a": 2.0}, None])},
+        {**one, "h.0": [nan, [1, {"a": float("nan")}, None]]},
+        {**one, "h.0": nan},
+    ]
+    for other in others:
+        assert hl.Cache(one) != hl.Cache(other)
+    assert hl.Cache(one) != one
+    model, x = Repeats(), torch.ones(1, 2)
+    with hl.capture(model, "cell", keep="all") as all_calls:
+        model(x)
+    assert all_calls == all_calls.map(torch.clone)
+    assert all_calls != all_calls.map(lambda value: value + 1)
+    assert all_calls != hl.Cache({"cell": all_calls["cell"]})
+
+
+def test_values_of_any_kind_can_be_compared_or_one_line_says_why_not(tmp_path: Path) -> None:
+    values = {
+        "sparse": torch.eye(2).to_sparse(),
+        "small": torch.ones(3).to(torch.float8_e4m3fn),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        "whole": torch.ones(2, dtype=torch.uint16),
+        "meta": torch.ones(2, device="meta"),
+    }
+    assert hl.Cache(values) == hl.Cache(values)
+    for name, value in values.items():
+        if name != "meta":
+            assert hl.Cache({name: value}) == hl.Cache({name: value.clone()})
+    with pytest.raises(hl.HooklineError, match="these caches can't be compared: .*meta"):
+        _ = hl.Cache({"meta": values["meta"]}) == hl.Cache({"meta": values["meta"].clone()})
+    acts = hl.Cache({"h.0": torch.randn(2, 3)})
+    acts.save(tmp_path / "acts.safetensors")
+    assert hl.Cache.load(tmp_path / "acts.safetensors") == acts
 
 
 def test_a_tied_module_is_read_by_each_of_its_names() -> None:

@@ -14,6 +14,7 @@ from hookline import files, members
 from hookline.copies import address, copy_tensor
 from hookline.display.pictured import Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
+from hookline.equality import same
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
@@ -56,6 +57,19 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         return (str(record.site) for record in self._fired())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same sites and calls, in any order, with the same values: a NaN equals a NaN."""
+        if not isinstance(other, Cache):
+            return NotImplemented
+        try:
+            return {*self} == {*other} and all(same(self.calls(site), other.calls(site)) for site in self)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, HooklineError):
+                raise
+            raise HooklineError(f"these caches can't be compared: {brief(error)}") from error
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __reversed__(self) -> Iterator[str]:
         return reversed(list(self))
