@@ -37,7 +37,7 @@ class Run:
         memory = memory_of(tensor)
         if memory in self.known:
             return True
-        if tensor.nbytes < _SMALL or memory == 0:  # A copy is cheaper than looking closer.
+        if memory == 0 or tensor.nbytes < _SMALL:  # A copy is cheaper than looking closer.
             return False
         if self._outside is None:
             self._outside = {memory_of(one) for one in [*leaves(self.given), *_state_of(self.model)]}

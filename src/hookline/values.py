@@ -397,7 +397,7 @@ def _check_number(new: Any, old: Tensor) -> None:
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a complex number")
     if old.is_floating_point() or old.is_complex() or isinstance(new, complex):
         most = torch.finfo(old.dtype).max
-        if math.isfinite(abs(new)) and abs(new) > most:
+        if most < abs(new) < math.inf:
             raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold more than {most:g}")
         return
     if not whole:

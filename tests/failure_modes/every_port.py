@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,21 +37,22 @@ def outcome(model: nn.Module, inputs: dict[str, Any], generates: bool) -> dict[s
     }
 
 
-def differences(model: nn.Module, inputs: dict[str, Any], ports: tuple[str, ...] = PORTS) -> list[str]:
-    """Return what differs when every port is open from a run without hookline."""
+def open_every_port(hooks: hl.Hooks) -> None:
+    """Capture every value and every gradient at every module, and at the model itself."""
+    hooks.capture(*[place for port in PORTS for place in (f"**:{port}", f":{port}")], keep="all")
+
+
+def differences(
+    model: nn.Module, inputs: dict[str, Any], add: Callable[[hl.Hooks], object] = open_every_port
+) -> list[str]:
+    """Return what differs from a run without hookline when these hooks are on the model."""
     generates = _can_generate(model, inputs)
-    buffers = {name: one.clone() for name, one in model.named_buffers()}
-    bare = _snapshot(outcome(model, again(inputs), generates))
-    with torch.no_grad():
-        for name, one in model.named_buffers():
-            one.copy_(buffers[name])
-    places = [place for port in ports for place in (f"**:{port}", f":{port}")]
+    bare = _snapshot(outcome(copy.deepcopy(model), again(inputs), generates))
+    model = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", hl.HooklineWarning
-        )  # Of modules that are never called, and ids without gradients.
+        warnings.simplefilter("ignore", hl.HooklineWarning)  # Of modules that are never called, and of integers.
         hooks = hl.Hooks(model, active=False)
-        hooks.capture(*places, keep="all")
+        add(hooks)
         with hooks.when_missing("ignore"):
             seen = _snapshot(outcome(model, again(inputs), generates))
         hooks.remove()
@@ -59,14 +62,26 @@ def differences(model: nn.Module, inputs: dict[str, Any], ports: tuple[str, ...]
 def _can_generate(model: nn.Module, inputs: dict[str, Any]) -> bool:
     """Return True if the model itself allows a backward through two forwards with one cache; some write into it."""
     try:
-        outcome(model, again(inputs), generates=True)
+        outcome(copy.deepcopy(model), again(inputs), generates=True)
         return True
     except (RuntimeError, ValueError):
         return False
 
 
 def _snapshot(result: dict[str, Any]) -> dict[str, Any]:
-    return {part: (_shape(value), [one.detach().clone() for one in leaves(value)]) for part, value in result.items()}
+    return {part: (_shape(value), [numbers_in(one) for one in leaves(value)]) for part, value in result.items()}
+
+
+def numbers_in(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor of any kind as a plain one."""
+    tensor = tensor.detach()
+    if type(tensor).__name__ == "MaskedTensor":
+        return tensor.get_data() * tensor.get_mask()  # type: ignore[attr-defined, no-any-return]
+    if tensor.is_nested:
+        return tensor.values().clone()
+    if tensor.layout is not torch.strided:
+        return tensor.to_dense()
+    return tensor.dequantize() if tensor.is_quantized else tensor.clone()
 
 
 def _shape(value: Any) -> Any:
@@ -106,7 +121,7 @@ def main() -> None:
         try:
             model = model_of(name)
             inputs = inputs_of(model)
-            outcome(model, again(inputs), generates=False)
+            outcome(copy.deepcopy(model), again(inputs), generates=False)
         except Exception:  # Of a config that needs more than small sizes.
             continue
         built += 1
@@ -119,8 +134,11 @@ def main() -> None:
 
 
 def _loss(value: Any) -> Tensor:
-    floats = [one for one in leaves(value) if one.is_floating_point() and one.requires_grad]
-    return torch.stack([one.float().nan_to_num().square().mean() for one in floats]).sum()
+    plain = [one for one in leaves(value) if one.requires_grad and type(one).__name__ != "MaskedTensor"]
+    plain = [one.values() if one.is_nested else one for one in plain]
+    plain = [one.to_dense() if one.layout is not torch.strided else one for one in plain]
+    terms = [(one.abs() if one.is_complex() else one).float().nan_to_num().square().mean() for one in plain]
+    return torch.stack(terms).sum() if terms else torch.zeros((), requires_grad=True)
 
 
 if __name__ == "__main__":

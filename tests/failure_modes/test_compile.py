@@ -279,3 +279,37 @@ def test_a_second_threads_block_on_a_compiled_model_is_refused() -> None:
         assert torch.equal(acts["h.1"], seen)
     assert isinstance(error, hl.HooklineError)
     assert "another one has a block open" in str(error)
+
+
+@pytest.mark.parametrize("site", ["0[:, 0]", "0:input[:, -1]", "0.a[1:, 0]", "1[0]"])
+def test_a_part_is_patched_in_blocks_that_are_compiled_for_any_size(site: str) -> None:
+    model = nn.Sequential(*[Branch() for _ in range(3)])
+    expected = [hl.run(model, torch.ones(size, 8), patch={site: 2.0}) for size in (3, 5)]
+    for block in model:
+        block.compile(backend="aot_eager", dynamic=True, fullgraph=True)
+    with hl.patch(model, {site: 2.0}):
+        outputs = [model(torch.ones(size, 8)) for size in (3, 5)]
+    assert all(map(torch.equal, outputs, expected))
+
+
+def test_a_compiled_module_writes_into_the_list_that_it_was_given() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor, memory: list[Tensor]) -> Tensor:
+            memory.append(x * 2)
+            return x * 3 + memory[0]
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writes = Writes()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            memory = [x]
+            return self.writes(x, memory), memory
+
+    model = Calls()
+    model.compile(backend="eager")
+    for change in ({"edit": {"writes:inputs": lambda passed: passed}}, {"patch": {'writes:inputs["x"]': 1.0}}):
+        output, memory = hl.run(model, torch.ones(2), **change)
+        assert len(memory) == 2
+        assert output.tolist() == [4.0, 4.0]

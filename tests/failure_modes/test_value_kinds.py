@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.masked import masked_tensor
 
 import hookline as hl
 from tests.failure_modes.parts import Overwrites, Returns, bits
@@ -386,3 +387,30 @@ def test_one_activation_under_several_names_is_one_piece_of_memory() -> None:
     _, acts = hl.run(model, torch.randn(3, 4), capture=["**", "", "1:input", "2:input"])
     assert len(acts) == 8
     assert "8 sites, 48 bytes" in repr(acts)
+
+
+def test_a_number_that_the_dtype_cannot_hold_is_refused() -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.ones(2, dtype=torch.float16)
+    for site in ("0", "0[0]", "0:input"):
+        with pytest.raises(hl.EditError, match="it can't hold more than 65504"):
+            hl.run(model, x, patch={site: 1e10})
+    assert hl.run(model, x, patch={"0": float("inf")}).isinf().all()
+
+
+def test_the_numbers_of_a_quantized_value_are_kept_in_the_dtype_that_was_asked_for() -> None:
+    model = Returns(lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.qint8))
+    with hl.capture(model, "", dtype=torch.float64) as acts:
+        model(torch.tensor([0.5, 1.0]))
+    assert acts[""].dtype is torch.float64
+    assert acts[""].tolist() == [0.5, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*MaskedTensor:UserWarning")
+def test_a_masked_tensor_is_captured_edited_and_counted_by_its_valid_elements() -> None:
+    model, x = Returns(lambda x: masked_tensor(x, x > 0)), torch.tensor([-5.0, 1.0, 3.0])
+    _, acts = hl.run(model, x, capture="")
+    assert acts[""].get_mask().tolist() == [False, True, True]
+    assert acts.stats()[""].mean == 2.0
+    assert hl.run(model, x, edit={"": lambda value: value}).get_mask().tolist() == [False, True, True]
+    with pytest.raises(hl.EditError, match="give a MaskedTensor"):
+        hl.run(model, x, patch={"": 0.0})

@@ -15,6 +15,7 @@ from hookline import operands, origins
 from hookline.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
+from hookline.exchange import Exchange
 from hookline.operands import plain
 from hookline.origins import is_private
 from hookline.ranks import is_rehearsal
@@ -186,27 +187,33 @@ def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     for tap in watch.around:
         tap.session.ran = True
     skip = None
+    exchange = Exchange()
     for tap in watch.taps:
         if isinstance(tap.action, Skip):
             skip = tap
         elif tap.site.port != "output":
-            args, kwargs = _trace_input(tap, args, kwargs, watch)
+            args, kwargs = _trace_input(tap, args, kwargs, watch, exchange)
     if skip is not None:
         output = _skipped(skip, module, (args, kwargs), watch)
     elif watch.found is not None:
         output = watch.found(*args, **kwargs)
     else:
         output = getattr(type(module), watch.name)(module, *args, **kwargs)
+    exchange.put_back()
     for tap in watch.taps:
         if tap.site.port == "output" and not isinstance(tap.action, Skip):
             output = tap.trace(output)
     return output
 
 
-def _trace_input(tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> arguments.Arguments:
+def _trace_input(
+    tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch, exchange: Exchange
+) -> arguments.Arguments:
     parameters = watch.parameters
     if tap.site.port == "inputs":
         bound = arguments.bind((args, kwargs), parameters)
-        return arguments.unbind(tap.trace(bound), (args, kwargs), parameters)
+        return arguments.unbind(tap.trace(bound, exchange), (args, kwargs), parameters)
     first = arguments.first((args, kwargs), parameters)
-    return (args, kwargs) if first is NOTHING else arguments.with_first((args, kwargs), parameters, tap.trace(first))
+    if first is NOTHING:
+        return args, kwargs
+    return arguments.with_first((args, kwargs), parameters, tap.trace(first, exchange))

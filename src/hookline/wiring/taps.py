@@ -14,13 +14,14 @@ from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
 from hookline.budget import Budget
 from hookline.context import RESTING, Blocks, Rest, acting
 from hookline.errors import HooklineError
+from hookline.exchange import Exchange
 from hookline.members import Holders
 from hookline.operands import plain
 from hookline.parallel import Gathering
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline.tree import Children, Named
-from hookline.values import STAR, expand, get, put, split
+from hookline.values import STAR, expand, get, put, rebuild, split
 
 if TYPE_CHECKING:
     from hookline.wiring.checkpoints import Event
@@ -234,7 +235,7 @@ class Tap:
             return call
         return call._replace(site=call.site._replace(index=write_subscripts(subscripts)))
 
-    def trace(self, value: Any) -> Any:
+    def trace(self, value: Any, exchange: Exchange | None = None) -> Any:
         """Act inside a graph that dynamo is tracing: no counting, no clock, no other thread."""
         self.fired = True
         action = self.action
@@ -250,11 +251,13 @@ class Tap:
             return value
         # With dynamic=True the numbers in subscripts are symbols, and dynamo can't tell whether such a tuple is empty.
         new = action(part, None, len(rest) == 0)  # type: ignore[operator]
+        if exchange is not None and not isinstance(part, Tensor):
+            new = exchange.merge(new, part)
         if len(self.subscripts) == 0:
             return new
         if isinstance(new, Tensor) and new is part:  # Dynamo can't compare tuples so.
             return value
-        return put(value, self.subscripts, new)
+        return put(value, self.subscripts, new, rebuild if exchange is None else exchange.rebuild)
 
     def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:
         forward, site = self.session.forwards, call.site
