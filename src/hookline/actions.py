@@ -24,6 +24,7 @@ from hookline.copies import (
     copy_tensor,
     is_parameter,
     share,
+    share_detached,
     share_on_any_device,
     share_tensor,
     versions,
@@ -111,6 +112,7 @@ class Save:
             sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
             sent = offload.send(value.detach(), self.dtype) if sends else None
             return self.keep_part(value, False, call) if sent is None else sent
+        moves = self.clone is None and may_move(value)  # Before there is a second tensor with its memory.
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
         try:
             version = source._version
@@ -121,11 +123,11 @@ class Save:
         if value.is_quantized or peek_interpreter_stack() is not None:
             return self.keep_part(value, False, call)
         if value.is_cuda:
-            if not may_move(value) or not _may_share_on_cuda(value):
+            if not moves or not _may_share_on_cuda(value):
                 return copy_tensor(source)
             return Shared(share_on_any_device(source), source, version)  # Foreach functions write through it.
         if value.is_cpu:
-            return copy_tensor(source) if is_parameter(value) else share_tensor(source)
+            return copy_tensor(source) if is_parameter(value) else share_tensor(source, moves)
         return self.keep_part(value, False, call)
 
     def keep_part(self, value: Any, is_part: bool, call: Call | None = None) -> Any:
@@ -166,7 +168,7 @@ class Save:
         """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
         value = plain(value)
         if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):  # No writes are counted there.
-            value = map_tensors(lambda tensor: share_tensor(tensor.detach() if self.detach else tensor), value)
+            value = map_tensors(share_detached if self.detach else share_tensor, value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
         forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # The first takes 5 µs.
         before = versions(value) if self.keeps_own else None
@@ -180,6 +182,7 @@ class Save:
         self, tensor: Tensor, is_part: bool, sources: list[Source], sent: dict[int, offload.Copy]
     ) -> Tensor:
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
+        moves = self.clone is None and not is_part and may_move(tensor)
         source = tensor.detach() if self.detach else tensor
         if type(source) is not Tensor and not self.keeps_own:
             if is_cut(source):
@@ -197,22 +200,22 @@ class Save:
             if moved is not source:
                 return moved
         if tensor.is_inference():
-            return self._keep_inference(source, is_part)
+            return self._keep_inference(source, moves, is_part)
         if (self.keeps_own or self.clone is False) and not is_part:
             sources.append((source, source._version, None))
             return source
         if self.clone or is_part or is_parameter(tensor):
             return copy_tensor(source)
-        return _shared(source, tensor, sources)
+        return _shared(source, tensor, moves, sources)
 
-    def _keep_inference(self, source: Tensor, is_part: bool) -> Tensor:
+    def _keep_inference(self, source: Tensor, moves: bool, is_part: bool) -> Tensor:
         """Copy a tensor made in inference mode into one that autograd can use later."""
         if self.clone is False and self.detach:
             raise HooklineError(
                 "clone=False can't tell in inference mode whether a value is overwritten; use clone=None"
             )
         with torch.inference_mode(False):
-            return copy_tensor(source) if self.clone or is_part else share_tensor(source)
+            return copy_tensor(source) if self.clone or is_part else share_tensor(source, moves)
 
     def __repr__(self) -> str:
         options = {"detach": True, "clone": None, "device": None, "dtype": None, "transform": None, "with_call": False}
@@ -371,13 +374,13 @@ def _ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
 def _spare(own: Tensor) -> Guarded:
     """Return a copy on write of a tensor of the graph, for when the model overwrites it."""
     sources: list[Source] = []
-    return Guarded(_shared(own, own, sources), sources)
+    return Guarded(_shared(own, own, may_move(own), sources), sources)
 
 
-def _shared(source: Tensor, tensor: Tensor, sources: list[Source]) -> Tensor:
+def _shared(source: Tensor, tensor: Tensor, moves: bool, sources: list[Source]) -> Tensor:
     """Copy a tensor on write, on CUDA too; what has to be checked on reading is added to the sources."""
-    if not source.is_cuda or not may_move(tensor) or not _may_share_on_cuda(tensor):
-        return share_tensor(source)
+    if not source.is_cuda or not moves or not _may_share_on_cuda(tensor):
+        return share_tensor(source, moves)
     kept = share_on_any_device(source)
     sources.append((source, source._version, kept))
     return kept

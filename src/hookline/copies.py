@@ -30,11 +30,22 @@ def copy_all(value: Any) -> Any:
     return map_tensors(copy_tensor, value)
 
 
-def share_tensor(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write where that is right, else now. Autograd flows through."""
+def share_tensor(tensor: Tensor, moves: bool | None = None) -> Tensor:
+    """Copy a tensor on write where that is right, else now. Autograd flows through.
+
+    Args:
+        moves: Whether its memory may move, if the caller knows: a tensor that was detached from it holds it too.
+    """
     if torch.compiler.is_dynamo_compiling():
         return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
-    return share_for_now(tensor) if tensor.is_cpu and may_move(tensor) else copy_tensor(tensor)
+    moves = tensor.is_cpu and (may_move(tensor) if moves is None else moves)
+    return share_for_now(tensor) if moves else copy_tensor(tensor)
+
+
+def share_detached(tensor: Tensor) -> Tensor:
+    """The same, detached from the graph."""
+    moves = not torch.compiler.is_dynamo_compiling() and may_move(tensor)
+    return share_tensor(tensor.detach(), moves)
 
 
 def share_for_now(tensor: Tensor) -> Tensor:

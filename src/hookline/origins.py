@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from hookline.values import ATOMS, leaves
 
 _is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+_count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
 count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)  # Since torch 2.1.
 
 
@@ -38,6 +39,9 @@ class Run:
         if memory in self.known:
             return True
         if memory == 0 or tensor.nbytes < _SMALL:  # A copy is cheaper than looking closer.
+            return False
+        is_given_away = not tensor.requires_grad and _count_uses(tensor) > 1  # As DLPack does, and autograd.
+        if is_given_away or not _is_alone_in_memory(tensor):
             return False
         if self._outside is None:
             self._outside = {memory_of(one) for one in [*leaves(self.given), *_state_of(self.model)]}
@@ -85,24 +89,28 @@ def is_private(tensor: Tensor) -> bool:
 
 def is_result(tensor: Tensor) -> bool:
     """Return True if torch has just made the memory of a tensor, given that one variable alone holds the tensor."""
+    if not _is_alone_in_memory(tensor):
+        return False
+    base = None if tensor.is_inference() else tensor._base
+    return base is None or getrefcount(base) == _ALONE_AS_BASE
+
+
+def _is_alone_in_memory(tensor: Tensor) -> bool:
+    """Return True if no other tensor has the memory of this one, but for its base and what autograd keeps of it.
+
+    An array of numpy holds a tensor of its own.
+    """
     try:
-        holders = count_holders(tensor.untyped_storage()._cdata)
+        others = count_holders(tensor.untyped_storage()._cdata) - ALONE_IN_MEMORY
     except (NotImplementedError, RuntimeError):  # Sparse, nested.
         return False
-    if holders == ALONE_IN_MEMORY:
+    if others != 1 or tensor.is_inference():
+        return others == 0
+    if tensor._is_view():  # A linear layer, for one, returns a view of what nobody else holds.
         return True
-    if tensor.is_inference():
-        return False
-    base = tensor._base  # Of a view: a linear layer, for one, returns a view of what nobody else holds.
-    if base is not None:
-        if getrefcount(base) != _ALONE_AS_BASE:
-            return False
-        if holders == ALONE_IN_MEMORY + 1:
-            return True
-    root = tensor if base is None else base
-    # Autograd may hold it too. A write in place would have moved the version; a Python function may return anything.
-    made_by = root.grad_fn
-    return made_by is not None and root._version == 0 and not isinstance(made_by, BackwardCFunction)
+    made_by = tensor.grad_fn
+    saves = hasattr(made_by, "_saved_result") or hasattr(made_by, "_saved_output")
+    return saves and tensor._version == 0 and not isinstance(made_by, BackwardCFunction)
 
 
 def memory_of(tensor: Tensor) -> int:

@@ -171,6 +171,28 @@ def test_large_inputs_that_the_forward_made_are_shared_without_watching_what_mad
     assert is_copied_on_write(acts["2:input"])
 
 
+@EVERY_SIZE
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("place", ["0", "1:input", "1"])
+def test_an_array_that_the_model_makes_of_an_activation_follows_it(size: int, grad: bool, place: str) -> None:
+    class Exposes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = (x * 2).relu()
+            self.array = y.detach().numpy()
+            return y
+
+    class Adds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return x.add_(1)
+
+    model = nn.Sequential(Exposes(), nn.Identity(), Adds())
+    with hl.capture(model, place) as acts:
+        model(torch.ones(size, requires_grad=grad))
+    assert model[0].array[0] == 3
+    assert acts[place][0] == 2
+
+
 def test_a_tensor_is_private_only_where_nobody_else_holds_it() -> None:
     def made() -> Tensor:
         return torch.ones(3)

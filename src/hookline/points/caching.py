@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.cache import Cache
-from hookline.copies import share_tensor
+from hookline.copies import share_detached
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
 from hookline.hooks import Hooks
 from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
@@ -74,7 +74,7 @@ class Saver:
     def __call__(self, value: Any, hook: Any) -> None:
         """Keep a value."""
         name = hook.name + self.suffix
-        kept = map_tensors(lambda tensor: share_tensor(tensor.detach()).to(self.options.device), value)
+        kept = map_tensors(lambda tensor: share_detached(tensor).to(self.options.device), value)
         self.cache[name] = _single(map_tensors(lambda tensor: self.options.cut(tensor, name), kept))
 
 
