@@ -105,6 +105,7 @@ ORDER = [
     "hooks",
     "verbs",
     "attached",
+    "surroundings",
     "trial",
     "scan",
     "listing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, overload
 
@@ -138,14 +138,12 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
     if any(map(is_lazy, model.parameters())):
         raise HooklineError(f"{type(model).__name__} has parameters without a shape yet: run the model once, then list")
     args, kwargs = ((), dict(run)) if isinstance(run, Mapping) else (run if isinstance(run, tuple) else (run,), {})
-    attempts: list[Listing] = []
 
-    def watch() -> list[Tap]:
-        attempts.append(Listing())
-        return [_tap(place, attempts[-1]) for place in found]
+    def watch() -> tuple[list[Tap], Callable[[], Listing]]:
+        listing = Listing()
+        return [_tap(place, listing) for place in found], lambda: listing
 
-    note = try_out(unwrap(model), args, kwargs, watch)
-    listing = attempts[-1]
+    listing, note = try_out(unwrap(model), args, kwargs, watch)
     asked = {place.site for place in found}
     names = {site: site if site in asked else _shortest(site, listing) for site in listing.seen}
     rows = [(str(names[site]) or '""', str(listing.calls[site]), *passing) for site, passing in listing.seen.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 from torch import Tensor, nn
@@ -100,14 +100,12 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
     if not isinstance(model, nn.Module):
         raise HooklineError(f"scan takes a model and its input, not {type(model).__name__}")
     bare = unwrap(model)
-    observes: list[Observe] = []
 
-    def watch() -> list[Tap]:
-        observes.append(Observe())
-        return _taps(bare, observes[-1])
+    def watch() -> tuple[list[Tap], Callable[[], list[Row]]]:
+        observe = Observe()
+        return _taps(bare, observe), lambda: _rows(bare, observe)
 
-    note = try_out(bare, args, kwargs, watch)
-    return Scan(_rows(bare, observes[-1]), note)
+    return Scan(*try_out(bare, args, kwargs, watch))
 
 
 def _taps(model: nn.Module, observe: Observe) -> list[Tap]:

@@ -1,46 +1,70 @@
 """A trial run of a model: on fake tensors, and only if it can't run on those, for real. Nothing is left changed.
 
 Shapes and dtypes are those of a real run, nothing is computed, no weights are read. The model, its buffers and the
-random numbers are left as they were.
+random numbers are left as they were, and nothing outside of the model keeps a tensor of the run.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
 import logging
-import operator
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hookline.context import open_block, resting
 from hookline.copies import share_for_now
+from hookline.surroundings import Surroundings, is_same
 from hookline.tree import Names, unwrap
 from hookline.values import ATOMS, map_tensors
 from hookline.wiring.modules import attached
 from hookline.wiring.taps import Tap
 from hookline.wiring.watches import is_shadow
 
+T = TypeVar("T")
+Watch = Callable[[], tuple[list[Tap], Callable[[], T]]]
 
-def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Callable[[], list[Tap]]) -> str:
-    """Run a model under the taps that `watch` makes, anew for each attempt; say how it ran."""
+
+def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch[T]) -> tuple[T, str]:
+    """Run a model under the taps that `watch` makes for each attempt; return what it reads from them and how it ran."""
     model = unwrap(model)
+    around = Surroundings(model)
+
+    def attempt(run: OnFakes | ForReal) -> T:
+        taps, read = watch()
+        try:
+            with observed(model, taps):
+                run(model, args, kwargs)
+            return read()
+        except BaseException:
+            around.put_back(run)  # Nothing more can be told: the traceback holds tensors of the run too.
+            raise
+
+    fakes, copies = OnFakes(), ForReal()
     try:
-        with observed(model, watch()):
-            _run_on_fakes(model, args, kwargs)
-        return "on fake tensors: nothing was computed"
+        found = attempt(fakes)
     except Exception as error:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise
-        with observed(model, watch()):
-            _run_for_real(model, args, kwargs)
-        return f"on a real run, since fake tensors don't suffice for this model: {_first_line(error)}"
+        why = _first_line(error)
+    else:
+        return found, "on fake tensors: nothing was computed" + _freed(around.free(fakes))
+    found = attempt(copies)
+    note = f"on a real run, since fake tensors don't suffice for this model: {why}"
+    return found, note + _freed(around.free(copies))
+
+
+def _freed(places: list[str]) -> str:
+    return f"; put back what the run had left in {', '.join(places)}" if places else ""
 
 
 @contextmanager
@@ -83,7 +107,7 @@ def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
 
     def put_back() -> None:
         for container, content in zip(held, before, strict=True):
-            if _is_same(_without_shadows(container), content):
+            if is_same(_without_shadows(container), content):
                 continue
             shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
             container.clear()
@@ -116,32 +140,75 @@ def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
             waiting.append(one.__dict__)
 
 
-def _is_same(container: Any, content: Any) -> bool:
-    if len(container) != len(content):
-        return False
-    if isinstance(container, dict):
-        return all(key in content and container[key] is content[key] for key in container)
-    return container == content if isinstance(container, set) else all(map(operator.is_, container, content))
+class OnFakes:
+    """A run of a model whose tensors are all fakes: parameters, buffers, and those that are plain attributes."""
+
+    def __init__(self) -> None:
+        self._mode: Callable[[], FakeTensorMode | None] = lambda: None
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = weakref.ref(mode)
+        state = {name: mode.from_tensor(tensor) for name, tensor in _state(model)}
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        fake_args, fake_kwargs = map_tensors(
+            lambda tensor: mode.from_tensor(tensor.to("meta") if on_meta else tensor), (args, kwargs)
+        )
+        _replace_attributes(model, mode.from_tensor)
+        with mode, _quiet():
+            functional_call(model, dict[str, Tensor](state), fake_args, fake_kwargs)
+
+    def lives(self) -> bool:
+        """Return True if something still holds a fake tensor of this run: each of them holds its mode."""
+        return self._mode() is not None
+
+    def kept(self) -> list[Tensor]:
+        """Return the fake tensors that something still holds."""
+        mode = self._mode()
+        return [one for one in _living_tensors() if isinstance(one, FakeTensor) and one.fake_mode is mode]
 
 
-def _run_on_fakes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model whose tensors are all fakes: parameters, buffers, and those that are plain attributes."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state = {name: mode.from_tensor(tensor) for name, tensor in _state(model)}
-    on_meta = any(parameter.is_meta for parameter in model.parameters())
-    fake_args, fake_kwargs = map_tensors(
-        lambda tensor: mode.from_tensor(tensor.to("meta") if on_meta else tensor), (args, kwargs)
-    )
-    _replace_attributes(model, mode.from_tensor)
-    with mode, _quiet():
-        functional_call(model, dict[str, Tensor](state), fake_args, fake_kwargs)
+class ForReal:
+    """A run of a model on copy-on-write tensors, so that its own are not written to."""
+
+    def __init__(self) -> None:
+        self._copies: list[StorageWeakRef] = []
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model."""
+        state = {
+            name: self._copy(tensor.detach()).requires_grad_(tensor.requires_grad) for name, tensor in _state(model)
+        }
+        _replace_attributes(model, self._copy)
+        functional_call(model, state, *map_tensors(self._copy, (args, kwargs)))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        copied = share_for_now(tensor)
+        self._copies += _storage(copied)
+        return copied
+
+    def lives(self) -> bool:
+        """Return True if something still holds the memory of a copy."""
+        return not all(storage.expired() for storage in self._copies)
+
+    def kept(self) -> list[Tensor]:
+        """Return the copies that something still holds, and views of them."""
+        living = {storage for storage in self._copies if not storage.expired()}
+        return [one for one in _living_tensors() if not living.isdisjoint(_storage(one))]
 
 
-def _run_for_real(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model on copy-on-write tensors, so that its own are not written to."""
-    state = {name: share_for_now(one.detach()).requires_grad_(one.requires_grad) for name, one in _state(model)}
-    _replace_attributes(model, share_for_now)
-    functional_call(model, state, *map_tensors(share_for_now, (args, kwargs)))
+def _living_tensors() -> Iterator[Tensor]:
+    return (one for one in gc.get_objects() if issubclass(type(one), Tensor))
+
+
+def _storage(tensor: Tensor) -> list[StorageWeakRef]:
+    """Return a weak reference to a tensor's memory, if it is of a kind that has some; subclasses are not asked."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [StorageWeakRef(tensor.untyped_storage())]
+    except Exception:
+        return []
 
 
 def _replace_attributes(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> None:

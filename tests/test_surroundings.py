@@ -1,0 +1,403 @@
+"""Trial runs of models that keep tensors outside of their modules: nothing of the run may stay there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import hookline as hl
+
+COUNTS: dict[int, Tensor] = {}
+SLOTS: dict[str, Tensor | None] = {"table": None}
+ROWS: list[Tensor] = []
+LATEST: Tensor | None = None
+LATEST_SIZE = 0
+SEEN: set[int] = set()
+BY_MODULE: weakref.WeakKeyDictionary[nn.Module, Tensor] = weakref.WeakKeyDictionary()
+RECENT: OrderedDict[int, tuple[Tensor, str]] = OrderedDict()
+HELPER = SimpleNamespace(table=None, size=0)
+CONTEXT: ContextVar[Tensor | None] = ContextVar("table", default=None)
+LOCAL = threading.local()
+TOTAL = torch.zeros(4)
+
+
+def table(size: int) -> Tensor:
+    return torch.arange(size, dtype=torch.float32) + 1
+
+
+@functools.lru_cache(maxsize=4)
+def bounded(size: int) -> Tensor:
+    return table(size)
+
+
+@functools.cache
+def unbounded(size: int) -> dict[str, tuple[Tensor]]:
+    return {"table": (table(size),)}
+
+
+def in_a_bounded_cache(_module: nn.Module, size: int) -> Tensor:
+    return bounded(size)
+
+
+def in_an_unbounded_cache(_module: nn.Module, size: int) -> Tensor:
+    return unbounded(size)["table"][0]
+
+
+def in_a_dict(_module: nn.Module, size: int) -> Tensor:
+    if size not in COUNTS:
+        COUNTS[size] = table(size)
+    return COUNTS[size]
+
+
+def in_a_slot_of_a_dict(_module: nn.Module, size: int) -> Tensor:
+    if SLOTS["table"] is None:
+        SLOTS["table"] = table(size)
+    return SLOTS["table"]
+
+
+def in_a_list(_module: nn.Module, size: int) -> Tensor:
+    if not ROWS:
+        ROWS.append(table(size))
+    return ROWS[0]
+
+
+def in_a_global_variable(_module: nn.Module, size: int) -> Tensor:
+    global LATEST, LATEST_SIZE
+    if size != LATEST_SIZE:
+        LATEST, LATEST_SIZE = table(size), size
+    assert LATEST is not None
+    return LATEST
+
+
+def in_one_place_with_a_flag_in_another(_module: nn.Module, size: int) -> Tensor:
+    if size not in SEEN:
+        SEEN.add(size)
+        COUNTS[-size] = table(size)
+    return COUNTS[-size]
+
+
+def under_the_module(module: nn.Module, size: int) -> Tensor:
+    if module not in BY_MODULE:
+        BY_MODULE[module] = table(size)
+    return BY_MODULE[module]
+
+
+def in_an_ordered_dict(_module: nn.Module, size: int) -> Tensor:
+    if size not in RECENT:
+        RECENT[size] = (table(size), "made")
+    return RECENT[size][0]
+
+
+def on_an_object(_module: nn.Module, size: int) -> Tensor:
+    if HELPER.size != size:
+        HELPER.table, HELPER.size = table(size), size
+    return HELPER.table  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass
+class Slotted:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("size", "table")
+    size: int
+    table: Tensor
+
+
+SLOTTED = Slotted.__new__(Slotted)
+
+
+def in_slots(_module: nn.Module, size: int) -> Tensor:
+    if getattr(SLOTTED, "size", 0) != size:
+        SLOTTED.table, SLOTTED.size = table(size), size
+    return SLOTTED.table
+
+
+def on_a_thread_local(_module: nn.Module, size: int) -> Tensor:
+    if not hasattr(LOCAL, "table"):
+        LOCAL.table = table(size)
+    return LOCAL.table  # type: ignore[no-any-return]
+
+
+class Tables(OrderedDict[int, Tensor]):
+    """A dictionary of a kind of its own: nothing can be removed, and reading counts."""
+
+    reads = 0
+
+    def __getitem__(self, key: int) -> Tensor:
+        self.reads += 1
+        return super().__getitem__(key)
+
+    def __delitem__(self, key: int) -> None:
+        raise NotImplementedError
+
+
+TABLES = Tables()
+
+
+def in_a_dict_of_its_own_kind(_module: nn.Module, size: int) -> Tensor:
+    if size not in TABLES:
+        TABLES[size] = table(size)
+    return TABLES[size]
+
+
+class Rotary:
+    """A helper that is not a module, and is called."""
+
+    tables: ClassVar[dict[int, Tensor]] = {}
+    shared: ClassVar[Tensor | None] = None
+
+    def __init__(self) -> None:
+        self.own: Tensor | None = None
+
+    def __call__(self, size: int) -> Tensor:
+        if self.own is None:
+            self.own = table(size)
+        return self.own
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def cached(self, size: int) -> Tensor:
+        return table(size)
+
+    @functools.cached_property
+    def four(self) -> Tensor:
+        return table(4)
+
+
+ROTARY = Rotary()
+
+
+def in_a_cached_method(_module: nn.Module, size: int) -> Tensor:
+    return ROTARY.cached(size)
+
+
+def in_a_cached_property(_module: nn.Module, _size: int) -> Tensor:
+    return ROTARY.four
+
+
+def in_a_callable_object(_module: nn.Module, size: int) -> Tensor:
+    return ROTARY(size)
+
+
+def in_a_dict_of_a_class(_module: nn.Module, size: int) -> Tensor:
+    if size not in Rotary.tables:
+        Rotary.tables[size] = table(size)
+    return Rotary.tables[size]
+
+
+def in_a_class_attribute(_module: nn.Module, size: int) -> Tensor:
+    if Rotary.shared is None:
+        Rotary.shared = table(size)
+    return Rotary.shared
+
+
+def closed_over() -> Callable[[nn.Module, int], Tensor]:
+    helper = Rotary()
+    kept: Tensor | None = None
+
+    def in_a_closure(_module: nn.Module, size: int) -> Tensor:
+        nonlocal kept
+        if kept is None:
+            kept = helper(size)
+        return kept
+
+    return in_a_closure
+
+
+WAYS = [
+    in_a_bounded_cache, in_an_unbounded_cache, in_a_dict, in_a_slot_of_a_dict, in_a_list, in_a_global_variable,
+    in_one_place_with_a_flag_in_another, under_the_module, in_an_ordered_dict, on_an_object, in_slots,
+    on_a_thread_local, in_a_cached_method, in_a_cached_property, in_a_callable_object, in_a_dict_of_a_class,
+    in_a_class_attribute, in_a_dict_of_its_own_kind, closed_over(),
+]  # fmt: skip
+
+
+class Keeping(nn.Module):
+    """Keeps a table somewhere outside of itself; `look` makes it need the real run."""
+
+    def __init__(self, way: Callable[[nn.Module, int], Tensor], look: bool = False) -> None:
+        super().__init__()
+        self.way = way
+        self.look = look
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x) * self.way(self, x.shape[-1])
+        if self.look and float(y.detach().sum()) > 1e9:
+            return x
+        return y
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Nothing is kept from one test to the next, and no fake tensor at all."""
+    global LATEST, LATEST_SIZE, ROTARY, SLOTTED
+    yield
+    living = [one for one in gc.get_objects() if type(one) is FakeTensor]
+    assert living == []
+    for container in (COUNTS, ROWS, SEEN, BY_MODULE, RECENT, TABLES, Rotary.tables):
+        container.clear()
+    for cache in (bounded, unbounded, Rotary.cached):
+        cache.cache_clear()
+    SLOTS["table"] = LATEST = Rotary.shared = HELPER.table = None
+    LATEST_SIZE = HELPER.size = 0
+    vars(LOCAL).clear()
+    ROTARY, SLOTTED = Rotary(), Slotted.__new__(Slotted)
+    TOTAL.detach_().zero_()
+
+
+@pytest.mark.parametrize("look", [False, True], ids=["fake", "real"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_model_is_sound_after_a_trial_run_wherever_it_keeps_a_table(
+    way: Callable[[nn.Module, int], Tensor], look: bool
+) -> None:
+    model, x = Keeping(way, look), torch.randn(2, 4)
+    expected = model.layer(x) * table(4)
+    assert hl.scan(model, x)["layer"].shape == "(2, 4)"
+    found = model(x)
+    assert type(found) is Tensor
+    assert torch.equal(found, expected)
+
+
+def test_the_note_names_what_had_kept_a_tensor_of_the_run() -> None:
+    assert "the cache of bounded" in hl.scan(Keeping(in_a_bounded_cache), torch.ones(2, 4)).note
+    assert "test_surroundings.COUNTS" in hl.scan(Keeping(in_a_dict), torch.ones(2, 4)).note
+    assert "Rotary.tables" in hl.scan(Keeping(in_a_dict_of_a_class), torch.ones(2, 4)).note
+    assert hl.scan(nn.Linear(4, 4), torch.ones(2, 4)).note == "on fake tensors: nothing was computed"
+
+
+def test_what_a_real_run_has_kept_stays_there() -> None:
+    model, x = Keeping(in_a_dict), torch.ones(2, 4)
+    model(x)
+    bounded(4)
+    kept = COUNTS[4]
+    hl.scan(model, x)
+    assert COUNTS[4] is kept
+    assert bounded.cache_info().currsize == 1
+
+
+def test_looking_for_what_is_kept_runs_no_code_of_the_user() -> None:
+    model, x = Keeping(in_a_dict_of_its_own_kind), torch.ones(2, 4)
+    model(x)
+    reads = TABLES.reads
+    hl.scan(model, x)
+    assert TABLES.reads == reads + 1, "by the forward"
+
+
+def test_a_model_on_meta_and_a_model_that_fails_leave_nothing_behind() -> None:
+    with torch.device("meta"):
+        model = Keeping(in_a_dict)
+    with pytest.raises(RuntimeError, match="meta and cpu"):  # The table is not on meta.
+        hl.scan(model, torch.ones(2, 4))
+    assert COUNTS == {}
+    broken = nn.Sequential(Keeping(in_a_dict), Keeping(in_a_bounded_cache), nn.Linear(3, 3))
+    with pytest.raises(RuntimeError):
+        hl.scan(broken, torch.ones(2, 4))
+    assert [type(COUNTS[4]), type(bounded(4))] == [Tensor, Tensor], "of the real run, which failed last"
+
+
+def test_other_peoples_hooks_keep_nothing_of_a_trial_run() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4)), list[Any]()
+    handle = model[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    hl.scan(model, torch.ones(2, 4))
+    handle.remove()
+    assert seen == []
+
+
+def test_tensors_of_any_kind_may_be_elsewhere_in_the_process() -> None:
+    others = [
+        nn.LazyLinear(2).weight,
+        torch.eye(2).to_sparse(),
+        torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
+    ]
+
+    def with_a_copy(module: nn.Module, size: int) -> Tensor:
+        assert isinstance(module, Keeping)
+        COUNTS[size] = module.layer.weight
+        return table(size)
+
+    hl.scan(Keeping(with_a_copy, look=True), torch.ones(2, 4))
+    assert COUNTS == {}
+    assert len(others) == 3
+
+
+def test_a_cached_view_of_a_parameter_is_a_view_of_the_parameter_itself() -> None:
+    """The real run is on copies of the parameters: one that is cached would not follow the training."""
+
+    class Tied(nn.Module):
+        transposed: ClassVar[dict[str, Tensor]] = {}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.transposed:
+                self.transposed["view"] = self.layer.weight.t()
+                self.transposed["detached"] = self.layer.weight.detach()
+            y = self.layer(x) @ self.transposed["view"] + self.transposed["detached"][0]
+            return y if float(y.detach().sum()) < 1e9 else x
+
+    model, x = Tied(), torch.randn(2, 4)
+    assert hl.scan(model, x).note.startswith("on a real run")
+    assert Tied.transposed == {}
+    model(x).sum().backward()
+    address = model.layer.weight.data_ptr()
+    assert Tied.transposed["view"].data_ptr() == Tied.transposed["detached"].data_ptr() == address
+
+
+@pytest.mark.parametrize("look", [False, True], ids=["fake", "real"])
+def test_a_tensor_that_the_model_adds_to_has_no_history_of_a_trial_run(look: bool) -> None:
+    def in_a_sum(module: nn.Module, _size: int) -> Tensor:
+        assert isinstance(module, Keeping)
+        TOTAL.add_(module.layer.bias)
+        return TOTAL.detach().clone()
+
+    hl.scan(Keeping(in_a_sum, look), torch.ones(2, 4))
+    assert TOTAL.grad_fn is None
+    assert not TOTAL.requires_grad
+
+
+def test_a_scan_under_autocast_and_in_inference_mode_is_no_cause_for_complaint() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert hl.scan(model, x).note == "on fake tensors: nothing was computed"
+    with torch.inference_mode():
+        assert hl.scan(Keeping(in_a_dict), x)["layer"].calls == 1
+    assert COUNTS == {}
+
+
+def test_a_place_that_cannot_be_put_back_is_named() -> None:
+    def in_a_context(_module: nn.Module, size: int) -> Tensor:
+        CONTEXT.set(table(size))
+        return table(size)
+
+    with pytest.raises(hl.HooklineError, match=r"a tensor of a trial run is kept by .*once for real before hl.scan"):
+        hl.scan(Keeping(in_a_context), torch.ones(2, 4))
+    CONTEXT.set(None)
+
+
+@pytest.mark.parametrize("name", ["Beit", "Data2VecVision"])
+def test_transformers_that_cache_their_position_index_are_sound_after_a_scan(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    # A size of its own: the cache is shared by all models of the class.
+    config = getattr(transformers, f"{name}Config")(
+        **sizes, image_size=24, patch_size=8, use_relative_position_bias=True
+    )
+    model, x = getattr(transformers, f"{name}Model")(config).eval(), torch.randn(1, 3, 24, 24)
+    assert "generate_relative_position_index" in hl.scan(model, x).note
+    assert "generate_relative_position_index" in repr(hl.sites(model, run=(x,)))
+    assert type(model(x).last_hidden_state) is Tensor
