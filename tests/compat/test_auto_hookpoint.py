@@ -278,7 +278,7 @@ def test_a_hooked_model_is_one_and_knows_its_model(x):
     assert isinstance(model, nn.Module)
     assert not isinstance(raw, HookedModule)
     assert issubclass(type(model), HookedModule)
-    assert model.model is raw
+    assert model.model is model._module is raw
     assert repr(model) == repr(raw)
     assert model.fc is raw.fc
     assert model(x).equal(expected)

@@ -73,6 +73,11 @@ class HookedModule(hl.HookedModel, metaclass=_Modules):
         self.model = model
 
     @property
+    def _module(self) -> Any:
+        """The model itself, by the name that it has in Auto_HookPoint 0.3.0."""
+        return self.model
+
+    @property
     def hook_point(self) -> hl.HookPoint:
         """The point at what the model returns."""
         return self.hook_dict["hook_point"]
