@@ -72,6 +72,19 @@ manager.activate_all_hooks()
 net(x).sum().backward()
 print(sorted(manager.name_to_hookhandle))
 manager.cleanup()
+class Attention(nn.Linear):
+    def forward(self, x, mask, cache=None, scale=1.0):
+        return super().forward(x) * mask * scale
+attention = Attention(2, 2)
+manager.register_forward_pre_hook(lambda module, inputs: tuple(one * 2 for one in inputs), attention=attention)
+manager.register_forward_hook(lambda module, inputs, outputs: print(len(inputs), len(outputs)), attention=attention)
+def shapes(module, *values):
+    print([[None if one is None else tuple(one.shape) for one in value] for value in values])
+manager.register_backward_hook(shapes, attention=attention, retain_forward_cache=True)
+total = attention(x, torch.ones(4, 2), cache={{}}, scale=torch.ones(1)).sum()
+print(round(total.item(), 4))
+total.backward()
+manager.cleanup()
 """
 
 

@@ -491,14 +491,14 @@ def test_the_names_of_the_original_can_be_imported_from_where_they_were():
 
 def test_what_is_no_tensor_is_told_of():
     class Gives(nn.Module):
-        def forward(self, *, x=None):
+        def forward(self, x):
             return {"x": x}
 
     module = Gives()
     tracker = ModuleTracker(a=module, protocol=TrackingProtocol("inp", "out"))
     with tracker.track():
         with pytest.warns(hl.HooklineWarning, match="out of module a is not kept: it is no tensor but dict"):
-            module(x=torch.ones(1))
+            module(torch.ones(1))
         assert sizes(tracker) == {"a": [1, 0]}
 
 

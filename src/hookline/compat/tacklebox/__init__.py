@@ -8,14 +8,13 @@ what a manager knows, `lookup` what is not there, `functions` and `handles` the 
 |---|---|---|
 | two forwards before a backward, a module called twice, an unused parameter: errors | each call has its backward | |
 | `grad_in` is that of all users of a tensor | the part that came through the module | as torch's own full hook |
-| a second backward, a keyword argument, a dict has no gradient | it has | |
+| a second backward, a dict has no gradient | it has | |
 | without gradients of inputs, children come before parents | parents first | when the outputs' have come |
 | a layer that returns its input, or a view, before an in-place layer: called | not called | torch leads it past |
 | a hook is called in a backward after `cleanup()`, or an error is | it is not | it is off |
 | `torch.autograd.grad` of a module's output calls no hook | it does; `grad_in` has None | a gradient came |
 | gradients, cached inputs and outputs are lists | tuples | its README |
 | cached values change when they are overwritten | they are from before | |
-| `inputs` are those given by position | then those by keyword | its README: all |
 | an output that is no tensor or tuple: AssertionError | it is in a tuple | |
 | making a context switches hooks off; leaving it too | leaving it restores what was before | contexts nest |
 | contexts of a sum are left in the order of entering | in reverse order, also if one fails | |

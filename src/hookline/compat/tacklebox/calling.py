@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Caller:
     """Calls the function of one handle.
 
-    A manager gives all inputs and all outputs as tuples, and takes tuples back. As torch does it (`as_torch`),
-    inputs are those given by position, the output is as it is, and so is what is returned.
+    The inputs are those given by position. A manager gives the outputs as a tuple, and takes tuples back. As torch does
+    it (`as_torch`), the output is as it is, and so is what is returned.
     """
 
     def __init__(self, hook_fn: HookFunction, module: nn.Module, name: str | None, id_: str, as_torch: bool) -> None:
@@ -49,7 +49,7 @@ class Caller:
 
     def before(self, bound: dict[str, Any], call: Any) -> dict[str, Any] | None:
         """Call it with what the module is given; put in its place what comes back."""
-        inputs = self._inputs(call)
+        inputs = tuple(call.args)
         new = self._call(inputs)
         if new is None or new is inputs:
             return None
@@ -57,20 +57,14 @@ class Caller:
             if not self.as_torch:
                 raise AssertionError("when altering module inputs, must return result as a tuple")
             new = (new,)
-        keywords = list(call.kwargs.values())
-        if keywords and not self.as_torch and len(new) != len(call.args):  # Else those given by position alone.
-            if len(new) != len(inputs):
-                raise ValueError(f"{len(new)} inputs returned for {len(inputs)}")
-            keywords = list(new[len(call.args) :])
-            new = new[: len(call.args)]
-        return {**_bind(new, bound, call), **dict(zip(call.kwargs, keywords, strict=True))}
+        return {**_bind(new, bound, call), **call.kwargs}
 
     def forward(self, output: Any, call: Any) -> Any:
         """Call it with what the module was given and gives; put in its place what comes back."""
         if self.as_torch:
-            return self._call(self._inputs(call), output)
+            return self._call(tuple(call.args), output)
         outputs = output if isinstance(output, tuple) else (output,)
-        new = self._call(self._inputs(call), outputs)
+        new = self._call(tuple(call.args), outputs)
         if new is None or new is outputs:
             return None
         if not isinstance(new, tuple):
@@ -86,17 +80,15 @@ class Caller:
         """Call it with the gradients of a call; only torch's own hooks change them, others may write into copies."""
         if not self.is_active:
             return None
-        kept = (come.inputs, come.outputs) if self.hook_fn.retain_forward_cache else ()
+        kept = (come.inputs[: come.positional], come.outputs) if self.hook_fn.retain_forward_cache else ()
+        grad_inputs = come.grad_inputs[: come.positional]
         if not self.as_torch:
-            self._call(_cloned(come.grad_inputs), _cloned(come.grad_outputs), *kept)
+            self._call(_cloned(grad_inputs), _cloned(come.grad_outputs), *kept)
             return None
-        new = self._call(come.grad_inputs[: come.positional], come.grad_outputs, *kept)
+        new = self._call(grad_inputs, come.grad_outputs, *kept)
         if new is None:
             return None
         return (*(new if isinstance(new, tuple) else (new,)), *come.grad_inputs[come.positional :])
-
-    def _inputs(self, call: Any) -> tuple[Any, ...]:
-        return tuple(call.args) if self.as_torch else (*call.args, *call.kwargs.values())
 
     def _call(self, *values: Any) -> Any:
         self.was_called = True
