@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline.compat.backward import Pass, add_backward, add_backward_pre
+from hookline.compat.gradients import passed_together
 
 
 class Residual(nn.Module):
@@ -401,3 +402,10 @@ def test_a_nested_value_of_which_no_gradient_came_is_none() -> None:
     lstm(torch.randn(4, 3))[0].sum().backward()
     hooks.remove()
     assert passes[0].grad_outputs[1] is None
+
+
+def test_tensors_that_pass_together_keep_their_strides() -> None:
+    """Kernels are chosen by strides, also by those of dimensions of size 1."""
+    x = torch.zeros(1, 2, 2, 3).permute(0, 3, 1, 2).requires_grad_()
+    passed, _ = passed_together(lambda gradients: gradients, [x, torch.ones(1, requires_grad=True)])
+    assert passed.stride() == x.stride() == (12, 1, 6, 3)

@@ -119,7 +119,7 @@ class _Gate(torch.autograd.Function):
     def forward(ctx: Any, receive: Callable[..., Any], *tensors: Tensor) -> Any:
         ctx.receive = receive
         ctx.set_materialize_grads(False)
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
+        return tuple(torch.ops.aten.alias(tensor) for tensor in tensors)  # `view_as` may change strides.
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
