@@ -167,3 +167,7 @@ def test_a_file_where_the_store_should_be_is_refused(tmp_path):
     with pytest.raises(hl.StoreError, match="store.* was not written"):
         small.harvest(tmp_path / "store")
     assert (tmp_path / "store").read_text() == "mine"
+
+
+def test_ctrl_c_at_any_moment_does_not_leave_the_threads_that_write_waiting_for_each_other():
+    assert int(small.python("-m", "tests.harvest.interrupting").split()[0]) > 50

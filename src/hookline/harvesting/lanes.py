@@ -1,25 +1,29 @@
-"""Threads that write, while the model runs on: bounded in bytes, in order, and what goes wrong reaches the caller."""
+"""Threads that write, while the model runs on: bounded in bytes, in order, and what goes wrong reaches the caller.
+
+The caller may be interrupted between any two instructions, so it holds no lock: one that stayed held would stop every
+thread for good. Work goes to the threads, and word of it comes back, through queues that are written in C.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 Work = Callable[[], object]
+Queue = SimpleQueue[tuple[Work, int] | None]
 
 
 class Lanes:
-    """Some threads with a queue each. Whoever gives them work waits while too many bytes are on their way."""
+    """Some threads with a queue each. One thread gives them work, and waits while too many bytes are on their way."""
 
     def __init__(self, number: int, limit: int) -> None:
         self._limit = limit
-        self._changed = threading.Condition()
-        self._queues: list[deque[tuple[Work, int]]] = [deque() for _ in range(number)]
-        self._bytes = 0
-        self._running = 0
-        self._error: BaseException | None = None
+        self._queues: list[Queue] = [SimpleQueue() for _ in range(number)]
+        self._done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()  # The bytes of each piece of work.
+        self._bytes = self._left = 0  # On their way, as far as the caller has heard.
         self._is_over = False
         self._threads: list[threading.Thread] = []
 
@@ -27,78 +31,73 @@ class Lanes:
         for queue in self._queues:
             thread = threading.Thread(target=self._write, args=(queue,), name="hookline.harvest", daemon=True)
             thread.start()
-            self._threads.append(thread)
+            self._threads.append(thread)  # A thread whose start was interrupted may never run: nobody waits for it.
         return self
 
     def put(self, lane: int, work: Work, nbytes: int = 0) -> None:
         """Let a lane do some work after what it has; raise what has gone wrong in any of them."""
-        with self._changed:
-            while self._error is None and self._bytes and self._bytes + nbytes > self._limit:
-                self._changed.wait()
-            self._raise()
-            self._bytes += nbytes
-            self._queues[lane % len(self._queues)].append((work, nbytes))
-            self._changed.notify_all()
+        self.until(lambda: not self._bytes or self._bytes + nbytes <= self._limit)
+        self._bytes += nbytes
+        self._left += 1
+        self._queues[lane % len(self._queues)].put((work, nbytes))
 
     def finish(self) -> None:
         """Wait until all is done."""
-        self.until(lambda: not (self._running or any(self._queues)))
+        self.until(lambda: not self._left)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the work that was given has made something true; raise what has gone wrong."""
-        with self._changed:
-            while self._error is None and not condition():
-                self._changed.wait()
-            self._raise()
+        while self._hears(wait=False):
+            pass
+        while not condition():
+            self._hears(wait=True)
+
+    def stop(self) -> None:
+        """Let the threads end after what they are at. It may be called again if it was interrupted."""
+        self._is_over = True
+        for queue in self._queues:
+            queue.put(None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._changed:
-            self._is_over = True
-            for queue in self._queues:
-                queue.clear()
-            self._changed.notify_all()
+        self.stop()
         for thread in self._threads:
             thread.join()
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _hears(self, wait: bool) -> bool:
+        """Hear of one piece of work that is done; return False if there is none to hear of."""
+        try:
+            nbytes, error = self._done.get(wait)
+        except Empty:
+            return False
+        self._bytes -= nbytes
+        self._left -= 1
+        if error is not None:
+            raise error
+        return True
 
-    def _write(self, queue: deque[tuple[Work, int]]) -> None:
-        while True:
-            with self._changed:
-                while not queue and not self._is_over:
-                    self._changed.wait()
-                if self._is_over:
-                    return
-                work, nbytes = queue.popleft()
-                self._running += 1
+    def _write(self, queue: Queue) -> None:
+        while (given := queue.get()) is not None and not self._is_over:
+            work, nbytes = given
+            error = None
             try:
                 work()
-            except BaseException as error:
-                with self._changed:
-                    self._error = self._error or error
-            finally:
-                del work  # It holds what was written.
-                with self._changed:
-                    self._running -= 1
-                    self._bytes -= nbytes
-                    self._changed.notify_all()
+            except BaseException as failure:
+                error = failure
+            del work, given  # They hold what was written.
+            self._done.put((nbytes, error))
+            del error  # It holds this frame.
 
 
 class Countdown:
     """Calls a function when it has been told so many times."""
 
     def __init__(self, number: int, function: Work) -> None:
-        self._left = number
+        self._told = itertools.count(1)
+        self._number = number
         self._function = function
-        self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
+        if next(self._told) == self._number:  # One instruction, whatever other threads do.
             self._function()

@@ -143,6 +143,7 @@ class Runner:
                 self._close()
                 self.lanes.finish()
         finally:
+            self.lanes.stop()  # Again, for a Ctrl-C while they were started or ended.
             for unit in self.unfinished:
                 unit.unit.discard()
 
