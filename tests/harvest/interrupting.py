@@ -80,7 +80,7 @@ def main() -> None:
             break
         at += 1
     faulthandler.cancel_dump_traceback_later()
-    print(at, "interrupts")
+    sys.stdout.write(f"{at} interrupts\n")
 
 
 if __name__ == "__main__":

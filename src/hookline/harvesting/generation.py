@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.harvesting.digests import bytes_of
+from hookline.harvesting.checksums import bytes_of
 from hookline.harvesting.masks import is_of_the_decoder, token_mask
 from hookline.sites import Site
 from hookline.tree import unwrap

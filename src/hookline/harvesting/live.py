@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -16,19 +17,28 @@ from torch import nn
 
 from hookline.errors import HooklineError, StoreError, warn
 from hookline.harvesting.batches import Batch
-from hookline.harvesting.digests import function_text, model_digest
+from hookline.harvesting.models import agreed, function_text, model_digest, steady, written
 from hookline.harvesting.passes import Manner, Part, Pass, needs_output
+from hookline.harvesting.samples import SPREAD
 from hookline.harvesting.units import Runner, Told, bad_sample
 from hookline.ranks import replica
 from hookline.store.places import Place
-from hookline.store.records import Manifest
-from hookline.store.writer import begin, begin_part
+from hookline.store.records import MANIFEST, Manifest
+from hookline.store.writer import begin, begin_part, read_manifest
 
 if TYPE_CHECKING:
     from hookline.harvesting.plan import Harvest
 
 _LARGEST, _SMALLEST, _PARTS = 128 << 20, 8 << 20, 64  # Bytes of an array in one unit; into how many a harvest is cut.
 _LONGEST = 60.0  # Seconds that one unit may take.
+_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # How digests are made: code is known by its bytecode.
+
+_UNSEEN = (  # Nobody can compare these.
+    "files and environment variables that code reads",
+    "compiled code",
+    "hooks and patches on the model",
+    "autocast and torch's other settings",
+)
 
 
 class Live:
@@ -42,11 +52,14 @@ class Live:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self.model = self.model.module  # It would wait for the other ranks, which may have no batch.
         self.together = replica(self.model)
-        self.digest = model_digest(self.model)  # Before anything runs: a forward may write into buffers.
+        self.opaque: set[str] = set()
+        # Before anything runs: a forward may write into buffers.
+        self.digest = model_digest(self.model, self.opaque)
         manner = _with_defaults(plan.manner)
         batch = plan.source.first()
         began = time.perf_counter()
         batch, self.first = self._try(batch, manner)
+        self.note()
         if any(module.training for module in self.model.modules()):
             warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
         self.seconds = time.perf_counter() - began
@@ -109,15 +122,17 @@ class Live:
         arrays = tuple(part.array(name) for name, part in self.first.items())
         rows = manner.rows if isinstance(manner.rows, Mapping) else {"": manner.rows}
         spec = {
+            "digests": _DIGESTS,
             "model": self.digest,
             "data": plan.source.known(),
-            "rows": {str(name): function_text(rule) for name, rule in rows.items()},
+            "batches": {"batch_size": plan.source.batch_size, "sort_by_length": plan.sorts},
+            "rows": {str(name): function_text(rule, self.opaque) for name, rule in rows.items()},
             "dtype": None if manner.dtype is None else str(manner.dtype),
-            "transform": function_text(manner.transform),
-            "columns": {name: function_text(column) for name, column in (manner.columns or {}).items()},
-            "call": function_text(manner.call),
+            "transform": function_text(manner.transform, self.opaque),
+            "columns": {name: function_text(column, self.opaque) for name, column in (manner.columns or {}).items()},
+            "call": function_text(manner.call, self.opaque),
             "calls": manner.calls,
-            "loss": function_text(manner.loss),
+            "loss": function_text(manner.loss, self.opaque),
         }
         if not manner.gather and self.together is not None:
             cut = {name: part.placement for name, part in self.first.items() if part.placement != "null"}
@@ -137,9 +152,9 @@ class Live:
     def begun(self) -> tuple[Place, Manifest]:
         """Begin the store, or go on with it: return where, and what it says of itself."""
         if self._begun is None:
-            plan = self.plan
-            where, found = begin_part(plan.place, self.manifest) if plan.append else (
-                plan.place, begin(plan.place, self.manifest))  # fmt: skip
+            plan, manifest = self.plan, self._agreed()
+            where, found = begin_part(plan.place, manifest) if plan.append else (
+                plan.place, begin(plan.place, manifest))  # fmt: skip
             if plan.unit is not None and found.plan["unit"] != plan.unit:
                 raise StoreError(
                     f"{str(plan.to)!r} has units of {found.plan['unit']}, not {plan.unit}; leave unit= out"
@@ -147,6 +162,13 @@ class Live:
             self.manifest = found
             self._begun = where, found
         return self._begun
+
+    def _agreed(self) -> Manifest:
+        """Return the manifest; what the model writes as it runs is not compared with that of a store that is there."""
+        if MANIFEST not in self.plan.place.names(""):
+            return self.manifest
+        told = agreed(self.digest, read_manifest(self.plan.place).spec.get("model", {}))
+        return replace(self.manifest, spec={**self.manifest.spec, "model": told})
 
     def forget(self) -> None:
         """Begin the store anew when it is needed next."""
@@ -165,6 +187,25 @@ class Live:
         return Runner(
             self.passing, self.plan.source, place, manifest, on_error=self.plan.on_error, told=told, threads=threads
         )
+
+    def note(self) -> None:
+        """Note what the model has written as it ran: the same process may go on with it."""
+        self.digest = steady(self.digest, self.model)
+
+    def known_data(self) -> str:
+        """Return by what the data are known again."""
+        known, size = self.manifest.spec["data"], self.plan.source.batch_size
+        if "batches" in known:
+            return "every batch that is passed over"
+        by = "fingerprint()" if "fingerprint" in known else f"{SPREAD} samples from all over them"
+        return f"their number, {by}, batches of {size}"
+
+    def unknown(self) -> list[str]:
+        """Return what a run that goes on does not compare."""
+        some = ["the other samples"] if "digest" in self.manifest.spec["data"] else []
+        wrote = ["what the forward writes: " + ", ".join(names)] if (names := written(self.digest)) else []
+        inside = ["what is inside of " + ", ".join(sorted(self.opaque))] if self.opaque else []
+        return [*some, *wrote, *inside, *_UNSEEN]
 
     def close(self) -> None:
         """Take the hooks away; the next run puts them on again."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError, SiteError
-from hookline.harvesting.digests import model_digest
 from hookline.harvesting.live import Live
+from hookline.harvesting.models import agreed, model_digest
 from hookline.harvesting.passes import CALLS, Entry, Manner
 from hookline.harvesting.ray import on_ray
 from hookline.harvesting.rows import Rule, check_rule
@@ -24,7 +24,7 @@ from hookline.store.places import Place, place
 from hookline.store.records import MANIFEST
 from hookline.store.store import Store
 from hookline.store.writer import committed, how_many, read_record
-from hookline.tables import count
+from hookline.tables import Table, count
 from hookline.tables import size as written
 from hookline.where import Where
 
@@ -160,6 +160,7 @@ class Harvest:
         self.progress = progress
         self.engine = engine
         self.workers = workers
+        self.sorts = sort_by_length
         self._batching = (batch_size, collate, sort_by_length)
         where_to = None if device is None else torch.device(device)
         own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
@@ -169,7 +170,17 @@ class Harvest:
 
     def __repr__(self) -> str:
         model = getattr(self.model, "__name__", type(self.model).__name__)
-        return f"Harvest({model}, {type(self.data).__name__}, {', '.join(map(repr, self.where))}, to={str(self.to)!r})"
+        where = ", ".join(map(repr, self.where))
+        line = f"Harvest({model}, {type(self.data).__name__}, {where}, to={str(self.to)!r})"
+        if "live" not in vars(self):
+            return line
+        rows = [
+            ("model", "classes and code of its modules, every bit of weights and buffers, attributes, training mode"),
+            ("data", self.live.known_data()),
+            ("functions", "code, and the values that it uses"),
+            *(("not compared", one) for one in self.live.unknown()),
+        ]
+        return f"{line}\n{Table(('to go on', 'is compared by'), rows)}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels: the plan, and nothing it has made here."""
@@ -193,7 +204,7 @@ class Harvest:
     def renew(self) -> None:
         """Look again at what this plan has looked at before: the model or the folder may have changed since."""
         live = vars(self).get("live")
-        if live is not None and model_digest(live.model) != live.digest:
+        if live is not None and agreed(model_digest(live.model), live.digest) != live.digest:
             del self.live
         elif live is not None:
             live.forget()

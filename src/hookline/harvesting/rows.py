@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.harvesting.digests import bytes_of
+from hookline.harvesting.checksums import bytes_of
 from hookline.harvesting.masks import named_positions, token_positions
 from hookline.sites import Site, write_subscripts
 from hookline.values import children, describe

@@ -44,6 +44,7 @@ def run(plan: Harvest) -> None:
                 plan.live.runner(progress).run(order, manifest.plan["unit"], checked)
     finally:
         plan.live.close()
+        plan.live.note()
     if units is None:
         total = plan.source.units(manifest.plan["unit"])
         assert total is not None

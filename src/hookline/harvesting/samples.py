@@ -12,12 +12,13 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.harvesting.batches import Batch
-from hookline.harvesting.digests import digest, function_text
+from hookline.harvesting.digests import digest
+from hookline.harvesting.models import function_text
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-_SPREAD = 32  # Samples of a dataset by which it is known again.
+SPREAD = 32  # Samples of a dataset by which it is known again.
 
 
 class Columns:
@@ -125,7 +126,7 @@ class Samples:
     def _spread(self) -> list[int]:
         """Return the numbers of some samples from all over the data."""
         assert self.samples is not None
-        return sorted({index * (self.samples - 1) // (_SPREAD - 1) for index in range(_SPREAD)})
+        return sorted({index * (self.samples - 1) // (SPREAD - 1) for index in range(SPREAD)})
 
     def _safe(self, number: int) -> Any:
         try:
@@ -192,7 +193,7 @@ class Samples:
 
     def longer(self, first: int) -> float:
         """Return how much longer samples are than the first ones, by those from all over the data."""
-        own = [self._length(number) for number in range(min(first, _SPREAD))]
+        own = [self._length(number) for number in range(min(first, SPREAD))]
         spread = [self._length(number) for number in self._spread()]
         return sum(spread) / len(spread) * len(own) / sum(own) if sum(own) else 1.0
 

@@ -316,6 +316,10 @@ def _distinct(lengths: Sequence[int | Sequence[int]]) -> tuple[tuple[int | tuple
 
 def _difference(found: Manifest, wanted: Manifest) -> str:
     """Say how two manifests differ, in the words of the first difference."""
+    ways = found.spec.get("digests"), wanted.spec.get("digests")
+    if ways[0] != ways[1]:  # Then other digests say nothing.
+        return ("another version of hookline or of Python began it, and knows models and functions by other digests "
+                f"({ways[0] or 1}, those of this run {ways[1]}): only that version goes on with it")  # fmt: skip
     return _difference_of_arrays(found, wanted) or _difference_of_specs(found.spec, wanted.spec)
 
 
@@ -342,9 +346,19 @@ def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()
     if found == listed:
         return ""
     name = ".".join(path)
+    both = f"{_short(found)}, that of this run {_short(listed)}"
+    if name == "batches.batch_size" and isinstance(found, int) and isinstance(listed, int):
+        return (
+            f"its batches are of {found} samples (batch_size={found} goes on with it), those of this run of {listed}; "
+            "what is kept may depend on who shares a batch: a mean loss, batch statistics, rounding"
+        )
+    if name.startswith("model.code."):
+        return f"the code of its {name.removeprefix('model.code.')} is another ({name} {both})"
+    if name.startswith(("model.attributes.", "model.variables.")):
+        return f"its {name} is {both} (a module that changes as it runs is known by a method fingerprint())"
     if name in _WORDS:
-        return f"{_WORDS[name]} ({name} {_short(found)}, that of this run {_short(listed)})"
-    return f"its {name} is {_short(found)}, that of this run {_short(listed)}"
+        return f"{_WORDS[name]} ({name} {both})"
+    return f"its {name} is {both}"
 
 
 _DIGESTS = ("digest", "fingerprint", "first", "weights")  # What says least, last.

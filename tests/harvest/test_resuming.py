@@ -1,0 +1,392 @@
+"""A harvest goes on only with what began it: whatever could change its rows is compared, or named as not compared."""
+
+from __future__ import annotations
+
+import random
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline.store.records import Manifest
+from tests.harvest import small
+
+X = torch.randn(48, 80, generator=torch.Generator().manual_seed(1))
+SCALE, SHIFTS = 2.0, [1.0, 2.0]
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    """Where the store goes."""
+    return tmp_path / "acts"
+
+
+def begin(to: Path, model: nn.Module, where: str = "", **options: Any) -> None:
+    """Run the first unit of a harvest."""
+    hl.Harvest(model, X, where, to=to, **{"batch_size": 8, "unit": 16, **options}).run_unit(0)
+
+
+def go_on(to: Path, model: nn.Module, where: str = "", **options: Any) -> hl.Store:
+    """Make the same call again."""
+    return hl.harvest(model, X, where, to=to, **{"batch_size": 8, **options})
+
+
+class Net(nn.Module):
+    """Weights of every size, and all that a forward can read beside them."""
+
+    bias = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(80, 80)
+        self.scale = 2.0
+        self.table = torch.ones(80)
+        self.steps = [{"by": 1.0}, {"by": 2.0}]
+        self.settings = types.SimpleNamespace(gain=torch.ones(1))
+        self.register_buffer("mask", torch.ones(80), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = self.settings.gain * self.steps[1]["by"] * self.scale
+        return self.helped(self.linear(x)) * self.table * self.mask * gain + self.bias
+
+    def helped(self, x: Tensor) -> Tensor:
+        return x
+
+
+def net() -> Net:
+    """Return the same model each time."""
+    return Net().eval()
+
+
+def swapped(model: Net) -> None:
+    """Add to two weights and take away from two others, so that each row and each column has the sums that it had."""
+    bits = model.linear.weight.data.view(torch.int32)
+    bits[0, 0] += 1
+    bits[1, 1] += 1
+    bits[0, 1] -= 1
+    bits[1, 0] -= 1
+
+
+def negated(model: Net) -> None:
+    """Change the signs of two weights that lie at the same end of 64 bits."""
+    model.linear.weight.data[3, [1, 3]] *= -1
+
+
+CHANGES: dict[str, tuple[Callable[[Net], object], str]] = {
+    "row and column sums": (swapped, "model.weights"),
+    "two signs": (negated, "model.weights"),
+    "a number": (lambda model: setattr(model, "scale", 3.0), "model.attributes.scale is '2.0', that of this run '3.0'"),
+    "a tensor": (lambda model: model.table.add_(1), "model.attributes.table"),
+    "a container": (lambda model: model.steps[1].update(by=9.0), "model.attributes.steps"),
+    "an object": (lambda model: model.settings.gain.add_(1), "model.attributes.settings"),
+    "a buffer that is not saved": (lambda model: model.mask.zero_(), "model.attributes.mask"),
+    "another attribute": (lambda model: setattr(model, "more", 1), "model.attributes.more"),
+    "training mode of one module": (lambda model: model.linear.train(), "model.training"),
+    "a forward of its own": (
+        lambda model: setattr(model, "forward", types.MethodType(lambda self, x: self.linear(x), model)),
+        "model.attributes.forward",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the model is in training mode")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_model_is_refused_by_name(change, to):
+    begin(to, net())
+    model = net()
+    CHANGES[change][0](model)
+    with pytest.raises(hl.StoreError, match=CHANGES[change][1]):
+        go_on(to, model)
+    assert len(go_on(to, net())[""]) == 48
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr", "per tensor", "per channel"])
+def test_a_change_of_sparse_and_quantized_weights_is_refused(kind, to):
+    made = {
+        "coo": lambda dense: dense.to_sparse(),
+        "csr": lambda dense: dense.to_sparse_csr(),
+        "per tensor": lambda dense: torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+        "per channel": lambda dense: torch.quantize_per_channel(
+            dense, dense.diag() / 9, torch.zeros(80), 0, torch.qint8
+        ),
+    }
+
+    def model(by: float) -> nn.Module:
+        found = net()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch speaks of a beta state, and of torchao.
+            found.register_buffer("kept", made[kind](torch.eye(80) * by))
+        return found
+
+    begin(to, model(1.0))
+    with pytest.raises(hl.StoreError, match="model.weights"):
+        go_on(to, model(2.0))
+    assert len(go_on(to, model(1.0))[""]) == 48
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layer", [nn.Linear, nn.LSTM])
+def test_a_change_of_dynamically_quantized_weights_is_refused(layer, to):
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(layer(80, 8)).eval(), {layer})
+
+    where, call = ("0", None) if layer is nn.Linear else ("0[0]", lambda model, batch: model(batch[:, None]))
+    begin(to, model(0), where, call=call)
+    with pytest.raises(hl.StoreError, match=r"model\.attributes\..*param"):
+        go_on(to, model(1), where, call=call)
+    assert len(go_on(to, model(0), where, call=call)[where]) == 48
+
+
+def test_what_a_module_saves_beside_its_weights_is_compared(to):
+    class Extra(Net):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.chance = random.Random(seed)  # Nobody else can look into it.
+
+        def get_extra_state(self) -> Any:
+            return self.chance.getstate()
+
+        def set_extra_state(self, _state: Any) -> None:
+            pass
+
+    begin(to, Extra(1).eval())
+    with pytest.raises(hl.StoreError, match="model.weights"):
+        go_on(to, Extra(2).eval())
+    assert len(go_on(to, Extra(1).eval())[""]) == 48
+
+
+def module_of(path: Path, text: str) -> Any:
+    """Return a Python module of that text, as if it was written to a file and imported."""
+    found = types.ModuleType("mine")
+    exec(compile(text, str(path / "mine.py"), "exec"), vars(found))
+    return found
+
+
+MINE = """
+import torch
+from torch import nn
+
+FACTOR = 2.0
+
+def halved(x):
+    return x / 2
+
+class Base(nn.Module):
+    def shifted(self, x):
+        return x + 1
+
+class Mine(Base):
+    limit = 6.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(80, 4)
+
+    def forward(self, x):
+        '''Run it.'''
+        x = halved(self.shifted(self.linear(x))).clamp(max=self.limit)
+        return sum([FACTOR * one for one in (x, x)])
+
+class Called:
+    def __call__(self, x):
+        return x * 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("(x, x)", "(x, -x)", "the code of its Mine is another"),
+        ("x / 2", "x / 3", "the code of its Mine is another"),
+        ("x + 1", "x - 1", "the code of its Mine is another"),
+        ("FACTOR = 2.0", "FACTOR = 3.0", "model.variables.FACTOR is '2.0', that of this run '3.0'"),
+        ("limit = 6.0", "limit = 1.0", "model.variables.Mine.limit"),
+    ],
+    ids=["forward", "a function that it calls", "a base class", "a global in a comprehension", "a class attribute"],
+)
+def test_a_change_of_the_model_s_code_is_refused(old, new, told, to, tmp_path):
+    begin(to, module_of(tmp_path, MINE).Mine().eval())
+    with pytest.raises(hl.StoreError, match=told):
+        go_on(to, module_of(tmp_path, MINE.replace(old, new)).Mine().eval())
+    assert len(go_on(to, module_of(tmp_path, MINE.replace("'''Run it.'''", "'''Run.'''")).Mine().eval())[""]) == 48
+
+
+def scaled(x: Tensor) -> Tensor:
+    return torch.stack([x * SCALE + shift for shift in SHIFTS]).sum(0)
+
+
+def test_a_global_in_a_comprehension_of_a_function_is_compared(to, monkeypatch):
+    begin(to, net(), transform=scaled)
+    monkeypatch.setattr("tests.harvest.test_resuming.SCALE", 3.0)
+    with pytest.raises(hl.StoreError, match="its transform is another"):
+        go_on(to, net(), transform=scaled)
+
+
+@pytest.mark.parametrize("made", [lambda one: one, lambda one: one.__call__, lambda one: partial(one)])
+def test_the_code_of_a_callable_object_is_compared(made, to, tmp_path):
+    def called(text: str) -> Any:
+        return made(module_of(tmp_path, text).Called())
+
+    begin(to, net(), transform=called(MINE))
+    with pytest.raises(hl.StoreError, match="its transform is another"):
+        go_on(to, net(), transform=called(MINE.replace("x * 2", "x * 3")))
+    assert len(go_on(to, net(), transform=called(MINE))[""]) == 48
+
+
+def test_a_function_behind_a_decorator_is_compared(to):
+    def made(by: float) -> Any:
+        return torch.no_grad()(lambda x: x * by)
+
+    begin(to, net(), transform=made(2.0))
+    with pytest.raises(hl.StoreError, match="its transform is another"):
+        go_on(to, net(), transform=made(3.0))
+
+
+@pytest.mark.parametrize("sites", ["", "linear:grad_output"])
+def test_another_batch_size_is_refused_since_rows_may_depend_on_it(sites, to):
+    options = {"loss": lambda output, _batch: output.mean()} if "grad" in sites else {}
+    begin(to, net(), sites, **options)
+    told = r"its batches are of 8 samples \(batch_size=8 goes on with it\), those of this run of 4"
+    with pytest.raises(hl.StoreError, match=told):
+        go_on(to, net(), sites, batch_size=4, **options)
+    with pytest.raises(hl.StoreError, match="sort_by_length"):
+        go_on(to, net(), sites, sort_by_length=True, **options)
+    assert len(go_on(to, net(), sites, **options)[sites]) == 48
+    with pytest.raises(hl.StoreError, match="can't be appended to: its batches are of 8"):
+        go_on(to, net(), sites, batch_size=4, append=True, **options)
+
+
+class Remembering(nn.Module):
+    """It writes as it runs: a count, the last shape, a buffer that grows, a cache of the class."""
+
+    seen: ClassVar[dict[int, int]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(80, 4)
+        self.calls, self.last = 0, None
+        self.register_buffer("longest", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x.shape
+        self.longest = torch.maximum(self.longest, x[:, 0].max())
+        self.seen[int(x.sum() * 1000)] = self.calls
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_a_forward_writes_is_not_compared_and_the_plan_says_so(is_new, to):
+    Remembering.seen.clear()
+    model = Remembering().eval()
+    model(X)  # As one tries a model before.
+    plan = hl.Harvest(model, X, "linear", to=to, batch_size=8, unit=16)
+    plan.run_unit(0)
+    assert "what the forward writes: Remembering.seen, calls, last" in repr(plan)
+    store = go_on(to, Remembering().eval() if is_new else model, "linear")
+    assert len(store["linear"]) == 48
+    assert len(go_on(to, model, "linear")["linear"]) == 48
+
+
+class Growing(nn.Module):
+    """It writes from the second batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(80, 4)
+        self.top = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.top = max(self.top, 0.0 if torch.equal(x, X[:8]) else float(x.max()))
+        return self.linear(x)
+
+
+def test_a_run_that_was_interrupted_goes_on_in_the_same_process_though_the_model_has_written(to):
+    def stop(_module: nn.Module, args: tuple[Tensor]) -> None:
+        if torch.equal(args[0], X[32:40]):
+            raise KeyboardInterrupt
+
+    model = Growing().eval()
+    handle = model.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        hl.harvest(model, X, "linear", to=to, batch_size=8, unit=8)
+    handle.remove()
+    assert len(small.committed(to)) < 6
+    assert model.top
+    assert len(go_on(to, model, "linear")["linear"]) == 48
+
+
+def test_a_module_may_say_itself_by_what_it_is_known(to):
+    class Own(Net):
+        def fingerprint(self) -> str:
+            return f"scaled by {self.scale}"
+
+    model = Own().eval()
+    begin(to, model)
+    model.more = "a note"
+    assert len(go_on(to, model)[""]) == 48
+    model.scale = 3.0
+    with pytest.raises(hl.StoreError, match=r"fingerprint\(\)"):
+        go_on(to, model)
+
+
+def test_where_a_model_runs_and_came_from_is_not_compared(to):
+    model = net()
+    model.device, model.place, model.name_or_path = torch.device("cpu"), "cuda:1", "here"
+    begin(to, model)
+    model.device, model.place, model.name_or_path = torch.device("cuda"), "cuda:0", "there"
+    assert len(go_on(to, model)[""]) == 48
+
+
+def test_hooks_on_the_model_are_named_as_not_compared(to):
+    plan = hl.Harvest(net(), X, "", to=to, batch_size=8)
+    assert "\n" not in repr(plan)
+    plan.estimate()
+    told = repr(plan)
+    for one in ("hooks and patches on the model", "the other samples", "files and environment variables"):
+        assert one in told
+    assert "32 samples from all over them, batches of 8" in told
+    with hl.capture(net(), "linear"), hl.patch(plan.model, {"linear.bias:param": torch.zeros(80)}):
+        begin(to, plan.model)
+    assert len(go_on(to, net())[""]) == 48
+
+
+def test_an_object_that_nobody_can_look_into_is_named(to):
+    model = net()
+    model.chance = torch.Generator()
+    plan = hl.Harvest(model, X, "", to=to, batch_size=8)
+    plan.estimate()
+    assert "what is inside of torch._C.Generator" in repr(plan)
+
+
+def test_a_store_of_another_version_is_not_taken_for_another_model(to):
+    begin(to, net())
+    path = to / "harvest.json"
+    found = Manifest.from_json(path.read_bytes(), "harvest.json")
+    spec = {name: value for name, value in found.spec.items() if name not in ("digests", "batches")}
+    path.write_bytes(replace(found, spec={**spec, "model": {"class": "Net", "weights": "0" * 32}}).to_json())
+    with pytest.raises(hl.StoreError, match="another version of hookline or of Python began it"):
+        go_on(to, net())
+    assert len(hl.Store(to, partial=True)[""]) == 16
+
+
+def test_a_model_is_known_again_in_another_process():
+    pytest.importorskip("transformers")
+    code = (
+        "import json; from tests.harvest import small, words; from hookline.harvesting.models import model_digest; "
+        "print(json.dumps([model_digest(small.model()), model_digest(words.of(words.bert))], sort_keys=True))"
+    )
+    assert len({small.python("-c", code, PYTHONHASHSEED=seed) for seed in "12"}) == 1
