@@ -32,7 +32,7 @@ import hookline as hl
 from tests.harvest import small
 from tests.harvest.ranked import Dying
 folder = Path(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (7700, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (7800, resource.RLIM_INFINITY))
 try:
     small.harvest(folder / "store", Dying(folder))
 except hl.StoreError as error:
