@@ -873,3 +873,26 @@ def test_the_graph_is_not_held_and_the_model_is_freed_by_counting_alone() -> Non
     del model
     assert gone() is None
     assert acts["0"].shape == acts["0:grad_output"].shape
+
+
+def test_memory_that_came_in_from_outside_does_not_move() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Linear(1 << 10, 1 << 10, device=DEVICE), nn.Identity())
+    x = torch.ones(1 << 10, 1 << 10, device=DEVICE)
+    alias = torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))
+    before = x.data_ptr()
+    with hl.capture(model, "0", "0:input", "1:input") as acts:
+        model(x)
+    x.add_(1)
+    assert x.data_ptr() == before
+    assert alias[0, 0] == 2
+    assert all(acts[site][0, 0] == 1 for site in ("0", "0:input", "1:input"))
+
+
+def test_what_the_forward_made_is_shared_there_too() -> None:
+    model = nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU(), nn.Linear(1 << 10, 1 << 10)).to(DEVICE)
+    x = torch.ones(2, 1 << 10, 1 << 10, device=DEVICE)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), hl.capture(model, "*") as acts:
+            model(x)
+        shared = [torch._C._is_cow_tensor(acts[site]) for site in acts]
+        assert shared == [True, True, True]
