@@ -409,6 +409,38 @@ def test_an_in_place_activation_is_said_to_have_overwritten_its_input():
     assert "It was made here" in str(error)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("write", [lambda x: x.data.fill_(NAN), lambda x: x.detach().numpy().fill(NAN)])
+@pytest.mark.parametrize("wraps", [lambda x: x, lambda x: {"x": x}])
+def test_what_is_written_where_no_version_tells_is_found_at_the_module_that_returns_its_input(write, wraps, grad):
+    class Writes(nn.Module):
+        def forward(self, x):
+            write(x)
+            return wraps(x)
+
+    for model in (nn.Sequential(nn.Linear(4, 4), Writes()), nn.Sequential(Writes(), nn.Identity())):
+        with torch.set_grad_enabled(grad):
+            error = bad(model, X.clone())
+        assert error.site.path == str([type(part) for part in model].index(Writes))
+
+
+def test_what_is_written_after_the_last_module_is_found_at_the_output_of_the_model():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+
+        def forward(self, x):
+            x = self.inside(x)
+            x.data[0] = NAN
+            return x
+
+    assert str(bad(Writes(), X).site) == ""
+    hooked = nn.Sequential(nn.Linear(4, 4))
+    hooked[0].register_forward_hook(lambda _module, _args, output: output.data.fill_(NAN))
+    assert str(bad(hooked, X).site) == ""
+
+
 def test_other_threads_are_not_watched_but_those_that_take_the_context():
     model, found = mlp(), []
 

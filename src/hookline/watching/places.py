@@ -36,6 +36,9 @@ class Check:
     transform = None
     copies_on_write = refers = False  # The hot path leaves it to `keep`.
     is_traceable = True
+    # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
+    # written there by `.data` or numpy, which no version tells of. Other modules may have.
+    is_torchs = False
 
     def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
         self.site = site
@@ -75,16 +78,18 @@ class Check:
         if not is_plain(value):
             self._look_at_each(value, number, call)
             return
-        if value is watcher.latest and _version(value) == watcher.version != -1:
-            # What a container returns is mostly what its last module has returned.
+        # What a container returns is mostly what its last module has returned.
+        is_latest = value is watcher.latest and _version(value) == watcher.version != -1
+        requires_grad = value.requires_grad
+        if self.forward and is_latest and self.is_torchs:
+            if watcher.statistics.row is not None:
+                watcher.note(self.site if call is None else call.site, value.detach())
+        elif self.forward:
+            self._look(value.detach() if requires_grad else value, value, number, call)
+        if is_latest:
             if self.is_root:
                 watcher.last = watcher.latest_at
-            if watcher.statistics.row is not None and self.forward:
-                watcher.note(self.site if call is None else call.site, value.detach())
             return
-        requires_grad = value.requires_grad
-        if self.forward:
-            self._look(value.detach() if requires_grad else value, value, number, call)
         watcher.latest, watcher.version, watcher.latest_at = value, _version(value), (self, number)
         if requires_grad and self.backward and value.grad_fn is not None:
             value.register_hook(partial(self.arrive, number))
@@ -93,10 +98,11 @@ class Check:
         """Look at a value that is not one plain tensor."""
         for tensor in [value] if isinstance(value, Tensor) else leaves(value):
             plain = numbers_in(tensor)
-            if plain is None or (tensor is self.watcher.latest and _version(tensor) == self.watcher.version != -1):
-                continue
-            if self.forward:
+            is_latest = tensor is self.watcher.latest and _version(tensor) == self.watcher.version != -1
+            if plain is not None and self.forward and not (is_latest and self.is_torchs):
                 self._look(plain, value, number, call)
+            if plain is None or is_latest:
+                continue
             self.watcher.latest, self.watcher.version, self.watcher.latest_at = tensor, _version(tensor), (self, number)
             if tensor.requires_grad and self.backward and tensor.grad_fn is not None:
                 tensor.register_hook(partial(self.arrive, number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -91,3 +91,8 @@ class Steps:
             self.trains = True
             self.done += 1
             self._after()
+
+
+def span(steps: Sequence[int]) -> str:
+    """Return the numbers of some steps as text, the first and the last of many."""
+    return ", ".join(map(str, steps)) if len(steps) < 5 else f"{steps[0]}, {steps[1]} … {steps[-1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -28,16 +28,12 @@ from hookline.watching.flags import Flags
 from hookline.watching.logs import Statistics
 from hookline.watching.places import Check
 from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
-from hookline.watching.steps import Steps
+from hookline.watching.steps import Steps, span
 from hookline.watching.targets import targets_of
 from hookline.where import Where
 from hookline.wiring.taps import Tap, plain_taps
 
 _NOWHERE: tuple[Check | None, int] = (None, 0)
-
-
-def _span(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps)) if len(steps) < 5 else f"{steps[0]}, {steps[1]} … {steps[-1]}"
 
 
 class Watcher:
@@ -107,7 +103,7 @@ class Watcher:
 
     def __repr__(self) -> str:
         kept = self.logged
-        told = f"; statistics of {count(len(kept), 'step')}, {_span(kept)}, in its log" if kept else ""
+        told = f"; statistics of {count(len(kept), 'step')}, {span(kept)}, in its log" if kept else ""
         return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{told}"
 
     def step(self) -> None:
@@ -383,13 +379,14 @@ class Watcher:
         last = Check(Site(""), self, self.rule, self.backward, Site("") in [place.site for place in self._places])
         self._checks = [last, first]
         taps: list[Tap] = []
-        for place in self._places:
-            check = last if place.site == Site("") else Check(place.site, self, self.rule, self.backward)
-            self._checks += [check] if check is not last else []
-            if place.site[1:] == PLAIN and check is not last:
+        for place in [one for one in self._places if one.site != Site("")]:
+            check = Check(place.site, self, self.rule, self.backward)
+            check.is_torchs = type(place.module).__module__.startswith("torch.nn.")
+            self._checks.append(check)
+            if place.site[1:] == PLAIN:
                 named = [(place.site.path, place.module, place.siblings)]
                 taps += plain_taps(named, False, check, session, "")  # type: ignore[arg-type]
-            elif check is not last:
+            else:
                 taps.append(self._hooks._tap(place, check, ""))  # type: ignore[arg-type]
         ends = [Tap(one.site, self._inner, one, session, False, "") for one in (first, last)]  # type: ignore[arg-type]
         first.bounds = last.bounds = self._outer is self._inner
