@@ -279,7 +279,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             return _reason(record)
         if record.value is not EMPTY:
             return f"nothing passed '{record.site}' in the latest forward, which failed before it"
-        if session.elsewhere and not session.any_forward:
+        if session.others.ran and not session.any_forward:
             return (
                 f"nothing has passed '{record.site}' on this thread, where the block was opened; to run the model on "
                 "another one, start it with contextvars.copy_context().run(...)"

@@ -31,6 +31,40 @@ def close_block(token: object) -> None:
     open_blocks.set(open_blocks.get() - {token})
 
 
+class Token:
+    """Stands for a `with` block in the set of those open here."""
+
+    def is_on(self, _model: nn.Module) -> bool:
+        """Whether the block is open on this model, on a part of it or on one that it is a part of."""
+        return False
+
+
+class Others:
+    """Who else runs the model while a block is open: where the block does not act."""
+
+    ran = False  # On a thread or in a task where the block does not act, and no other on this model does.
+    _with_own: Blocks | None = None  # What was open where another block on this model is, seen last.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"ran": self.ran}
+
+    def note(self, model: nn.Module, here: Blocks) -> None:
+        """Note a call of the model, or of a part of it, where the block does not act."""
+        if here is self._with_own or RESTING in here:
+            return
+        if any(isinstance(token, Token) and token.is_on(model) for token in here):
+            self._with_own = here
+            return
+        self.ran = True
+
+
+def share(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models are the same, or one is a part of the other."""
+    if one is other:
+        return True
+    return any(part is one for part in other.modules()) or any(part is other for part in one.modules())
+
+
 class Rest:
     """Hooks that rest: those on a model, or on all, that were there before."""
 

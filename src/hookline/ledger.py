@@ -15,9 +15,9 @@ from torch import nn
 
 from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
-from hookline.context import RESTING, close_block, open_blocks
+from hookline.context import RESTING, Token, close_block, open_blocks, share
 from hookline.errors import HooklineError, NeverFired, warn
-from hookline.reasons import why_never_fired
+from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
 from hookline.sites import Site
 from hookline.tree import Names, replaced_by, unwrap
@@ -33,16 +33,21 @@ NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 _order = itertools.count(1)
 
 
-class Block:
+class Block(Token):
     """One entering of some taps: the token of a `with` block, and what to restore at its end."""
 
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
-        self.taps = taps
+        self.taps, self.model = taps, session.model
         # A short form has nothing to restore, but when it is entered a second time inside itself.
         held = taps if not brief or taps[0].blocks else ()
         self.before = [(tap, tap.active, tap.count, tap.fired) for tap in held]
         self.session_before = session.began, session.failed
         self.hides_values = False  # Whether values of an earlier block wait to be written over.
+
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether it is open on this model, on a part of it or on one that it is a part of."""
+        own = self.model()
+        return bool(self.taps) and own is not None and share(own, model)
 
     def restore(self) -> None:
         """Give the taps back the state they had: those that acted already go on counting where they were."""
@@ -228,10 +233,11 @@ class Ledger:
         was_called = len(missing) < len(taps) or any([not tap.is_plain and tap.count for tap in missing])
         ran = session.any_forward or (not session.failed and was_called)
         messages = []
-        if session.rested and not ran and failed is None and not session.failed:
-            return self._tell_passed_over(missing)
         if not ran and failed is None and not session.failed:
-            return []  # No forward, no complaint.
+            if session.rested:
+                return _tell(missing, RESTED)
+            # No forward, no complaint.
+            return _tell(missing, f"was passed over: {ran_elsewhere(self.model)}") if session.others.ran else []
         if self.forward.stops and ran and not session.since:
             name = type(self.model).__name__
             messages.append(
@@ -264,18 +270,6 @@ class Ledger:
         why = f"torch makes at most {limit} graphs of one function, and each set of hooks takes one"
         advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
         return [(False, f"{name} ran uncompiled: {why}; {advice}")]
-
-    def _tell_passed_over(self, missing: list[Tap]) -> list[tuple[bool, str]]:
-        """Note and say of hooks that they rested whenever something passed them."""
-        why = "was passed over: it ran inside a function of a hook on the same model, whose hooks rest meanwhile"
-        messages = []
-        for tap in missing:
-            message = f"'{tap.site}' {why}; open the block inside that function"
-            if tap.record is not None:
-                tap.record.explain(message)
-            if tap.missing != IGNORE:
-                messages.append((tap.missing == RAISE, message))
-        return messages
 
     def _skipped_above(self, tap: Tap) -> str:
         """Say that a module was not called because one that holds it is skipped."""
@@ -382,6 +376,14 @@ def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
     if tap.exact or not tap.is_inside:
         return False
     return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
+
+
+def _tell(missing: list[Tap], why: str) -> list[tuple[bool, str]]:
+    """Note and say of hooks why they were passed over."""
+    for tap in missing:
+        if tap.record is not None:
+            tap.record.explain(f"'{tap.site}' {why}")
+    return [(tap.missing == RAISE, f"'{tap.site}' {why}") for tap in missing if tap.missing != IGNORE]
 
 
 def _speak(messages: list[tuple[bool, str]]) -> None:

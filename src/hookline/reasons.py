@@ -23,8 +23,25 @@ _FAST_PATH = (
 _INSIDE_FUSED = ("softmax", "_softmax", "matmul", "bmm", "baddbmm", "einsum", "dropout", "masked_fill", "mul", "div")
 
 
+_ADOPT = "start it there with contextvars.copy_context().run(...), or open a block there"
+RESTED = (
+    "was passed over: it ran inside a function of a hook on the same model, whose hooks rest meanwhile; "
+    "open the block inside that function"
+)
+
+
+def ran_elsewhere(model: nn.Module) -> str:
+    """Say that a model ran where a block does not act."""
+    return f"{type(model).__name__} ran on another thread or asyncio task, where this block does not act; {_ADOPT}"
+
+
 def why_never_fired(tap: Tap, model: nn.Module) -> str:
     """Say that a site did not fire, why, and what to hook instead."""
+    why = _why_never_fired(tap, model)
+    return f"{why.rstrip('.')}. Also, {ran_elsewhere(model)}" if tap.session.others.ran else why
+
+
+def _why_never_fired(tap: Tap, model: nn.Module) -> str:
     site, session, name = tap.site, tap.session, type(model).__name__
     if tap.holders:
         return f"'{site}' did not fire: {_why_not_taken(tap, model)}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from hookline.context import Others
 from hookline.copies import address, is_replayed_over, share_for_now
 from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
 from hookline.sites import Site
@@ -40,13 +41,13 @@ class Session:
     stopped = False  # Whether one of them was ended early.
     ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
     gave_up = False  # Whether it ran uncompiled because torch makes no further graph of it.
-    elsewhere = False  # Whether it ran on another thread or task than the block's.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     over = ""  # Why no further value will come.
     forked = False  # Whether this process is a copy of the one that placed the hooks.
 
     def __init__(self) -> None:
         self.forwards = 0  # Forwards of the model.
+        self.others = Others()  # Who else ran it since the hooks were last entered.
         self.model: Callable[[], nn.Module | None] = _no_model  # Of those hooks, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,8 +57,9 @@ class Session:
         """Count anew, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
-        self.ran = self.gave_up = self.elsewhere = self.stopped = self.rested = False
+        self.ran = self.gave_up = self.stopped = self.rested = False
         self.over = ""
+        self.others = Others()
 
     def say_dropped(self) -> None:
         """Note that nobody holds the hooks any more."""

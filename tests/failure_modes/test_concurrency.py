@@ -158,15 +158,123 @@ def test_a_task_started_inside_a_block_belongs_to_it_and_one_outside_does_not() 
     assert torch.equal(inside, torch.zeros_like(plain))
 
 
-def test_a_model_run_on_a_worker_thread_is_not_passed_over_in_silence() -> None:
+PASSED_OVER = r"GPT ran on another thread or asyncio task, where this block does not act.*contextvars.copy_context\(\)"
+
+
+def test_a_capture_on_a_worker_thread_is_not_passed_over_in_silence() -> None:
     """F03"""
     model, x = GPT(depth=2), tokens()
-    with hl.capture(model, "h.1") as acts, ThreadPoolExecutor(1) as pool:
-        pool.submit(model, x).result()
-        with pytest.raises(hl.NotCaptured, match=r"'h.1' on this thread.*contextvars.copy_context\(\).run"):
-            acts["h.1"]
-    with pytest.raises(hl.NotCaptured, match="'h.1'"):
+    with pytest.raises(hl.NeverFired, match=f"'h.1' was passed over: {PASSED_OVER}"):
+        with hl.capture(model, "h.1") as acts, ThreadPoolExecutor(1) as pool:
+            pool.submit(model, x).result()
+            with pytest.raises(hl.NotCaptured, match=r"'h.1' on this thread.*contextvars.copy_context\(\).run"):
+                acts["h.1"]
+    with pytest.raises(hl.NotCaptured, match=PASSED_OVER):
         acts["h.1"]
+
+
+PARTS: dict[str, Callable[[GPT], nn.Module]] = {"the model": lambda model: model, "a part": lambda model: model.h[1]}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("kind", [*KINDS, "parameter", "function"])
+def test_a_change_on_a_worker_thread_is_not_passed_over_in_silence(kind: str, part: str) -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+    places = {"parameter": {"h.1.attn.weight:param": 0.0}, "function": {"h.1.attn/linear": 0.0}}
+    block = hl.patch(model, places[kind]) if kind in places else KINDS[kind](model)
+    if kind == "stop" and part == "a part":
+        block = hl.capture(model, "h.1", stop=True)
+    with pytest.raises(hl.NeverFired, match=PASSED_OVER), ThreadPoolExecutor(1) as pool, block:
+        pool.submit(PARTS[part](model), x).result()
+
+
+def test_what_a_pattern_means_is_a_warning_if_the_model_ran_on_another_thread_and_what_may_be_missing_nothing() -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+    for block in (hl.capture(model, "h.*"), hl.skip(model, "h.*")):
+        with pytest.warns(hl.HooklineWarning, match=PASSED_OVER), block:
+            elsewhere(model, x)
+    with hl.patch(model, {"h.1": 0.0}).when_missing("ignore"):
+        elsewhere(model, x)
+
+
+def test_a_watch_that_has_seen_nothing_says_so_if_the_model_ran_on_another_thread() -> None:
+    """F03"""
+    model, bad = GPT(depth=2), tokens() * float("nan")
+
+    async def stranger() -> Tensor:
+        with hl.watch(model):
+            return await asyncio.get_running_loop().run_in_executor(None, model, bad)
+
+    async def adopted() -> Tensor:
+        with hl.watch(model):
+            return await asyncio.to_thread(model, bad)
+
+    with pytest.warns(hl.HooklineWarning, match=f"nothing was watched: {PASSED_OVER}"):
+        asyncio.run(stranger())
+    with pytest.raises(hl.BadValue):
+        asyncio.run(adopted())
+
+
+def test_a_site_that_another_thread_ran_is_told_where_the_block_saw_others() -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+    told = f"'h.1' was not called.*Also, {PASSED_OVER}"
+    with pytest.raises(hl.NeverFired, match=told), hl.capture(model, "h.0", "h.1"):
+        model.h[0](x)
+        elsewhere(model.h[1], x)
+
+
+def test_hooks_that_act_everywhere_do_not_make_a_worker_thread_part_of_a_block() -> None:
+    """F03"""
+    model, x = GPT(depth=2), tokens()
+    hooks = hl.Hooks(model)
+    hooks.capture("h.1")
+    with pytest.raises(hl.NeverFired, match=PASSED_OVER), hl.edit(model, "h.1", lambda value: value * 0):
+        elsewhere(model, x)
+    hooks.remove()
+
+
+def test_a_block_on_another_model_does_not_excuse_a_worker_thread() -> None:
+    """F03"""
+    model, other, x = GPT(depth=2), mlp(), tokens()
+
+    def work() -> None:
+        with hl.capture(other, "0"):
+            other(torch.ones(1, 4))
+            model(x)
+
+    with pytest.raises(hl.NeverFired, match=PASSED_OVER), hl.patch(model, {"h.1": 0.0}):
+        assert elsewhere(work) is None
+
+
+def test_a_block_in_which_nothing_ran_does_not_mind_threads_with_their_own() -> None:
+    """F01: the model itself, a part of it or what holds it"""
+    model, x = GPT(depth=2), tokens()
+    whole = nn.Sequential(model)
+
+    def under(owner: nn.Module, where: str, run: Callable[[Tensor], object]) -> None:
+        with hl.capture(owner, where):
+            run(x)
+
+    with hl.capture(model, "h.1"), hl.patch(model, {"h.0": 0.0}), hl.watch(model):
+        assert elsewhere(under, model, "h.0", model) is None
+        assert elsewhere(under, model, "h.0", lambda x: [part(x) for part in model.h]) is None
+        assert elsewhere(under, model.h[0], "attn", lambda x: model.h[0](x)) is None
+        assert elsewhere(under, whole, "0.h.1", whole) is None
+        assert isinstance(elsewhere(lambda: hl.run(model, x, skip="h.0")), Tensor)
+        assert len(elsewhere(hl.scan, model, x)) > 0
+
+
+def test_a_thread_that_serves_beside_a_block_is_its_own_business_if_the_block_ran_too() -> None:
+    """F01"""
+    model, x = GPT(depth=2), tokens()
+    plain = model(x)
+    with hl.patch(model, {"head": 0.0}), hl.watch(model):
+        assert torch.equal(elsewhere(model, x), plain)
+        assert not model(x).any()
+        assert torch.equal(elsewhere(model, x), plain)
 
 
 def test_a_worker_thread_adopts_a_block_by_copying_its_context() -> None:
@@ -196,7 +304,7 @@ def test_asyncio_to_thread_adopts_the_block_and_a_bare_executor_does_not() -> No
         return acts["h.1"]
 
     assert torch.equal(asyncio.run(adopted()), model.h[1](model.h[0](x, scale=0.5), scale=0.5))
-    with pytest.raises(hl.NotCaptured, match="copy_context"):
+    with pytest.raises(hl.NeverFired, match="copy_context"):
         asyncio.run(stranger())
 
 
@@ -206,7 +314,7 @@ def test_a_block_that_closes_while_another_thread_is_inside_the_module_does_not_
     waiting = Waiting()
     model, x = nn.Sequential(waiting), torch.ones(2, 3, requires_grad=True)
     with ThreadPoolExecutor(1) as pool:
-        with hl.capture(model, where):
+        with pytest.raises(hl.NeverFired, match="ran on another thread"), hl.capture(model, where):
             job = pool.submit(model, x)
             assert waiting.entered.wait(10)
         waiting.leave.set()

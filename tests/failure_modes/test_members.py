@@ -114,7 +114,8 @@ def test_a_block_that_closes_while_another_thread_reads_the_parameter_does_not_d
 
     model, x = Waiting(), torch.randn(3, 4)
     with ThreadPoolExecutor(1) as pool:
-        with hl.patch(model, {"W_enc:param": 0.0, "W_dec/matmul": 0.0, "encode()": 0.0}):
+        changes = {"W_enc:param": 0.0, "W_dec/matmul": 0.0, "encode()": 0.0}
+        with pytest.raises(hl.NeverFired, match="ran on another thread"), hl.patch(model, changes):
             job = pool.submit(model, x)
             assert entered.wait(10)
         leave.set()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
+from hookline.hooks import Hooks
+from hookline.reasons import ran_elsewhere
 from hookline.sites import Site
 from hookline.tree import inner, unwrap
 from hookline.watching.checks import Rule, is_bad, is_plain, is_suspicious, numbers_in
@@ -56,6 +58,12 @@ def parameters_of(places: list[Found]) -> Parameters:
         if own and not place.site.member:
             found.setdefault(place.site.path, []).extend(own)
     return found
+
+
+def warn_if_missed(hooks: Hooks, model: nn.Module) -> None:
+    """Warn if nothing was watched, since the model ran only on a thread where the block does not act."""
+    if hooks._ledger.session.others.ran and not any(hook.fired for hook in hooks):
+        warn(f"nothing was watched: {ran_elsewhere(model)}")
 
 
 def suspects(

@@ -27,7 +27,7 @@ from hookline.watching.checks import Finding, Rule, examine, is_bad, numbers_in
 from hookline.watching.flags import Flags
 from hookline.watching.logs import Statistics
 from hookline.watching.places import Check
-from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
+from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects, warn_if_missed
 from hookline.watching.steps import Steps, span
 from hookline.watching.targets import targets_of
 from hookline.where import Where
@@ -150,6 +150,7 @@ class Watcher:
             if kind is None:
                 self.check()
                 self._count_waiting()
+                warn_if_missed(self._hooks, self._inner)
                 self.steps_taken.warn_of_none(self.forwards if self.statistics.every else 0)
             self.settle()
         except BaseException as found:

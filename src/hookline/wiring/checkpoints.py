@@ -143,6 +143,8 @@ def event_of(called: Any, taps: Iterable[Tap], here: Blocks, count: Callable[[Ta
             changes = changes or tap.changes
             if is_wanted:
                 acting.append((tap, number))
+        elif tap.blocks:
+            tap.pass_by(here)
     event = Event(acting)
     if changes:
         event.depth = _log(called, event)

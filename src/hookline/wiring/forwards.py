@@ -65,7 +65,7 @@ def following(around: Iterable[Tap], here: Blocks) -> list[Tap]:
         if tap.acts(here):
             found.append(tap)
         elif tap.blocks:
-            tap.session.elsewhere = True
+            tap.pass_by(here)
     return found
 
 

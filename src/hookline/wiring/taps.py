@@ -136,6 +136,12 @@ class Tap:
             return acts
         return self.active or not self.blocks.isdisjoint(here)
 
+    def pass_by(self, here: Blocks) -> None:
+        """Note a call where it does not act, if that is because its blocks are open elsewhere."""
+        model = self.session.model()
+        if model is not None and self.blocks and self.blocks.isdisjoint(here):
+            self.session.others.note(model, here)
+
     def wants(self, name: str) -> bool:
         """Whether it is at the function of that name."""
         return match_name(name, self.names) if self.is_family else name == self.function

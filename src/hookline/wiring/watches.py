@@ -108,6 +108,7 @@ def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
     if type(method) is not MethodType or module is not tap.module or _graph_task() != -1 or RESTING in here:
         return calls.run(watch_for(tap), module, args, kwargs)
     if not tap.active and tap.blocks.isdisjoint(here):
+        tap.pass_by(here)
         return type(module).forward(module, *args, **kwargs)
     tap.here = here
     if not tap.active and tap.blocks.isdisjoint(here):  # Another thread has let it rest meanwhile.
