@@ -15,7 +15,7 @@ from hookline.copies import address, copy_tensor
 from hookline.display.pictured import Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
 from hookline.equality import same
-from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
+from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean, warn
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline.stats import Stats
@@ -53,6 +53,12 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         record = self._find(key)
         if not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
+        if self._session.others.take_mixed() and record.keep == 1 < record.count:
+            record.repeated = False  # Two forwards at the same time look like one.
+            warn(
+                f"'{record.site}' was captured by several asyncio tasks or threads in one block, and only the latest "
+                "value is kept; keep='all' keeps every call, a block in each task keeps them apart"
+            )
         return record.latest()
 
     def __iter__(self) -> Iterator[str]:

@@ -7,9 +7,12 @@ hook's model rest, but for those of blocks that the function itself opens.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -40,9 +43,12 @@ class Token:
 
 
 class Others:
-    """Who else runs the model while a block is open: where the block does not act."""
+    """Who else runs the model while a block is open: where the block does not act, or beside each other in it."""
 
     ran = False  # On a thread or in a task where the block does not act, and no other on this model does.
+    are_mixed = False  # Several tasks, or threads at the same time, in this block, and nothing was read in between.
+    _task: Callable[[], Any] | None = None  # The asyncio task that ran it last in this block, held weakly.
+    _thread = 0  # The one on which the model runs in this block, begun last.
     _with_own: Blocks | None = None  # What was open where another block on this model is, seen last.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,6 +62,34 @@ class Others:
             self._with_own = here
             return
         self.ran = True
+
+    def begin(self) -> Others:
+        """Note a forward in the block: the values of several tasks, or of threads at the same time, replace others."""
+        thread, task = get_ident(), current_task()
+        if self._thread != thread and self._thread:
+            self.are_mixed = True
+        self._thread = thread
+        if task is not None:
+            if self._task is not None and self._task() is not task:
+                self.are_mixed = True
+            self._task = weakref.ref(task)
+        return self
+
+    def end(self) -> None:
+        """Note that it is over."""
+        self._thread = 0
+
+    def take_mixed(self) -> bool:
+        """Return whether several ran the model since this was last asked."""
+        are_mixed, self.are_mixed, self._task = self.are_mixed, False, None
+        return are_mixed
+
+
+def current_task() -> Any:
+    """Return the asyncio task that runs here, if one does."""
+    asyncio = sys.modules.get("asyncio")
+    loop = asyncio._get_running_loop() if asyncio is not None else None
+    return asyncio.current_task(loop) if asyncio is not None and loop is not None else None
 
 
 def share(one: nn.Module, other: nn.Module) -> bool:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -159,6 +160,87 @@ def test_a_task_started_inside_a_block_belongs_to_it_and_one_outside_does_not() 
 
 
 PASSED_OVER = r"GPT ran on another thread or asyncio task, where this block does not act.*contextvars.copy_context\(\)"
+
+
+class TestTasksOfOneBlock:
+    """F02: tasks that are started inside a block belong to it, and share what it keeps"""
+
+    model, x = GPT(depth=2), tokens()
+
+    async def call(self, scale: float) -> Tensor:
+        await asyncio.sleep(0)
+        return self.model(self.x * scale)
+
+    async def siblings(self, **options: Any) -> hl.Cache:
+        with hl.capture(self.model, "h.1", **options) as acts:
+            await asyncio.gather(*(self.call(scale) for scale in (1.0, 2.0, 3.0)))
+        return acts
+
+    def value(self, scale: float) -> Tensor:
+        return self.model.h[1](self.model.h[0](self.x * scale, scale=0.5), scale=0.5)
+
+    def test_several_of_which_one_value_is_kept_are_warned_of(self) -> None:
+        acts = asyncio.run(self.siblings())
+        with pytest.warns(hl.HooklineWarning, match="'h.1' was captured by several asyncio tasks.*keep='all'.*a block"):
+            assert torch.equal(acts["h.1"], self.value(3.0))
+        assert torch.equal(acts["h.1"], self.value(3.0))  # It is said once.
+
+    def test_several_of_which_all_values_are_kept_are_not(self) -> None:
+        acts = asyncio.run(self.siblings(keep="all"))
+        assert torch.equal(acts["h.1"], self.value(3.0))
+        for value, scale in zip(acts.calls("h.1"), (1.0, 2.0, 3.0), strict=True):
+            assert torch.equal(value, self.value(scale))
+
+    def test_one_after_the_other_each_read_before_the_next_are_not(self) -> None:
+        async def main() -> list[Tensor]:
+            with hl.capture(self.model, "h.1") as acts:
+                found = []
+                for scale in (1.0, 2.0):
+                    await asyncio.create_task(self.call(scale))
+                    found.append(acts["h.1"])
+                return found
+
+        for value, scale in zip(asyncio.run(main()), (1.0, 2.0), strict=True):
+            assert torch.equal(value, self.value(scale))
+
+    def test_one_that_runs_the_model_often_is_not(self) -> None:
+        async def main() -> Tensor:
+            with hl.capture(self.model, "h.1") as acts:
+                for scale in (1.0, 2.0):
+                    await self.call(scale)
+            return acts["h.1"]
+
+        assert torch.equal(asyncio.run(main()), self.value(2.0))
+
+    def test_a_change_is_made_in_each(self) -> None:
+        async def main() -> list[Tensor]:
+            with hl.patch(self.model, {"head": 0.0}):
+                return await asyncio.gather(self.call(1.0), self.call(2.0), asyncio.to_thread(self.model, self.x))
+
+        assert not any(output.any() for output in asyncio.run(main()))
+
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_threads_that_run_the_model_at_the_same_time_are_warned_of_and_others_are_not(self, at_once: bool) -> None:
+        waiting = Waiting()
+        model, x = nn.Sequential(waiting), torch.ones(2, 3)
+
+        async def main() -> hl.Cache:
+            with hl.capture(model, "0") as acts:
+                first = asyncio.create_task(asyncio.to_thread(model, x))
+                await asyncio.to_thread(waiting.entered.wait, 10)
+                if not at_once:
+                    waiting.leave.set()
+                    await first
+                waiting.entered.clear()
+                second = asyncio.create_task(asyncio.to_thread(model, x * 2))
+                await asyncio.to_thread(waiting.entered.wait, 10)
+                waiting.leave.set()
+                await asyncio.gather(first, second)
+            return acts
+
+        acts = asyncio.run(main())
+        with pytest.warns(hl.HooklineWarning, match="several asyncio tasks or threads") if at_once else nullcontext():
+            acts["0"]
 
 
 def test_a_capture_on_a_worker_thread_is_not_passed_over_in_silence() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 
 from hookline.actions import Save
-from hookline.context import Blocks, resting
+from hookline.context import Blocks, Others, resting
 from hookline.errors import HooklineError, StopForward, warn
 from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
 from hookline.records import INSIDE_TRANSFORM
@@ -73,6 +73,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
     waiting: set[Tap] = set()
     has_gradients = False
+    beside: tuple[Others, ...] = ()
     chunk = microbatch()
     if chunk == REHEARSAL:
         with resting():
@@ -90,6 +91,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         if forward.links:
             _warn_of_replaced(forward)
         has_gradients = has_gradients or forward.has_gradients
+        if tap.blocks:
+            beside += (tap.session.others.begin(),)
     try:
         with gradients.settled() if has_gradients else _UNFOLLOWED:
             output = run_until(waiting, run, following[0].module) if waiting else run()
@@ -101,6 +104,9 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         for tap in following:
             tap.session.fail(error)
         raise
+    finally:
+        for others in beside:
+            others.end()
     if output is not STOPPED:
         return output
     for tap in following:

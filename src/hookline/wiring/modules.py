@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.context import Blocks, Others, call_user
+from hookline.context import Blocks, Others, call_user, current_task
 from hookline.copies import Loan, address, state_of
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
 from hookline.wiring.taps import Tap, blame
@@ -188,8 +188,8 @@ def _keep_dynamo_out() -> None:
     ours = (calls, checkpoints, forwards, functions, gradients)
     found = [function for one in ours for function in vars(one).values()]
     found = [function for function in found if function not in traced]
-    ours_too = (Tap.act, Tap.pass_by, *vars(Others).values(), *vars(Loan).values())
-    found += [*ours_too, blame, call_user, state_of, address]
+    found += [Tap.act, Tap.pass_by, *vars(Others).values(), *vars(Loan).values()]
+    found += [current_task, blame, call_user, state_of, address]
     for function in found:
         if isinstance(function, FunctionType):
             skip(function.__code__)
