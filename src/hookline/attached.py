@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, overload
 
 from torch import nn
 
+from hookline.context import close_block
 from hookline.errors import SiteError
 from hookline.tables import Table, Tabular
 from hookline.tree import Names, is_scripted
 from hookline.wiring.forwards import Forward
-from hookline.wiring.modules import attached_to, detach
+from hookline.wiring.modules import attached_to, strip
 from hookline.wiring.taps import NO_BLOCKS
 from hookline.wiring.watches import is_shadow
 
@@ -81,18 +82,22 @@ def attached(model: nn.Module) -> Attached:
 
 
 def clear(model: nn.Module) -> int:
-    """Remove every hook of hookline from a model, whoever holds it, and return how many there were."""
+    """Remove every hook of hookline from a model, whoever holds it, and return how many there were.
+
+    It also removes what is left of a hook that an interrupt (Ctrl-C) stopped on its way on or off.
+    """
     if not isinstance(model, nn.Module):
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     removed = 0
     for _, module in Names(model).once():
-        taps = attached_to(module)
-        for tap in taps:
+        for tap in attached_to(module):
             tap.active = False
+            for block in tap.blocks:
+                close_block(block)
             tap.blocks = NO_BLOCKS
             removed += not (isinstance(tap.action, Forward) or tap.removed)
             tap.removed = not isinstance(tap.action, Forward)
-        detach(taps)
+        strip(module)
     return removed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +18,7 @@ from hookline.display.spreads import spread
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
-from hookline.living import Owner
+from hookline.living import Exit, Owner, still_open
 from hookline.narrowing import is_at, names_output
 from hookline.options import budget_of, calls_of, refuse_clone, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
@@ -124,8 +124,8 @@ class Hooks(Tabular):
         self._ledger = Ledger(model, self._cache._session)
         self._chosen: list[Tap] | None = None  # None: all of the ledger's.
         self._parent: Hooks | None = None
-        self._open: list[Block] = []
-        self._owner = Owner(self._ledger)
+        self._open: dict[Block, None] = {}
+        self._owners = Owner(self._ledger), Owner(self._ledger)
         self._brief = False  # A short form: attached on entering, detached on leaving.
 
     @property
@@ -290,11 +290,9 @@ class Hooks(Tabular):
             tap.missing = what
         return self
 
-    @contextmanager
-    def activated(self) -> Iterator[Cache]:
+    def activated(self) -> AbstractContextManager[Cache]:
         """Let them act for a while on this thread, then restore what was before."""
-        with self as cache:
-            yield cache
+        return self
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under these hooks."""
@@ -302,18 +300,19 @@ class Hooks(Tabular):
             return self._model(*args, **kwargs)
 
     def __enter__(self) -> Cache:
-        self._open.append(self._ledger.enter(self._taps, renew=self._brief))
+        self._open[self._ledger.enter(self._taps, renew=self._brief)] = None
         return self._cache
 
+    @Exit
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if not self._open:
+        blocks, here = still_open(self), open_blocks.get()
+        if not blocks:
             return
-        here = open_blocks.get()
-        block = next((block for block in reversed(self._open) if block in here), self._open[-1])
-        self._open.remove(block)
+        block = next((block for block in reversed(blocks) if block in here), blocks[-1])
         self._ledger.leave(block, failed=kind, over=self._brief)
+        self._open.pop(block, None)
 
     def __iter__(self) -> Iterator[Hook]:
         return (Hook(tap, self._ledger) for tap in self._taps)
@@ -349,7 +348,7 @@ class Hooks(Tabular):
         narrow = object.__new__(Hooks)
         narrow._model, narrow._cache, narrow._ledger = self._model, self._cache, self._ledger
         narrow._chosen, narrow._parent, narrow._brief = taps, self._parent or self, self._brief
-        narrow._open, narrow._active = [], self._active
+        narrow._open, narrow._active = {}, self._active
         return narrow
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:

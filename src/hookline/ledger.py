@@ -39,8 +39,8 @@ class Block(Token):
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
         self.taps, self.model = taps, session.model
         # A short form has nothing to restore, but when it is entered a second time inside itself.
-        held = taps if not brief or taps[0].blocks else ()
-        self.before = [(tap, tap.active, tap.count, tap.fired) for tap in held]
+        self.restores = not brief or bool(taps[0].blocks)
+        self.before = [(tap, tap.active, tap.count, tap.fired) for tap in taps if self.restores]
         self.session_before = session.began, session.failed
         self.hides_values = False  # Whether values of an earlier block wait to be written over.
 
@@ -51,11 +51,12 @@ class Block(Token):
 
     def restore(self) -> None:
         """Give the taps back the state they had: those that acted already go on counting where they were."""
-        for tap, active, count, fired in self.before:
+        while self.before:  # One after the other, so that a second attempt goes on where Ctrl-C stopped the first.
+            tap, active, count, fired = self.before[-1]
             tap.active = active and not tap.removed
             tap.count += count
             tap.fired = tap.fired or fired
-        self.before = []
+            del self.before[-1]
         for tap in self.taps if self.hides_values else ():
             if tap.record is not None and tap.record.reason is NOT_YET:
                 tap.record.reason = ""  # No forward, no complaint.
@@ -72,6 +73,7 @@ class Ledger:
         self.taps: list[Tap] = []
         self.blocks: list[Block] = []
         self.may_have_fired = False
+        self.is_dropped = False  # Whether nobody holds the `Hooks` any more, and its hooks are off.
         self.forward = Forward()
         self.around = Tap(Site(""), self.model, self.forward, session, False, "")  # type: ignore[arg-type]
 
@@ -120,15 +122,16 @@ class Ledger:
         self._wire(taps)
 
     def remove(self, taps: Iterable[Tap]) -> None:
-        """Take taps off for good."""
+        """Take taps off for good. They are forgotten last: after a Ctrl-C they can be removed again."""
         taps = list(taps)
         for tap in taps:
             tap.active = False
             tap.blocks = NO_BLOCKS
-            tap.removed = True
             if tap.record is not None and tap.record.value is EMPTY and not tap.record.family:
                 tap.record.explain(tap.record.reason or REMOVED)
         self._wire(taps)
+        for tap in taps:
+            tap.removed = True
         self.taps = self.forward.taps = [tap for tap in self.taps if not tap.removed]
         self.forward.stops = [tap for tap in self.forward.stops if not tap.removed]
 
@@ -142,11 +145,13 @@ class Ledger:
         self.blocks = []
         self.session.say_dropped()
         self.detach_all()
+        self.is_dropped = True
 
     def detach_all(self) -> None:
         """Take everything off the model, whatever state it is in."""
-        if self.around.watch is not None:  # It is there while any other is.
-            detach(self.taps)
+        attached = [tap for tap in (*self.taps, self.around) if tap.watch is not None]
+        if attached:
+            detach(attached)
             self._unfollow()
 
     def enter(self, taps: list[Tap], renew: bool) -> Block:
@@ -189,14 +194,14 @@ class Ledger:
 
     def leave(self, block: Block, failed: type[BaseException] | None = None, over: bool = False) -> None:
         """Close a block, restore what was before it, and say what did not fire."""
-        taps = [tap for tap in block.taps if tap.watch is not None]
         try:
+            taps = [tap for tap in block.taps if tap.watch is not None]
             missing = [tap for tap in taps if not tap.fired]
             messages = self._explain(missing, taps, failed)
             messages += self._explain_limit() if self.session.since and failed is None else []
             self._close(block)
         except BaseException:
-            self._close(block)  # A second time, for a Ctrl-C in the midst of the first.
+            self._close(block)  # Goes on where a Ctrl-C stopped the first attempt.
             raise
         if over:
             self.session.over = "its block is over"
@@ -215,7 +220,7 @@ class Ledger:
             self.blocks.remove(block)
         for tap in block.taps:
             tap.blocks = tap.blocks - {block} if self.blocks else NO_BLOCKS
-        is_over = not (self.blocks or block.before or self.around.active)  # A short form: nothing acts any more.
+        is_over = not (self.blocks or block.restores or self.around.active)  # A short form: nothing acts any more.
         block.restore()
         if is_over:
             self._settle(block.taps)

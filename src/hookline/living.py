@@ -6,13 +6,15 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from hookline.context import Blocks, open_blocks
 from hookline.wiring.modules import forget_locks
 
 if TYPE_CHECKING:
-    from hookline.ledger import Ledger
+    from hookline.hooks import Hooks
+    from hookline.ledger import Block, Ledger
 
 _living: dict[int, weakref.ref[Ledger]] = {}
 
@@ -20,7 +22,8 @@ _living: dict[int, weakref.ref[Ledger]] = {}
 class Owner:
     """Held by the `Hooks` of a ledger alone: when nobody holds that any more its hooks come off.
 
-    The ledger can't know by itself: while hooks are attached the model holds it.
+    The ledger can't know by itself: while hooks are attached the model holds it. A `Hooks` has two: Python ignores a
+    Ctrl-C in the `__del__` of the first, and the second does what is left to do.
     """
 
     ledger: Ledger | None = None
@@ -29,8 +32,50 @@ class Owner:
         self.ledger = ledger
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.ledger is not None and not _is_finalizing():  # Bound early: at the end of Python modules are empty.
-            self.ledger.drop()
+        ledger = self.ledger
+        # Bound early: at the end of Python modules are empty.
+        if ledger is not None and not ledger.is_dropped and not _is_finalizing():
+            ledger.drop()
+
+
+class Leaving(partial[None]):
+    """What a `with` statement calls at its end: a bound `__exit__` that leaves the block even if it is never called.
+
+    Only the statement holds it. If Ctrl-C comes just before it is called, or just before `__enter__` returns, Python
+    drops it. A traceback that somebody keeps holds the `Hooks`, but not this.
+    """
+
+    before: Blocks | None = None  # The blocks that were open before the statement.
+
+    def __del__(self) -> None:
+        hooks: Hooks = self.args[0]
+        if not hooks._open or self.before is None:
+            return
+        here = open_blocks.get() - self.before
+        for block in [block for block in still_open(hooks) if block in here]:
+            hooks._ledger.leave(block, KeyboardInterrupt, over=hooks._brief)
+
+
+class Exit:
+    """Makes an `__exit__` of a function: each `with` statement gets a `Leaving` of its own."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __get__(self, hooks: Hooks | None, _kind: type | None = None) -> Callable[..., None]:
+        if hooks is None:
+            return self.function
+        leaving = Leaving(self.function, hooks)
+        leaving.before = open_blocks.get()
+        return leaving
+
+
+def still_open(hooks: Hooks) -> list[Block]:
+    """Return the blocks that were entered by `with hooks` and not left yet, and forget the others."""
+    for block in list(hooks._open):
+        if block not in hooks._ledger.blocks:
+            hooks._open.pop(block, None)  # Another thread may have done so.
+    return list(hooks._open)
 
 
 def note(ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ from hookline.values import leaves, map_tensors
 _SPARE = torch.empty(0)
 living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # Those that somebody holds.
 changing = threading.RLock()  # Of those.
-in_use = 0  # How many hooks there are at operations on parameters.
+in_use: set[int] = set()  # The hooks at operations on parameters, each by its `id`.
 Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Operand"]], Any]
 
 

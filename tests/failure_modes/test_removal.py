@@ -1,21 +1,14 @@
-"""Hooks that are removed: twice, late, by the garbage collector, with Ctrl-C in between; and what stays."""
+"""Hooks that are removed: twice, late, by the garbage collector; and what stays."""
 
 from __future__ import annotations
 
 import gc
-import inspect
-import itertools
-import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.hooks import RemovableHandle
 
@@ -138,69 +131,6 @@ def test_a_block_that_complains_at_its_end_has_left_every_module_before() -> Non
     with pytest.raises(hl.NeverFired, match="'head'"), hl.capture(model, "h.*.mlp", "head"):
         model.h[0](tokens())
     assert state_of(model) == before
-
-
-SOURCE = str(Path(hl.__file__).parent)
-
-
-@contextmanager
-def ctrl_c_at_moment(number: int) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at the n-th moment at which Python may do so in hookline's code; say how many there were.
-
-    That is where a function begins, and where a builtin has returned.
-    """
-    moments = [0]
-
-    def watch(frame: FrameType, event: str, _argument: Any) -> None:
-        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(SOURCE):
-            return
-        if frame.f_code.co_flags & inspect.CO_GENERATOR and event == "call":
-            return  # Python closes a generator when it is dropped, and ignores what is raised then.
-        moments[0] += 1
-        if moments[0] == number:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(watch)
-    try:
-        yield moments
-    finally:
-        sys.setprofile(None)
-
-
-def edit_and_capture(model: nn.Module) -> hl.Hooks:
-    hooks = hl.edit(model, "0", lambda value: value)
-    hooks.capture("2", "2:grad_output")
-    return hooks
-
-
-def kept_hooks(model: nn.Module) -> hl.Hooks:
-    hooks = hl.Hooks(model)
-    hooks.capture("0")
-    hooks.edit("2", lambda value: value, name="edit")
-    hooks["edit"].deactivate()
-    return hooks
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # A block that could not be left is dropped, and says so.
-@pytest.mark.parametrize("make", [lambda model: hl.capture(model, "0", "2"), edit_and_capture, kept_hooks])
-def test_ctrl_c_at_any_moment_leaves_the_model_as_it_was_found(make: Callable[..., hl.Hooks]) -> None:
-    """A17, A18"""
-    model, x = mlp(), torch.ones(2, 4)
-    before = state_of(model)
-    for number in itertools.count(1):
-        block: hl.Hooks | None = None
-        with ctrl_c_at_moment(number) as moments:
-            with suppress(KeyboardInterrupt):
-                block = make(model)
-                with block:
-                    model(x)
-        del block
-        if state_of(model) != before:
-            gc.collect()
-        assert state_of(model) == before, f"after Ctrl-C at moment {number}"
-        if moments[0] < number:
-            return
 
 
 def test_gradient_hooks_leave_the_flags_of_modules_alone() -> None:

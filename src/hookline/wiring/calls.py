@@ -39,8 +39,7 @@ def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
             return watch.forward(module, args, kwargs)
         watch = again
     if watch.pauses:
-        with functions.paused():
-            return _run(watch, module, args, kwargs)
+        return functions.without_modes(lambda: _run(watch, module, args, kwargs))
     return _run(watch, module, args, kwargs)
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils.checkpoint import CheckpointFunction
 
 from hookline.actions import Skip
@@ -56,6 +60,8 @@ def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numb
         with inside:
             return watch.forward(module, *passed)
     finally:
+        if _get_current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
+            _pop_mode()
         inside.home = None  # A frame that is held holds all its variables.
         for tap in inside.waiting:
             if not tap.fired:
@@ -76,17 +82,18 @@ def pauses_below(tap: Tap) -> list[Tap]:
     return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
 
 
-@contextmanager
-def paused() -> Iterator[None]:
-    """Take the modes away that stand on top, as long as they are ours."""
+def without_modes(run: Callable[[], Any]) -> Any:
+    """Run something with the modes taken away that stand on top, as long as they are ours."""
     taken = []
-    while _len_torch_function_stack() and isinstance(_get_current_function_mode(), Inside):
-        taken.append(_pop_mode())
     try:
-        yield
+        while isinstance(mode := _get_current_function_mode(), Inside):
+            taken.append(mode)
+            _pop_mode()
+        return run()
     finally:
         for mode in reversed(taken):
-            _push_mode(mode)
+            if mode not in _get_current_function_mode_stack():  # Ctrl-C may have come before it was taken away.
+                _push_mode(mode)
 
 
 def may_be_fused() -> bool:

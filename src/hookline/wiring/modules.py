@@ -18,7 +18,7 @@ from torch import nn
 
 from hookline.context import Blocks, Others, call_user, current_task
 from hookline.copies import Loan, address, state_of
-from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters
+from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters, watches
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
 
@@ -64,6 +64,15 @@ def _common(kind: type[nn.Module]) -> Common:
 
 
 def _attach(tap: Tap) -> None:
+    """Attach one tap, wholly or, if it fails or Ctrl-C comes, not at all."""
+    try:
+        _put_on(tap)
+    except BaseException:
+        detach((tap,))
+        raise
+
+
+def _put_on(tap: Tap) -> None:
     if tap.holders:
         parameters.attach(tap)
         return
@@ -143,12 +152,20 @@ def _detach(tap: Tap, watch: Watch) -> None:
         detach(tap.pauses)
 
 
+def strip(module: nn.Module) -> None:
+    """Take everything of hookline's off a module, also what nobody knows of any more."""
+    with _changing:
+        detach(attached_to(module))
+        watches.strip(module)
+        parameters.strip(module)
+
+
 @contextmanager
 def attached(taps: list[Tap]) -> Iterator[None]:
     """Let taps act for a while."""
     missing = [tap for tap in taps if tap.watch is None]
-    attach(missing)
     try:
+        attach(missing)
         with gradients.settled():
             yield
     finally:

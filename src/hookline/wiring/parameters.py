@@ -49,7 +49,7 @@ class Reads:
 
     def __init__(self, module: nn.Module) -> None:
         self.module: nn.Module | None = module
-        self.kind = type(module)
+        self.kind: type[nn.Module] = vars(type(module)).get(_KIND, type(module))
         self.taps: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is read.
         self.operations: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is made of it.
         self.untraceable: set[str] = set()  # The names whose taps dynamo can't trace.
@@ -114,25 +114,42 @@ _read_uncompiled = torch._disable_dynamo(Reads.read)  # type: ignore[attr-define
 
 def attach(tap: Tap) -> None:
     """Let a tap act wherever its parameter is held."""
-    operands.in_use += tap.function != ""
     for module, name in tap.holders:
         reads = module.__dict__.get(KEY)
         if reads is None or reads.module is not module:
-            reads = module.__dict__[KEY] = Reads(module)
+            reads = Reads(module)
         tap.watch = reads  # Before anything can fail, so that detaching leaves the module as it was.
+        module.__dict__[KEY] = reads
+        if tap.function:
+            operands.in_use.add(id(tap))
         reads.put((*reads.of(name), tap), name)
         _dress(module, reads)
 
 
 def detach(tap: Tap) -> None:
-    """Take a tap away; the last of a module leaves it as it was found."""
+    """Take a tap away; the last of a module leaves it as it was found.
+
+    Every step may be done twice, so that a second attempt goes on where Ctrl-C stopped the first.
+    """
     for module, name in tap.holders:
         reads = module.__dict__.get(KEY)
-        if reads is None or tap not in reads.of(name):
+        if reads is None or reads.module is not module:
             continue
         reads.put(tuple(one for one in reads.of(name) if one is not tap), name)
         _dress(module, reads)
-    operands.in_use -= tap.function != ""
+    _release()
+    operands.in_use.discard(id(tap))
+
+
+def strip(module: nn.Module) -> None:
+    """Give a module its own class back, whatever state it is in."""
+    reads = module.__dict__.get(KEY)
+    if reads is None and _KIND not in vars(type(module)):
+        return
+    if reads is None or reads.module is not module:
+        reads = Reads(module)
+    reads.taps, reads.operations = {}, {}
+    _dress(module, reads)
     _release()
 
 

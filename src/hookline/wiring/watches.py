@@ -300,12 +300,29 @@ def watch_of(held: object, module: nn.Module) -> Watch | None:
     plain = plain_tap(held, module)
     if plain is not None:
         return watch_for(plain)
-    function: Any = held.__func__  # type: ignore[attr-defined]
+    watch = _behind(held)
+    return watch if watch is not None and watch.module is module else None
+
+
+def _behind(held: Any) -> Watch | None:
+    """Return the watch that a shadow was made with; the hot path has none."""
+    function: Any = held.__func__
     if function.__code__ in _PLAIN_CODES:
         return None
     cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
-    watch: Watch = dict(cells)["watch"].cell_contents
-    return watch if watch.module is module else None
+    return dict(cells)["watch"].cell_contents  # type: ignore[no-any-return]
+
+
+def strip(module: nn.Module) -> None:
+    """Take hookline's shadows off a module, whatever state they are in, and put back what they stand over."""
+    names = module.__dict__
+    for name, held in list(names.items()):
+        watch = _behind(held) if is_shadow(held) else None
+        if watch is not None and watch.before is not None:
+            if watch.home is not None and watch.home() is module:  # Else this is a copy of that module.
+                names[name] = watch.before
+        elif is_shadow(held):
+            del names[name]
 
 
 def plain_tap(held: object, module: nn.Module) -> Tap | None:

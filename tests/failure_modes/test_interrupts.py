@@ -1,0 +1,324 @@
+"""Ctrl-C at every moment of attaching, running and detaching: the model is left as it was found.
+
+By default an interrupt comes at every entry of a function of hookline, and at some of the other moments at which Python
+may raise one. `HOOKLINE_ALL_INTERRUPTS=1`, as in `make fuzz`, tries all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, overrides
+
+import hookline as hl
+from hookline import operands
+from hookline.context import open_blocks
+from tests.failure_modes.states import state_of
+
+SOURCE = str(Path(hl.__file__).parent)
+CALLED = (contextlib.__file__, overrides.__file__)  # What hookline calls: interrupts inside these matter too.
+STEP = 1 if os.environ.get("HOOKLINE_ALL_INTERRUPTS") else 7
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # A block that could not be left is dropped, and says so.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Python ignores one in a `__del__`.
+]
+
+
+class Part(nn.Module):
+    """Has a child, a parameter of its own, a method and a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.mix(self.inner(x)), -1)
+
+
+class Net(nn.Module):
+    """Two parts with one tied parameter, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Part()
+        self.b = Part()
+        self.head = nn.Linear(3, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x)))
+
+
+Program = Callable[[nn.Module, Tensor], None]
+
+
+def in_block(make: Callable[[nn.Module], hl.Hooks]) -> Program:
+    def program(model: nn.Module, x: Tensor) -> None:
+        with make(model):
+            model(x).sum().backward()
+
+    return program
+
+
+def twice(value: Any) -> Any:
+    return value * 2
+
+
+def nested(model: nn.Module, x: Tensor) -> None:
+    with hl.capture(model, "a", "head"):
+        with hl.patch(model, {"a": 0.0, "a.weight:param": 1.0}), hl.edit(model, "a.weight:param", twice):
+            model(x)
+        model(x)
+
+
+def entered_twice(model: nn.Module, x: Tensor) -> None:
+    hooks = hl.Hooks(model, active=False)
+    hooks.patch({"a": 0.0, "b.weight:param": 1.0})
+    with hooks:
+        with hooks:
+            model(x)
+        model(x)
+
+
+def run(model: nn.Module, x: Tensor) -> None:
+    hl.run(model, x, capture="a", patch={"b.weight:param": 0.0})
+
+
+def activated(model: nn.Module, x: Tensor) -> None:
+    hooks = hl.Hooks(model, active=False)
+    hooks.patch({"a": 0.0})
+    with hooks.activated():
+        model(x)
+
+
+def stopped(model: nn.Module, x: Tensor) -> None:
+    with hl.capture(model, "a", stop=True):
+        model(x)
+
+
+def kept(model: nn.Module, x: Tensor) -> None:
+    hooks = hl.Hooks(model)
+    hooks.capture("a")
+    hooks.patch({"a": 0.0, "a.weight:param": 1.0}, name="patch")
+    model(x)
+    hooks["patch"].deactivate()
+    hooks.deactivate()
+    hooks.activate()
+    with hooks:
+        model(x)
+    hooks.remove()
+
+
+def dropped(model: nn.Module, x: Tensor) -> None:
+    hooks = hl.Hooks(model)
+    hooks.edit("a", twice)
+    hooks.edit("head.weight/*", twice)
+    model(x)
+
+
+def in_exit_stack(model: nn.Module, x: Tensor) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(hl.patch(model, {"a": 0.0, "head.bias:param": 1.0}))
+        model(x)
+
+
+PROGRAMS: dict[str, Program] = {
+    "a capture": in_block(lambda model: hl.capture(model, "a", "head")),
+    "a pattern": in_block(lambda model: hl.capture(model, "**")),
+    "several on one module": in_block(lambda model: hl.capture(model, "a", "a:input", "a:inputs")),
+    "the model itself": in_block(lambda model: hl.capture(model, "", "head:input")),
+    "a patch": in_block(lambda model: hl.patch(model, {"a": 0.0, "b.inner": 1.0})),
+    "an edit": in_block(lambda model: hl.edit(model, "a.inner", twice)),
+    "a skip": in_block(lambda model: hl.skip(model, "a.inner")),
+    "gradients": in_block(lambda model: hl.capture(model, "a:grad_output", "b:grad_input")),
+    "functions": in_block(lambda model: hl.patch(model, {"a/softmax": 0.0, "b/*": 0.0})),
+    "methods": in_block(lambda model: hl.patch(model, {"a.mix()": 0.0})),
+    "parameters": in_block(lambda model: hl.patch(model, {"a.weight:param": 0.0, "head.bias:param": 9.0})),
+    "operations": in_block(lambda model: hl.edit(model, ["a.weight/matmul", "head.weight/*"], twice)),
+    "a stop": stopped,
+    "nested blocks": nested,
+    "a block entered twice": entered_twice,
+    "run": run,
+    "activated": activated,
+    "kept hooks": kept,
+    "dropped hooks": dropped,
+    "an exit stack": in_exit_stack,
+}
+# An ExitStack calls `__exit__` from a function of its own: after a Ctrl-C there, a kept traceback keeps the block open.
+MAY_STAY_OPEN = ("an exit stack", "kept hooks", "dropped hooks")
+
+
+@contextmanager
+def interrupted(number: int, seen: list[str] | None = None) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at the n-th moment at which Python may: a function begins, or a builtin has returned."""
+    moments = [0]
+
+    def watch(frame: FrameType, event: str, _argument: Any) -> None:
+        code = frame.f_code
+        if event not in ("call", "c_return") or (event == "call" and code.co_flags & inspect.CO_GENERATOR):
+            return  # Python closes a generator when it is dropped, and ignores what is raised then.
+        is_called = code.co_filename in CALLED and frame.f_back and frame.f_back.f_code.co_filename.startswith(SOURCE)
+        if not code.co_filename.startswith(SOURCE) and not is_called:
+            return
+        moments[0] += 1
+        if seen is not None:
+            seen.append(event)
+        if moments[0] == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield moments
+    finally:
+        sys.setprofile(before)
+
+
+def moments_of(program: Program, model: nn.Module, x: Tensor) -> list[int]:
+    """Return the moments of a program at which to interrupt it: every call, and one in STEP of the others."""
+    program(model, x)  # What is made on first use is made now.
+    seen: list[str] = []
+    with interrupted(0, seen):
+        program(model, x)
+    model.zero_grad()
+    return [number for number, event in enumerate(seen, 1) if event == "call" or number % STEP == 0]
+
+
+def damage(model: nn.Module, before: dict[str, Any]) -> str:
+    """Say what is not as it was found."""
+    now = state_of(model)
+    found = [key for key in before | now if before.get(key) != now.get(key)]
+    found += ["a block is open"] if open_blocks.get() else []
+    found += ["a mode is on"] if overrides._get_current_function_mode() is not None else []
+    found += ["operands are in use"] if operands.in_use else []
+    return ", ".join(found)
+
+
+def interrupt(program: Program, model: nn.Module, x: Tensor, number: int) -> BaseException | None:
+    """Run a program that is interrupted, and return the exception, whose traceback holds every frame."""
+    try:
+        with interrupted(number):
+            program(model, x)
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        model.zero_grad()
+    return None
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_interrupt_at_any_moment_leaves_the_model_as_it_was_found(name: str) -> None:
+    """A17, A18"""
+    program, model, x = PROGRAMS[name], Net(), torch.randn(2, 3)
+    before = state_of(model)
+    for number in moments_of(program, model, x):
+        interrupt(program, model, x, number)
+        if damage(model, before):
+            gc.collect()
+        assert not damage(model, before), f"after Ctrl-C at moment {number}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_interrupt_whose_traceback_is_kept_leaves_no_change_on_and_clear_mends_the_rest(name: str) -> None:
+    """A17, A18"""
+    program, model, x = PROGRAMS[name], Net(), torch.randn(2, 3)
+    before, output = state_of(model), model(x)
+    for number in moments_of(program, model, x):
+        error = interrupt(program, model, x, number)  # As notebooks do, and debuggers.
+        if name not in MAY_STAY_OPEN:
+            assert torch.equal(model(x), output), f"after Ctrl-C at moment {number}"
+        hl.clear(model)
+        assert not damage(model, before), f"after Ctrl-C at moment {number}"
+        assert torch.equal(model(x), output)
+        del error
+
+
+SITES = {"a": 0.0, "a/softmax": 0.0, "a.mix()": 0.0, "b.weight:param": 0.0, "head.weight/*": 1.0, "": 2.0}
+
+
+@pytest.mark.parametrize("verb", ["activate", "deactivate", "remove"])
+def test_what_was_interrupted_can_be_done_again(verb: str) -> None:
+    model, x = Net(), torch.randn(2, 3)
+    before, output = state_of(model), model(x)
+
+    def program(number: int = 0) -> None:
+        hooks = hl.Hooks(model, active=verb != "activate")
+        hooks.capture("a", "b:input")
+        hooks.patch(SITES)
+        with contextlib.suppress(KeyboardInterrupt), interrupted(number) as moments:
+            getattr(hooks, verb)()
+        seen.append(moments[0])
+        getattr(hooks, verb)() if len(hooks) else None
+        if verb == "activate":
+            assert len(hl.attached(model)) == len(hooks) == 8
+            assert torch.equal(model(x), torch.full_like(output, 2.0))
+            hooks.remove()
+        assert not damage(model, before), f"{verb} after Ctrl-C at moment {number}"
+
+    seen: list[int] = []
+    program()
+    program()
+    for number in range(1, seen[-1] + 1):
+        program(number)
+    assert torch.equal(model(x), output)
+
+
+def test_hooks_that_act_before_a_block_act_after_it_though_leaving_it_was_interrupted() -> None:
+    model, x = Net(), torch.randn(2, 3)
+    hooks = hl.Hooks(model)
+    hooks.patch({"head": 0.0, "head.bias:param": 1.0})
+    hooks.capture("a")
+
+    def program(number: int = 0) -> int:
+        block = hooks.__exit__
+        hooks.__enter__()
+        model(x)
+        hooks.deactivate()
+        with contextlib.suppress(KeyboardInterrupt), interrupted(number) as moments:
+            block(None, None, None)
+        del block
+        assert [hook.active for hook in hooks] == [True] * 3
+        assert not model(x).any(), f"after Ctrl-C at moment {number}"
+        return moments[0]
+
+    program()
+    for number in range(1, program() + 1):
+        program(number)
+    hooks.remove()
+
+
+def test_clear_takes_off_what_no_hook_knows_of_any_more() -> None:
+    model, x = Net(), torch.randn(2, 3)
+    model.b.forward = held = partial(Part.forward, model.b)  # As accelerate does.
+    before, output = state_of(model), model(x)
+    hooks = hl.Hooks(model)
+    hooks.capture("a", "b", "head")
+    hooks.edit("head", twice)
+    hooks.edit("a.mix()", twice)
+    hooks.edit("a.weight:param", twice)
+    for tap in hooks._ledger.taps:
+        tap.watch = None  # As if each had been stopped on its way.
+    model.a.__dict__["_hookline_reads"].taps.clear()
+    hl.clear(model)
+    hooks.remove()
+    assert model.b.forward is held
+    assert torch.equal(model(x), output)
+    assert state_of(model) == before
