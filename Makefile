@@ -61,10 +61,10 @@ bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks: a few minu
 bench-peers: $(STAMP)  ## Install eight other libraries, each by itself, and give all of them the same tasks
 	$(BIN)/python benchmarks/peers/run.py
 
-fuzz: $(STAMP)  ## Check N random models against an oracle, every architecture of transformers, and Ctrl-C at any moment
+fuzz: $(STAMP)  ## Check N random models against an oracle, every architecture of transformers, Ctrl-C at any moment
 	$(BIN)/python -m tests.properties.fuzz $(N)
 	$(BIN)/python -m tests.failure_modes.every_port
-	HOOKLINE_ALL_INTERRUPTS=1 $(BIN)/python -m pytest -q tests/failure_modes/test_interrupts.py
+	HOOKLINE_ALL_MOMENTS=1 $(BIN)/python -m pytest -q tests/failure_modes/test_interrupts.py tests/failure_modes/test_races.py
 
 clean:  ## Remove .venv and everything the tools left
 	rm -rf $(VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

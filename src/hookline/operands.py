@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,22 +17,33 @@ _SPARE = torch.empty(0)
 living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # Those that somebody holds.
 changing = threading.RLock()  # Of those.
 in_use: set[int] = set()  # The hooks at operations on parameters, each by its `id`.
-Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Operand"]], Any]
+Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Role"]], Any]
+
+
+class Role(NamedTuple):
+    """What an operand stands in for."""
+
+    plain: Tensor
+    origins: tuple[Any, ...]  # Which parameters it comes from: see wiring/parameters.py.
+    follow: Follow
 
 
 class Operand(Tensor):
     """An alias of a parameter, or of a view or cast of one. Every operation that takes it goes through `follow`."""
 
-    plain: Tensor  # What it stands in for.
-    origins: tuple[Any, ...]  # Which parameters it comes from: see wiring/parameters.py.
-    follow: Follow
+    role: Role
+
+    @property
+    def plain(self) -> Tensor:
+        """What it stands in for."""
+        return self.role.plain
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation on what the operands among its arguments stand in for."""
-        found: list[Operand] = []
+        found: list[Role] = []
         plain_args = tuple([_plain(one, found) for one in args])
         plain_kwargs = {name: _plain(one, found) for name, one in (kwargs or {}).items()}
         if not found:  # It is in a value of a kind that is not looked into.
@@ -49,7 +60,7 @@ def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
     key = id(tensor), torch.is_grad_enabled()
     with changing:
         made = living.get(key)
-        if made is None or made.plain is not tensor:
+        if made is None or made.role.plain is not tensor:
             try:
                 made = _make(tensor, origins, follow)
             except RuntimeError:  # A sparse one.
@@ -73,9 +84,7 @@ def operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand
 
 
 def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
-    made.plain = tensor
-    made.origins = origins
-    made.follow = follow
+    made.role = Role(tensor, origins, follow)
     made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance.
     return made
 
@@ -84,14 +93,16 @@ def plain(value: Any) -> Any:
     """Return a value with what its operands stand in for, in the same containers."""
     if not any([isinstance(tensor, Operand) for tensor in leaves(value)]):
         return value
-    unmask = lambda tensor: tensor.plain if isinstance(tensor, Operand) else tensor  # noqa: E731
-    return map_tensors(unmask, value, rebuild=Exchange().rebuild)
+    return map_tensors(lambda tensor: _plain(tensor, []), value, rebuild=Exchange().rebuild)
 
 
-def _plain(value: Any, found: list[Operand]) -> Any:
+def _plain(value: Any, found: list[Role]) -> Any:
     if isinstance(value, Operand):
-        found.append(value)
-        return value.plain
+        role = getattr(value, "role", None)
+        if role is None:  # Another thread has just made a plain tensor of it.
+            return value
+        found.append(role)
+        return role.plain
     if type(value) in (tuple, list):
         return type(value)([_plain(one, found) for one in value])
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -246,11 +247,13 @@ class Record:
         """What it is of. That of a plain tap is made when first asked for."""
         return Site(self.path)
 
-    def put(self, value: Any, stamp: Any, forward: int) -> None:
+    def put(self, value: Any, stamp: Any, forward: int, version: int = -1) -> None:
         """Keep the value of the call that began at `stamp`."""
+        value = value if version < 0 else Guarded(value, [(value, version, None)])
         if not self.order:
-            self.order = next(ticks)
-            self.stamp = stamp
+            order = next(ticks)
+            if not self.order:  # Else another thread has put one meanwhile.
+                self.order, self.stamp = order, stamp
         elif self.seen == forward and forward and self.site.port != "param":  # Reading twice is no repetition.
             self.repeated = True
         self.seen = forward
@@ -272,7 +275,10 @@ class Record:
         return value if stamp < first else there
 
     def _put_call(self, value: Any, stamp: Any) -> None:
-        bisect.insort(self.calls, (stamp, value), key=_stamp)
+        if not self.calls or self.calls[-1][0] <= stamp:  # The usual case; bisect would let other threads run.
+            self.calls.append((stamp, value))
+        else:
+            bisect.insort(self.calls, (stamp, value), key=operator.itemgetter(0))
         if self.keep is not None and len(self.calls) > self.keep:
             del self.calls[0]
 
@@ -295,9 +301,11 @@ class Record:
 
     def guard(self) -> None:
         """Let a reference that the hot path stored be checked for writes when it is read."""
-        if self.version >= 0:
-            self.value = Guarded(self.value, [(self.value, self.version, None)])
-            self.version = -1
+        while self.version >= 0:
+            value, version = self.value, self.version
+            guarded = Guarded(value, [(value, version, None)])
+            if self.value is value:  # Else another thread has put one meanwhile.
+                self.value, self.version = guarded, -1
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.guard()
@@ -371,10 +379,6 @@ def _out_of_graph(tensor: Tensor) -> Tensor:
         if "CUDAGraphs" in str(error):
             raise StaleValue from None
         raise
-
-
-def _stamp(call: tuple[Any, Any]) -> Any:
-    return call[0]
 
 
 def read(value: Any, site: Site, how: str = "read") -> Any:

@@ -1,7 +1,7 @@
 """Ctrl-C at every moment of attaching, running and detaching: the model is left as it was found.
 
 By default an interrupt comes at every entry of a function of hookline, and at some of the other moments at which Python
-may raise one. `HOOKLINE_ALL_INTERRUPTS=1`, as in `make fuzz`, tries all of them.
+may raise one. `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, tries all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.failure_modes.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
 CALLED = (contextlib.__file__, overrides.__file__)  # What hookline calls: interrupts inside these matter too.
-STEP = 1 if os.environ.get("HOOKLINE_ALL_INTERRUPTS") else 7
+STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 7
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # A block that could not be left is dropped, and says so.

@@ -28,42 +28,50 @@ if TYPE_CHECKING:
     from hookline.wiring.functions import Function
     from hookline.wiring.watches import Watch
 
+Taps = tuple[Tap, ...]
 _current_graph_task = torch._C._current_graph_task_id
 
 
 def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module's forward with any taps around it."""
-    if module is not watch.module:  # This is a copy of the module, or the last tap is gone.
+    # The taps before the module: another thread that takes the last tap off empties the module first.
+    around, taps = watch.around, watch.taps
+    while module is not watch.module:  # This is a copy of the module, or the last tap is gone.
         again = watch.successor(module)
         if again is None:
             return watch.forward(module, args, kwargs)
         watch = again
+        around, taps = watch.around, watch.taps
     if watch.pauses:
-        return functions.without_modes(lambda: _run(watch, module, args, kwargs))
-    return _run(watch, module, args, kwargs)
+        return functions.without_modes(lambda: _run(watch, around, taps, module, args, kwargs))
+    return _run(watch, around, taps, module, args, kwargs)
 
 
-def _run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    watch: Watch, around: Taps, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     here = open_blocks.get()
     refuse_tracing()
-    if watch.around and _current_graph_task() == -1:
-        following = forwards.following(watch.around, here)
+    if around and _current_graph_task() == -1:
+        following = forwards.following(around, here)
         if following:
             token = origins.begin(module, args, kwargs)
             try:
-                output = forwards.follow(following, here, lambda: run_taps(watch, module, args, kwargs, here))
+                output = forwards.follow(following, here, lambda: run_taps(watch, taps, module, args, kwargs, here))
             finally:
                 origins.running.reset(token)
             return plain(output) if operands.in_use else output
-    return run_taps(watch, module, args, kwargs, here)
+    return run_taps(watch, taps, module, args, kwargs, here)
 
 
-def run_taps(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks) -> Any:
+def run_taps(
+    watch: Watch, taps: Taps, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], here: Blocks
+) -> Any:
     """Run a module's forward with those taps that act here."""
-    if not watch.taps or is_rehearsal():
+    if not taps or is_rehearsal():
         return watch.forward(module, args, kwargs)
     called = module if watch.name == "forward" else (module, watch.name)
-    event = checkpoints.event_of(called, watch.taps, here)
+    event = checkpoints.event_of(called, taps, here)
     if not event.taps:
         return watch.forward(module, args, kwargs)
     return run_event(watch, module, (args, kwargs), event)

@@ -109,7 +109,7 @@ class Inside(TorchFunctionMode):
     def __init__(self, watch: Watch, module: nn.Module, taps: Numbered, event: Event, act: Pass) -> None:
         super().__init__()
         self.watch = watch
-        self.choices = watch.choices  # For each function met so far the taps that are meant for it.
+        self.taps, self.choices = watch.choices  # Of these, for each function met so far, those meant for it.
         self.module = module
         self.event = event
         self.act = act
@@ -128,7 +128,7 @@ class Inside(TorchFunctionMode):
         if taps == () and not self.waiting:  # By far the most.
             return function(*args, **kwargs) if kwargs else function(*args)
         if taps is None:
-            taps = self.choices[function] = _meant_for(function, self.watch.taps)
+            taps = self.choices[function] = _meant_for(function, self.taps)
         if not taps or not self._is_own(sys._getframe(1)):
             if self.waiting:
                 self.seen[function] = None

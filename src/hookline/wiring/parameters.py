@@ -22,7 +22,7 @@ from hookline import operands
 from hookline.actions import Call, Skip
 from hookline.context import open_blocks
 from hookline.errors import HooklineError
-from hookline.operands import Operand, operand, watched
+from hookline.operands import Role, operand, watched
 from hookline.operations import gives_tensors, is_followed, may_give_tensors, name_of, read_name
 from hookline.refusals import refuse_fx, refuse_tracing
 from hookline.wiring import calls, checkpoints
@@ -56,16 +56,18 @@ class Reads:
 
     def read(self, name: str, value: Tensor) -> Tensor:
         """Return what is read in place of a parameter."""
-        module, here = self.module, open_blocks.get()
-        assert module is not None
+        # Each once: another thread may take the last tap off.
+        module, taps, operations = self.module, self.taps.get(name, ()), self.operations.get(name, ())
+        if module is None or not (taps or operations):
+            return value
+        here = open_blocks.get()
         refuse_tracing()
-        refuse_fx(self.of(name)[0].site)
-        event = checkpoints.event_of((module, name), self.taps.get(name, ()), here)
+        refuse_fx((taps or operations)[0].site)
+        event = checkpoints.event_of((module, name), taps, here)
         for tap, number in event.taps:
             value = calls.act(
                 tap, value, Call(tap.site, module, (), {}, number, event.notes, tap.session.model()), event
             )
-        operations = self.operations.get(name, ())
         if operations and (checkpoints.is_replaying() or any(tap.acts(here) for tap in operations)):
             return value if self._is_fused(operations) else watched(value, ((self, name),), follow)
         return value
@@ -158,10 +160,10 @@ def _release() -> None:
     with operands.changing:
         living = list(operands.living.items())
     for number, one in living:
-        if not any(name in reads.operations for reads, name in one.origins):
-            one.__dict__.clear()
-            one.__class__ = Tensor  # type: ignore[assignment]
+        if not any(name in reads.operations for reads, name in one.role.origins):
             operands.living.pop(number, None)
+            one.__class__ = Tensor  # type: ignore[assignment]
+            one.__dict__.clear()  # Last: on another thread an operation may be looking at it.
 
 
 def attached_to(module: nn.Module) -> tuple[Tap, ...]:
@@ -275,19 +277,17 @@ def _copier(kind: type[nn.Module]) -> Callable[..., Any]:
     return deepcopy
 
 
-def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Operand]) -> Any:
+def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
     """Run an operation that takes operands: what only shows their numbers again is one too, anything else is tapped."""
     name = name_of(function)
     origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
-    if name == "grad_fn" and sys._getframe(2).f_code in _REGISTERING:
-        site = origins[0][0].of(origins[0][1])[0].site
+    if name == "grad_fn" and sys._getframe(2).f_code in _REGISTERING and (taps := origins[0][0].of(origins[0][1])):
+        site = taps[0].site
         raise HooklineError(f"'{site}' can't be assigned to another name while it is hooked: tie it outside the block")
     if not gives_tensors(function) or checkpoints.is_only_backward():
         return function(*args, **kwargs)
     if is_followed(name, args):
         result = function(*args, **kwargs)
-        if any(result is one.plain for one in found):
-            return next(one for one in found if result is one.plain)
         return _as_operands(result, origins)
     return _tapped(function, name, args, kwargs, origins)
 
@@ -321,7 +321,7 @@ def _tapped(
     return operate(Function(function, name, args, kwargs, event), first.module, calls.run_event)
 
 
-def trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Operand]) -> Any:
+def trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
     """Run such an operation inside a graph that dynamo is tracing."""
     if not may_give_tensors(function):
         return function(*args, **kwargs)

@@ -59,10 +59,7 @@ def shadow(held: Tap) -> Any:
         tap.fired = True
         record: Any = tap.record
         action: Any = tap.action
-        number = tap.session.forwards
-        # Else it is the second call in one forward of the model, or one that began before what is there, or a value
-        # that is explained away.
-        is_next = record.seen < number and record.stamp < stamp
+        number, version = tap.session.forwards, -1
         try:
             is_tensor = type(output) is Tensor
             # Only if nobody else holds the output or its memory: see origins.py.
@@ -75,26 +72,27 @@ def shadow(held: Tap) -> Any:
                 and (count_holders(output.untyped_storage()._cdata) == ALONE_IN_MEMORY or is_result(output))
             ):
                 value = lazy_clone(output.detach() if output.requires_grad else output)
-            elif is_tensor and action.refers and is_next:
+            elif is_tensor and action.refers:
                 value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
-                record.version = value._version
+                version = value._version
             else:
-                if action.refers:
-                    record.guard()
                 if is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output):
                     note_made(output)
                 value = action.keep(output if action.gathering is None else action.whole(output, tap.site))
         except Exception as error:
             value = _keep_otherwise(tap, output, error)
-        if not is_next:
-            record.put(value, stamp, number)
-            return output
         if not record.order:
             record.order = next(ticks)
-        record.value = value
-        record.stamp = stamp
-        record.seen = number
-        record.count += 1
+        # Else it is the second call in one forward of the model, or one that began before what is there, or a value
+        # that is explained away. No call comes from here on: Python changes threads only at one.
+        if record.seen < number and record.stamp < stamp:
+            record.value = value
+            record.version = version
+            record.stamp = stamp
+            record.seen = number
+            record.count += 1
+            return output
+        record.put(value, stamp, number, version)
         return output
 
     return forward
@@ -118,10 +116,11 @@ def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 def watch_for(tap: Tap) -> Watch:
     """Return the watch that a tap of the hot path would have."""
-    if isinstance(tap.watch, Watch):
-        return tap.watch
+    held = tap.watch  # Once: another thread may change it.
+    if isinstance(held, Watch):
+        return held
     watch = object.__new__(Watch)
-    if tap.watch is not None:
+    if held is not None:
         watch.module = tap.module
         watch.taps = (tap,)
     return watch
@@ -166,6 +165,7 @@ class Watch:
     home: weakref.ref[nn.Module] | None = None
     heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
     pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
+    choices: tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # The taps, and what functions.py knows of them.
     is_traceable = True
     is_function = False
     code: CodeType | None = None  # Of the forward in which functions run that taps are on.
@@ -241,9 +241,9 @@ class Watch:
             self.code = getattr(inspect.unwrap(own), "__code__", None)
         if sees_arguments:
             self.parameters = self._parameters()
-        self.choices: dict[Any, tuple[Tap, ...]] = {}  # Before the taps: another thread may be running.
         self.is_traceable = is_traceable
-        self.around, self.pauses, self.taps = tuple(around), tuple(pauses), tuple(others)
+        self.choices = tuple(others), {}  # In one step, and before the taps: another thread may be running.
+        self.around, self.pauses, self.taps = tuple(around), tuple(pauses), self.choices[0]
 
     @property
     def all(self) -> tuple[Tap, ...]:
@@ -273,12 +273,13 @@ class Watch:
                 del names[self.name]
             else:
                 names[self.name] = self.before
-        self.module = self.method = None  # A copy of the module may hold the watch for longer.
+        # The module first: see calls.run. All of it: a copy of the module may hold the watch for longer.
+        self.module = self.method = None
         self.taps = ()
         if self.around:
             self.around = ()
         if self.pauses or self.code is not None:
-            self.pauses, self.choices = (), {}
+            self.pauses, self.choices = (), ((), {})
 
 
 def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:

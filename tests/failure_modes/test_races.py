@@ -1,0 +1,252 @@
+"""Threads that share one model: another one may come in at any moment of a forward, and each sees its own values.
+
+With `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, it comes in at all of them, else at some.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline import operands
+from tests.failure_modes.states import state_of
+from tests.failure_modes.threads import elsewhere
+
+SOURCE = str(Path(hl.__file__).parent)
+STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 9
+
+
+class Part(nn.Module):
+    """Has a child, a parameter of its own and two functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.inner(x) @ self.weight, -1)
+
+
+class Net(nn.Module):
+    """Two parts and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Part()
+        self.b = Part()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x)))
+
+
+class Meeting:
+    """A block in which another thread acts, at the n-th moment in hookline's code when Python may change threads."""
+
+    def __init__(self, moment: int, act: Callable[[], object]) -> None:
+        self.moment = moment
+        self.act = act
+        self.passed = 0  # How many moments there were.
+        self.has_begun = False  # Whether a hook has looked at the clock, to note when its call began.
+        self.came_later = False  # Whether the other one acted, and after that.
+
+    def __enter__(self) -> Meeting:
+        self.before = sys.getprofile()
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        sys.setprofile(self.before)
+
+    def _look(self, frame: FrameType, event: str, called: Any) -> None:
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(SOURCE):
+            return
+        if operands.changing._is_owned():  # type: ignore[attr-defined]  # The other one would have to wait.
+            return
+        self.passed += 1
+        self.has_begun = self.has_begun or (event == "c_return" and called is next)
+        if self.passed == self.moment:
+            self.came_later = self.has_begun
+            sys.setprofile(None)
+            error = elsewhere(self.act)
+            if isinstance(error, Exception):
+                raise error
+            sys.setprofile(self._look)
+
+
+class Job:
+    """What one thread does with a model, and what it has to see, worked out without hooks."""
+
+    def __init__(self, model: Net, number: float) -> None:
+        self.model, self.number = model, number
+        self.meeting: Meeting | None = None
+        with torch.no_grad():
+            self.x = torch.full((2, 3), number / 7)
+            self.product = model.a.inner(self.x) @ model.a.weight
+            self.a = self.product.softmax(-1)
+            self.b = model.b(self.a)
+            self.output = model.head(self.b)
+            self.weight = model.a.weight.clone()
+            read = (model.a.inner(self.x) @ torch.full((3, 3), number)).softmax(-1)
+            self.with_a = model.head(model.b(torch.full((2, 3), number)))
+            self.with_product = model.head(model.b(torch.full((2, 3), number).softmax(-1)))
+            self.with_weight = model.head(model.b(read))
+
+    def run(self) -> Tensor:
+        """Run the model; another thread may come in."""
+        if self.meeting is None:
+            return self.model(self.x)
+        with self.meeting:
+            return self.model(self.x)
+
+    def bare(self) -> None:
+        """Run it without hooks."""
+        assert torch.equal(self.run(), self.output)
+
+    def capture(self, sites: dict[str, Tensor]) -> None:
+        """See what passes at some places."""
+        with hl.capture(self.model, *sites) as acts:
+            output = self.run()
+        assert torch.equal(output, self.output)
+        for site, expected in sites.items():
+            assert torch.equal(acts[site], expected), site
+
+    def patch(self, site: str, expected: Tensor) -> None:
+        """Put its number somewhere."""
+        with hl.patch(self.model, {site: self.number}):
+            output = self.run()
+        assert torch.equal(output, expected), site
+
+
+WORK: dict[str, Callable[[Job], None]] = {
+    "nothing": Job.bare,
+    "a capture": lambda job: job.capture({"a": job.a, "head": job.output}),
+    "two captures": lambda job: job.capture({"a": job.a, "a:input": job.x, "b": job.b}),
+    "a patch": lambda job: job.patch("a", job.with_a),
+    "functions": lambda job: job.capture({"a/softmax": job.a, "a/matmul": job.product}),
+    "a patched function": lambda job: job.patch("a/matmul", job.with_product),
+    "a parameter": lambda job: job.capture({"a.weight:param": job.weight}),
+    "a patched parameter": lambda job: job.patch("a.weight:param", job.with_weight),
+    "an operation": lambda job: job.capture({"a.weight/matmul": job.product}),
+    "a patched operation": lambda job: job.patch("a.weight/matmul", job.with_product),
+}
+OTHERS: dict[str, Callable[[nn.Module], hl.Hooks]] = {
+    "a capture": lambda model: hl.capture(model, "a", "b", "head", ""),
+    "a patch": lambda model: hl.patch(model, {"a": 0.0, "head": 0.0}),
+    "functions": lambda model: hl.capture(model, "a/*"),
+    "parameters": lambda model: hl.patch(model, {"a.weight:param": 0.0, "head.bias:param": 0.0}),
+    "operations": lambda model: hl.patch(model, {"a.weight/matmul": 0.0}),
+}
+TIMES = {"leave": (True, False), "come and leave": (False, False), "come": (False, True)}  # Is it there before, after?
+
+
+@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("time", TIMES)
+def test_hooks_of_another_thread_may_come_and_go_at_any_moment_of_a_forward(name: str, other: str, time: str) -> None:
+    model = Net()
+    before, job = state_of(model), Job(model, 5.0)
+    comes_before, leaves_after = TIMES[time]
+
+    def meet(moment: int) -> int:
+        hooks = OTHERS[other](model)
+
+        def leave() -> None:
+            hooks.__exit__(KeyboardInterrupt, None, None)  # Nothing passes: it would say so.
+
+        def act() -> None:
+            None if comes_before else hooks.__enter__()
+            None if leaves_after else leave()
+
+        elsewhere(hooks.__enter__) if comes_before else None
+        job.meeting = Meeting(moment, act)
+        WORK[name](job)
+        elsewhere(leave)
+        return job.meeting.passed
+
+    with torch.no_grad():
+        meet(0)  # What is made on first use is made now.
+        for moment in range(1, meet(0) + 1, 1 if comes_before else STEP):  # What leaves does more harm.
+            meet(moment)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("verb", ["deactivate", "remove"])
+@pytest.mark.parametrize("where", ["a", "a:input", "a/*", "a.weight:param", "a.weight/*", "a:grad_output"])
+def test_hooks_on_all_threads_may_be_taken_off_at_any_moment_of_a_forward(where: str, verb: str) -> None:
+    model = Net()
+    before, job = state_of(model), Job(model, 5.0)
+
+    def meet(moment: int) -> int:
+        hooks = hl.Hooks(model)
+        hooks.capture(where)
+        job.meeting = Meeting(moment, getattr(hooks, verb))
+        job.bare()
+        hooks.remove()
+        return job.meeting.passed
+
+    meet(0)
+    for moment in range(1, meet(0) + 1):
+        meet(moment)
+    assert state_of(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*fired several times:hookline.HooklineWarning")  # Two forwards run at once.
+@pytest.mark.parametrize("options", [{}, {"clone": False}, {"clone": True}, {"keep": 2}], ids=str)
+def test_a_capture_on_all_threads_keeps_the_call_that_began_last_whenever_they_change(options: dict[str, Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3)), torch.ones(2, 3)
+    mine, others = model(x), model(x * 2)
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("0", **options)
+    moment = moments = 0
+    while moment <= moments:
+        meeting = Meeting(moment, lambda: model(x * 2))
+        with meeting:
+            model(x)
+        moments = max(moments, meeting.passed)
+        assert torch.equal(acts["0"], others if meeting.came_later else mine), f"moment {moment}"
+        moment += 1
+    hooks.remove()
+
+
+CROWDS = {
+    "captures and patches": ["a capture", "two captures", "a patch", "nothing"] * 2,
+    "functions and parameters": ["nothing", "nothing", *list(WORK)[4:]],
+    "all of them": ["nothing", "a capture", "two captures", "a patch", *list(WORK)[5:9]],
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_eight_threads_on_one_model_each_see_their_own(crowd: str) -> None:
+    model = Net()
+    before = state_of(model)
+    start = threading.Barrier(8)
+    jobs = [(Job(model, float(number)), WORK[name]) for number, name in enumerate(CROWDS[crowd])]
+
+    def work(job: Job, run: Callable[[Job], None]) -> None:
+        torch.set_grad_enabled(False)  # On this thread.
+        start.wait(60)
+        for _ in range(500):
+            run(job)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(work, *job) for job in jobs]:
+                done.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert state_of(model) == before
