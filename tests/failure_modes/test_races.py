@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -180,6 +181,39 @@ def test_hooks_of_another_thread_may_come_and_go_at_any_moment_of_a_forward(name
         meet(0)  # What is made on first use is made now.
         for moment in range(1, meet(0) + 1, 1 if comes_before else STEP):  # What leaves does more harm.
             meet(moment)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("where", ["a", "a:input", "a/softmax", "a.weight:param", "a.weight/matmul"])
+def test_a_forward_may_run_at_any_moment_at_which_another_thread_places_hooks_and_takes_them_off(
+    name: str, where: str
+) -> None:
+    model = Net()
+    before, job = state_of(model), Job(model, 5.0)
+    expected = []
+    for x in (torch.ones(2, 3), torch.zeros(2, 3)):
+        output, acts = hl.run(model, x, capture=where)
+        expected.append((x, output, acts[where]))
+
+    def meet(moment: int) -> int:
+        with torch.no_grad(), hl.capture(model, where) as acts:
+            inside = copy_context()
+
+            def forward(x: Tensor, output: Tensor, seen: Tensor) -> None:
+                with torch.no_grad():
+                    assert torch.equal(inside.run(model, x), output)
+                assert torch.equal(acts[where], seen)
+
+            forward(*expected[1])
+            meeting = Meeting(moment, lambda: forward(*expected[0]))
+            with meeting:
+                Context().run(WORK[name], job)
+        return meeting.passed
+
+    meet(0)
+    for moment in range(1, meet(0) + 1, STEP):
+        meet(moment)
     assert state_of(model) == before
 
 

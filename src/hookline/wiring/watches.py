@@ -242,8 +242,9 @@ class Watch:
         if sees_arguments:
             self.parameters = self._parameters()
         self.is_traceable = is_traceable
-        self.choices = tuple(others), {}  # In one step, and before the taps: another thread may be running.
-        self.around, self.pauses, self.taps = tuple(around), tuple(pauses), self.choices[0]
+        chosen = tuple(others)
+        self.choices = chosen, {}  # In one step, and before the taps: another thread may be running.
+        self.around, self.pauses, self.taps = tuple(around), tuple(pauses), chosen
 
     @property
     def all(self) -> tuple[Tap, ...]:
