@@ -22,7 +22,6 @@ from hookline.copies import (
     Loan,
     copy_all,
     copy_tensor,
-    is_parameter,
     share,
     share_detached,
     share_on_any_device,
@@ -32,7 +31,7 @@ from hookline.copies import (
 from hookline.errors import EditError, HooklineError
 from hookline.fitting import agree, fit, put_number, returns_another_structure, takes_tensor
 from hookline.operands import Operand, plain
-from hookline.origins import is_private, may_move
+from hookline.origins import is_parameter, is_private, may_move
 from hookline.parallel import Gathering, arrived, replicate, share_part, whole
 from hookline.ranks import is_cut
 from hookline.records import Guarded, Shared, Source
@@ -106,13 +105,17 @@ class Save:
             raise HooklineError("detach=False gives the graph's own tensor, which is in parts here; add gather=False")
         return found
 
-    def keep(self, value: Any, call: Call | None = None) -> Any:
-        """Return what to keep of a whole value. On the CPU the hot path in wiring/watches.py does the usual case."""
+    def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
+        """Return what to keep of a whole value. On the CPU the hot path in wiring/watches.py does the usual case.
+
+        Args:
+            is_new: Whether the forward is known to have made it, and nobody else to hold it.
+        """
         if not self.quick or type(value) is not Tensor:
             sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
             sent = offload.send(value.detach(), self.dtype) if sends else None
             return self.keep_part(value, False, call) if sent is None else sent
-        moves = self.clone is None and may_move(value)  # Before there is a second tensor with its memory.
+        moves = is_new or (self.clone is None and may_move(value))  # Before there is a second tensor with its memory.
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
         try:
             version = source._version

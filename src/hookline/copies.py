@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
-from hookline.origins import is_copied_on_write, may_move
+from hookline.origins import is_copied_on_write, is_parameter, may_move
 from hookline.values import children, leaves, map_tensors, members
 
 lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
@@ -56,19 +56,6 @@ def share_for_now(tensor: Tensor) -> Tensor:
     if not tensor.numel():  # As an `out=` it may be given memory, which fails where an empty one is shared.
         return copy_tensor(tensor)
     return share_on_any_device(tensor)
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter, or a view of one.
-
-    These are not shared: their memory would move with the next write, and others hold its address (CUDA graphs, FSDP).
-    """
-    root: Tensor | None = tensor
-    if tensor._is_view() and not tensor.is_inference():
-        root = tensor._base
-    if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
-        return root.requires_grad and root.is_leaf
-    return isinstance(root, nn.Parameter) or (root is not None and root.requires_grad and root.is_leaf)
 
 
 def share_on_any_device(tensor: Tensor) -> Tensor:

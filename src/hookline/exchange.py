@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.values import DEEPEST, USUAL, held_by, rebuild
+from hookline.values import DEEPEST, USUAL, attributes_of, held_by, rebuild
 
 
 class Exchange:
@@ -26,7 +26,7 @@ class Exchange:
 
     def __init__(self, *keepers: Any) -> None:
         self.keepers = keepers
-        self._kept: set[int] | None = None  # The ids of the containers that the keepers hold.
+        self._kept: dict[int, Any] | None = None  # The containers that the keepers hold, by their ids.
         self._written: list[tuple[Any, Any, Any, Any]] = []  # A container, a key, what was there, what was put there.
 
     def rebuild(self, container: Any, parts: Mapping[Any, Any]) -> Any:
@@ -67,15 +67,9 @@ class Exchange:
     def keeps(self, container: Any) -> bool:
         """Return True if the container is one that the keepers hold."""
         if self._kept is None:
-            self._kept = set(mutable_containers(list(map(_state_of, self.keepers))))
+            held = [attributes_of(one) if isinstance(one, nn.Module) else one for one in self.keepers]
+            self._kept = mutable_containers(held)
         return id(container) in self._kept
-
-
-def _state_of(keeper: Any) -> Any:
-    """Return what a module holds itself: no parameters, no other modules; anything else as it is."""
-    if not isinstance(keeper, nn.Module):
-        return keeper
-    return [one for name, one in keeper.__dict__.items() if name not in _TORCHS_OWN]
 
 
 def is_mutable(container: Any) -> bool:
@@ -111,6 +105,3 @@ def _write(container: Any, key: Any, part: Any) -> None:
         container[key] = part
     else:
         object.__setattr__(container, key, part)
-
-
-_TORCHS_OWN = frozenset(nn.Module().__dict__)

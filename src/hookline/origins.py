@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from hookline.values import ATOMS, leaves
+from hookline.values import ATOMS, attributes_of, leaves
 
 _is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
 _count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
@@ -38,7 +38,7 @@ class Run:
         memory = memory_of(tensor)
         if memory in self.known:
             return True
-        if memory == 0 or tensor.nbytes < _SMALL:  # A copy is cheaper than looking closer.
+        if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # A copy is cheaper than looking closer.
             return False
         is_given_away = not tensor.requires_grad and _count_uses(tensor) > 1  # As DLPack does, and autograd.
         if is_given_away or not _is_alone_in_memory(tensor):
@@ -113,6 +113,19 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
     return saves and tensor._version == 0 and not isinstance(made_by, BackwardCFunction)
 
 
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one.
+
+    CUDA graphs and FSDP hold the address of their memory.
+    """
+    root: Tensor | None = tensor
+    if tensor._is_view() and not tensor.is_inference():
+        root = tensor._base
+    if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
+        return root.requires_grad and root.is_leaf
+    return isinstance(root, nn.Parameter) or (root is not None and root.requires_grad and root.is_leaf)
+
+
 def memory_of(tensor: Tensor) -> int:
     """Return what identifies a tensor's memory, the same for all its views; 0 if there is no such thing."""
     try:
@@ -125,14 +138,12 @@ def _state_of(model: nn.Module) -> Iterator[Tensor]:
     """Yield every tensor that the modules of a model hold: parameters, buffers, plain attributes."""
     seen: set[int] = set()
     for module in model.modules():
-        names = module.__dict__
-        for tensors in (names["_parameters"], names["_buffers"]):
+        for tensors in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
             yield from [one for one in tensors.values() if one is not None]
-        for name, one in names.items():
-            if name in _TORCHS_OWN or isinstance(one, (nn.Module, *ATOMS)) or id(one) in seen:
-                continue
-            seen.add(id(one))
-            yield from leaves(one)
+        for one in attributes_of(module):
+            if not isinstance(one, (nn.Module, *ATOMS)) and id(one) not in seen:
+                seen.add(id(one))
+                yield from leaves(one)
 
 
 def _calibrate() -> tuple[int, int, int, int]:
@@ -152,4 +163,3 @@ def _calibrate() -> tuple[int, int, int, int]:
 
 ALONE, _ALONE_IN_CALL, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
 _SMALL = 1 << 20  # Bytes.
-_TORCHS_OWN = frozenset(nn.Module().__dict__)

@@ -97,6 +97,11 @@ def held_by(value: Any) -> dict[Any, Any] | None:
     return _own_attributes(value)
 
 
+def attributes_of(module: nn.Module) -> list[Any]:
+    """Return what a module holds besides parameters, buffers, other modules and torch's own tables."""
+    return [one for name, one in module.__dict__.items() if name not in _TORCHS_OWN]
+
+
 def get(value: Any, subscripts: Iterable[Any]) -> Any:
     """Return the part of `value` at `subscripts`."""
     for subscript in subscripts:
@@ -404,3 +409,6 @@ def _check_number(new: Any, old: Tensor) -> None:
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a fraction")
     if old.dtype is not torch.bool and not torch.iinfo(old.dtype).min <= new <= torch.iinfo(old.dtype).max:
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a number of that size")
+
+
+_TORCHS_OWN = frozenset(nn.Module().__dict__)

@@ -23,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from hookline.actions import Call, Skip, Stop
 from hookline.context import RESTING, open_blocks
 from hookline.copies import lazy_clone
-from hookline.origins import ALONE, ALONE_IN_MEMORY, count_holders, is_result, note_made
+from hookline.origins import ALONE, ALONE_IN_MEMORY, count_holders, is_result
 from hookline.ranks import is_rehearsal
 from hookline.records import Session, ticks
 from hookline.refusals import refuse_tracing
@@ -76,9 +76,9 @@ def shadow(held: Tap) -> Any:
                 value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
                 version = value._version
             else:
-                if is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output):
-                    note_made(output)
-                value = action.keep(output if action.gathering is None else action.whole(output, tap.site))
+                is_new = is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output)
+                whole = output if action.gathering is None else action.whole(output, tap.site)
+                value = action.keep(whole, None, is_new and whole is output)
         except Exception as error:
             value = _keep_otherwise(tap, output, error)
         if not record.order:
