@@ -40,7 +40,7 @@ class Block(Token):
         self.taps, self.model = taps, session.model
         # A short form has nothing to restore, but when it is entered a second time inside itself.
         self.restores = not brief or bool(taps[0].blocks)
-        self.before = [(tap, tap.active, tap.count, tap.fired) for tap in taps if self.restores]
+        self.before = [(tap, tap.active, tap.count, tap.fired) for tap in (taps if self.restores else ())]
         self.session_before = session.began, session.failed
         self.hides_values = False  # Whether values of an earlier block wait to be written over.
 
@@ -149,9 +149,8 @@ class Ledger:
 
     def detach_all(self) -> None:
         """Take everything off the model, whatever state it is in."""
-        attached = [tap for tap in (*self.taps, self.around) if tap.watch is not None]
-        if attached:
-            detach(attached)
+        if self.around.watch is not None:  # It is attached before any other, and detached after them.
+            detach(self.taps)
             self._unfollow()
 
     def enter(self, taps: list[Tap], renew: bool) -> Block:
@@ -165,8 +164,8 @@ class Ledger:
             self.blocks.append(block)
             self._open(block, renew)
             self.session.restart()
-            attach(taps, None if RESTING in here else here)
             self._follow()
+            attach(taps, None if RESTING in here else here)
             open_blocks.set(here)
         except BaseException:
             self._close(block)
@@ -308,15 +307,18 @@ class Ledger:
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
         self._settle(taps)
-        idle = [tap for tap in taps if not (tap.active or tap.blocks)]
-        detach(idle)
-        if len(idle) < len(taps):
-            attach([tap for tap in taps if tap.active or tap.blocks])
         forward = self.forward
         if forward.active or any([tap.active for tap in taps]):
             forward.follow_links(taps)
         self.around.active = any(tap.active for tap in list(forward.active))  # The first, unless they were cleared.
-        self._follow()
+        acting = [tap for tap in taps if tap.active or tap.blocks]
+        if acting:
+            self._follow()
+            attach(acting)
+        if len(acting) < len(taps):
+            detach([tap for tap in taps if not (tap.active or tap.blocks)])
+        if not acting:
+            self._follow()
 
     def _settle(self, taps: list[Tap]) -> None:
         """Take what compiled graphs have stored out of their memory: what runs next may use that."""

@@ -279,8 +279,9 @@ class Watch:
         self.taps = ()
         if self.around:
             self.around = ()
-        if self.pauses or self.code is not None:
-            self.pauses, self.choices = (), ((), {})
+        self.choices = (), {}
+        if self.pauses:
+            self.pauses = ()
 
 
 def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:
