@@ -1,45 +1,50 @@
 """Other leaves in the same containers: a value that passes keeps the lists, dicts and objects that it is made of.
 
-Whoever gives a module a list, a dict or a key-value cache expects the module to write into that very object. So a leaf
-is exchanged in the container that holds it. Only what can't be written to, such as a tuple, is built again.
+A caller that gives a module a list, a dict or a key-value cache expects the module to write into that very object. So
+a leaf is exchanged in the container that holds it. Only what can't be written to, such as a tuple, is built again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import weakref
+from collections import ChainMap, deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import is_dataclass
+from sys import getrefcount
+from threading import get_ident
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from hookline.values import DEEPEST, USUAL, attributes_of, held_by, rebuild
+from hookline.values import DEEPEST, USUAL, children, held_by, rebuild
 
 
 class Exchange:
     """Puts other parts into the containers of a passing value, and can put the old ones back.
 
     Args:
-        keepers: For an output, the module and its arguments. What they hold is not written to: it would stay changed.
-            There a copy passes on.
+        own: The only containers that may be written to, by their ids; None allows all. A copy of any other passes on.
     """
 
-    def __init__(self, *keepers: Any) -> None:
-        self.keepers = keepers
-        self._kept: dict[int, Any] | None = None  # The containers that the keepers hold, by their ids.
+    def __init__(self, own: dict[int, Any] | None = None) -> None:
+        self.own = own
         self._written: list[tuple[Any, Any, Any, Any]] = []  # A container, a key, what was there, what was put there.
 
     def rebuild(self, container: Any, parts: Mapping[Any, Any]) -> Any:
-        """Return the container with these parts: itself if it can be written to, or if nothing in it changes."""
+        """Return the container with these parts: itself if it may be written to, or if nothing in it changes."""
         before = held_by(container) or {}
         changed = [key for key, part in parts.items() if part is not before[key]]
         if not changed:
             return container
-        if not is_mutable(container) or self.keeps(container):
+        if self.own is not None and id(container) not in self.own:
+            new = rebuild(container, parts)
+            self.own[id(new)] = new
+            return new
+        if not is_mutable(container):
             return rebuild(container, parts)
         for key in changed:
-            self._written.append((container, key, before[key], parts[key]))  # First, for a Ctrl-C between the two.
-            _write(container, key, parts[key])
+            self._write(container, key, before[key], parts[key])
         return container
 
     def merge(self, new: Any, old: Any, _inside: tuple[int, ...] = ()) -> Any:
@@ -49,34 +54,45 @@ class Exchange:
         if id(old) in _inside or len(_inside) > DEEPEST:
             return old
         before, parts = held_by(old), held_by(new)
-        if before is None or parts is None:
+        if before is None or parts is None or (not before and children(old) is None):  # An array, say.
             return new
         inside = (*_inside, id(old))
         merged = {key: self.merge(part, before[key], inside) if key in before else part for key, part in parts.items()}
         return self.rebuild(old, merged) if before.keys() == parts.keys() else rebuild(new, merged)
 
+    def _write(self, container: Any, key: Any, old: Any, new: Any) -> None:
+        me = get_ident()
+        if isinstance(old, Tensor) and old in _stands_for:
+            reference, thread = _stands_for[old]
+            before = reference() if thread != me else None  # Another thread's call has put it there for now.
+            old = old if before is None else before
+        if isinstance(new, Tensor) and isinstance(old, Tensor):
+            _stands_for[new] = weakref.ref(old), me
+        self._written.append((container, key, old, new))  # Before it is there, for a Ctrl-C between the two.
+        _set(container, key, new)
+
     def put_back(self) -> None:
-        """Put back what was there, except where somebody else has written since."""
+        """Put back what was there, except where somebody else has written since. May be called again if interrupted."""
         while self._written:
             container, key, old, new = self._written[-1]
             for place, part in (held_by(container) or {}).items():
-                if part is new and (place == key or isinstance(new, Tensor)):  # The module may have moved it in a list.
-                    _write(container, place, old)
+                # The module may have moved it, in a list. Keys may be tensors, which can't be compared.
+                if part is new and (isinstance(new, Tensor) or place is key or (type(place) is int and place == key)):
+                    _set(container, place, old)
             self._written.pop()
 
-    def keeps(self, container: Any) -> bool:
-        """Return True if the container is one that the keepers hold."""
-        if self._kept is None:
-            held = [attributes_of(one) if isinstance(one, nn.Module) else one for one in self.keepers]
-            self._kept = mutable_containers(held)
-        return id(container) in self._kept
+
+# For each tensor that a call has put into a container: what was there before, and the thread of that call.
+_stands_for: MutableMapping[Tensor, tuple[weakref.ref[Tensor], int]] = WeakIdKeyDictionary()
 
 
 def is_mutable(container: Any) -> bool:
     """Return True if a container's parts can be exchanged in place."""
     if type(container) in USUAL:
         return type(container) is not tuple
-    if isinstance(container, tuple) or (isinstance(container, Mapping) and not isinstance(container, MutableMapping)):
+    if isinstance(container, (tuple, ChainMap)):  # The second would be written to in another of its maps.
+        return False
+    if isinstance(container, Mapping) and not isinstance(container, MutableMapping):
         return False
     frozen = is_dataclass(container) and getattr(type(container), "__dataclass_params__").frozen  # noqa: B009
     return not frozen
@@ -100,7 +116,42 @@ def mutable_containers(value: Any) -> dict[int, Any]:
     return found
 
 
-def _write(container: Any, key: Any, part: Any) -> None:
+def private_containers(value: Any) -> dict[int, Any]:
+    """Return the containers of a value that nobody but the caller's one variable holds, by their ids."""
+    found: dict[int, Any] = {}
+    if getrefcount(value) == _ALONE_IN_CALL:
+        _add_private(value, found)
+    return found
+
+
+def _add_private(container: Any, found: dict[int, Any]) -> None:
+    parts = held_by(container)
+    if not parts:
+        return
+    if is_mutable(container):
+        found[id(container)] = container
+    for key in list(parts):
+        part = parts.pop(key)  # Now its container holds it, and this variable.
+        if getrefcount(part) == _ALONE_IN_CONTAINER and not isinstance(part, Tensor):
+            _add_private(part, found)
+
+
+def _calibrate() -> tuple[int, int]:
+    """Count the references to what one variable holds, in a call, and to what one container and a variable hold."""
+
+    def count_in_call(value: Any) -> int:
+        return getrefcount(value)
+
+    outer: list[Any] = [[]]
+    parts = held_by(outer) or {}
+    part = parts.pop(0)
+    return count_in_call(outer), getrefcount(part)
+
+
+_ALONE_IN_CALL, _ALONE_IN_CONTAINER = _calibrate()
+
+
+def _set(container: Any, key: Any, part: Any) -> None:
     if isinstance(container, (list, deque, MutableMapping)):
         container[key] = part
     else:

@@ -7,7 +7,7 @@ anything older, and would go on with memory that is freed, or that a captured va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from sys import getrefcount
 from typing import Any
@@ -16,51 +16,43 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from hookline.values import ATOMS, attributes_of, leaves
+from hookline.values import ATOMS, attributes_of, held_by
 
 _is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
 _count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
+_saving_hooks: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
 count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)  # Since torch 2.1.
 
 
-class Run:
+class RunningForward:
     """A forward of a model that runs now: what it was given, and what the model holds."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.model = model
         self.given = args, kwargs
         self.outer = running.get()
-        self.known: set[int] = set()  # Memory that modules were seen to make.
         self._outside: set[int] | None = None
 
     def made(self, tensor: Tensor) -> bool:
-        """Return True if the memory of a tensor is neither an argument's nor the model's."""
+        """Return True if neither an argument nor the model has the memory of a tensor, nor anybody an array of it."""
         memory = memory_of(tensor)
-        if memory in self.known:
-            return True
         if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # A copy is cheaper than looking closer.
             return False
         is_given_away = not tensor.requires_grad and _count_uses(tensor) > 1  # As DLPack does, and autograd.
         if is_given_away or not _is_alone_in_memory(tensor):
             return False
         if self._outside is None:
-            self._outside = {memory_of(one) for one in [*leaves(self.given), *_state_of(self.model)]}
-        return memory not in self._outside and (self.outer is None or self.outer.made(tensor))
+            self._outside = _memory_of_all(self.model, self.given)
+        is_new = memory not in self._outside and _TOO_MUCH not in self._outside
+        return is_new and (self.outer is None or self.outer.made(tensor))
 
 
-running: ContextVar[Run | None] = ContextVar("running", default=None)
+running: ContextVar[RunningForward | None] = ContextVar("running", default=None)
 
 
-def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token[Run | None]:
+def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token[RunningForward | None]:
     """Note that a forward of a model begins here; `running.reset` ends it."""
-    return running.set(Run(model, args, kwargs))
-
-
-def note_made(tensor: Tensor) -> None:
-    """Note that the forward that runs has made the memory of a tensor."""
-    run = running.get()
-    if run is not None:
-        run.known.add(memory_of(tensor))
+    return running.set(RunningForward(model, args, kwargs))
 
 
 def may_move(tensor: Tensor) -> bool:
@@ -84,7 +76,9 @@ def is_copied_on_write(tensor: Tensor) -> bool:
 
 def is_private(tensor: Tensor) -> bool:
     """Return True if nobody but the caller's one variable holds a tensor and its memory. Never true without proof."""
-    return getrefcount(tensor) == _ALONE_IN_CALL and is_result(tensor)
+    if getrefcount(tensor) != _ALONE_IN_CALL or not is_result(tensor):
+        return False
+    return tensor.untyped_storage().resizable()  # Memory that an array or a buffer owns is not.
 
 
 def is_result(tensor: Tensor) -> bool:
@@ -108,9 +102,11 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
         return others == 0
     if tensor._is_view():  # A linear layer, for one, returns a view of what nobody else holds.
         return True
-    made_by = tensor.grad_fn
-    saves = hasattr(made_by, "_saved_result") or hasattr(made_by, "_saved_output")
-    return saves and tensor._version == 0 and not isinstance(made_by, BackwardCFunction)
+    # Asked of the class: to ask the node itself would unpack what it saved. Hooks that pack keep something else.
+    made_by: Any = type(tensor.grad_fn)
+    if tensor._version != 0 or issubclass(made_by, BackwardCFunction) or _saving_hooks(True) is not None:
+        return False
+    return hasattr(made_by, "_saved_result") or hasattr(made_by, "_saved_output")
 
 
 def is_parameter(tensor: Tensor) -> bool:
@@ -134,16 +130,25 @@ def memory_of(tensor: Tensor) -> int:
         return 0
 
 
-def _state_of(model: nn.Module) -> Iterator[Tensor]:
-    """Yield every tensor that the modules of a model hold: parameters, buffers, plain attributes."""
+def _memory_of_all(model: nn.Module, given: Any) -> set[int]:
+    """Return the memory of every tensor that a forward was given, or that the modules hold in any attribute."""
+    found: set[int] = set()
     seen: set[int] = set()
+    waiting: list[Any] = [given]
     for module in model.modules():
-        for tensors in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
-            yield from [one for one in tensors.values() if one is not None]
-        for one in attributes_of(module):
-            if not isinstance(one, (nn.Module, *ATOMS)) and id(one) not in seen:
-                seen.add(id(one))
-                yield from leaves(one)
+        waiting += [*module.__dict__["_parameters"].values(), *module.__dict__["_buffers"].values()]
+        waiting += attributes_of(module)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            found.add(memory_of(one))
+        elif not isinstance(one, (nn.Module, *ATOMS)) and id(one) not in seen:
+            seen.add(id(one))
+            parts = held_by(one) or {}
+            if len(seen) + len(parts) > _MOST_OBJECTS:  # A vocabulary, say. Then nothing is known, and all is copied.
+                return {_TOO_MUCH}
+            waiting += parts.values()
+    return found
 
 
 def _calibrate() -> tuple[int, int, int, int]:
@@ -158,8 +163,14 @@ def _calibrate() -> tuple[int, int, int, int]:
     view = torch.empty(1, device="cpu").view(1)
     base = view._base
     holders = count_holders(tensor.untyped_storage()._cdata)
-    return getrefcount(tensor), count_in_call(tensor), getrefcount(base), holders
+    found = getrefcount(tensor), count_in_call(tensor), getrefcount(base), holders
+    capsule = torch._C._to_dlpack(tensor)
+    is_seen = getrefcount(tensor) > found[0] or count_holders(tensor.untyped_storage()._cdata) > holders
+    del capsule
+    return found if is_seen and holders else (-1, -1, -1, -1)
 
 
 ALONE, _ALONE_IN_CALL, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
 _SMALL = 1 << 20  # Bytes.
+_MOST_OBJECTS = 20_000
+_TOO_MUCH = -1  # Among memory: there is more than was looked at.

@@ -80,6 +80,9 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
     return new
 
 
+_rebuild = rebuild
+
+
 def members(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object that is no container but holds what may change: a distribution, a KV cache."""
     if isinstance(value, (Tensor, *ATOMS, *CLOSED)):
@@ -124,9 +127,9 @@ def put(
     if isinstance(value, (tuple, list)) and isinstance(first, slice):
         return _put_slice(value, first, rest, new, rebuild)
     part = put(_get_one(value, first), rest, new, rebuild)
-    parts = children(value)
-    if parts is None:
-        parts = _own_attributes(value)
+    parts = held_by(value)
+    if not parts:
+        raise EditError(f"{describe(value)} passes here, of which no part can be changed; change it as a whole")
     return rebuild(value, {**parts, _key_of(value, parts, first): part})
 
 
@@ -181,7 +184,8 @@ def map_tensors(
         parts = _own_attributes(value) if _in_object and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
         _in_object = parts is not None
     if parts is None or len(_inside) > DEEPEST:
-        return value
+        is_buffer = type(value) is bytearray or type(value).__name__ == "ndarray"  # Somebody may write into it.
+        return copy.copy(value) if is_buffer and rebuild is _rebuild else value
     inside = (*_inside, id(value))
     mapped = {key: map_tensors(function, part, inside, _in_object, rebuild) for key, part in parts.items()}
     return rebuild(value, mapped)

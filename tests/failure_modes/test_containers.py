@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -274,3 +277,117 @@ def test_strides_of_a_dimension_of_size_one_stay(port: str) -> None:
     model = nn.Sequential(nn.Identity(), Stride())
     with hl.capture(model, f"*:{port}"):
         assert model(odd).tolist() == [[77.0] * 4]
+
+
+class KeepsState(nn.Module):
+    """Returns a dict that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.state = {"w": self.weight, "a": torch.ones(2)}
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.state["x"] = x * 2
+        return self.state
+
+
+class PassesOn(nn.Module):
+    """Returns what its child returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = KeepsState()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.child(x)
+
+
+def test_what_a_child_keeps_is_not_changed_by_a_patch_of_its_parents_output() -> None:
+    model = PassesOn()
+    with hl.patch(model, {'["a"]': 0.0}):
+        assert model(torch.ones(2))["a"].tolist() == [0.0, 0.0]
+    assert model.child.state["a"].tolist() == [1.0, 1.0]
+
+
+def test_looking_at_gradients_leaves_what_a_child_keeps() -> None:
+    model = PassesOn()
+    with pytest.raises(hl.NeverFired, match="others hold the list, dict or object"), hl.capture(model, ":grad_output"):
+        model(torch.ones(2))["x"].sum()
+    with hl.capture(model, ':grad_output["x"]'):
+        output = model(torch.ones(2, requires_grad=True))
+        output["x"].sum().backward()
+    assert model.child.state["w"] is model.child.weight
+    assert output is model.child.state
+
+
+def test_a_dict_may_have_tensors_for_keys() -> None:
+    model, given = Net(), {torch.ones(2): torch.ones(2, 3, requires_grad=True) * 2, torch.zeros(2): torch.ones(2, 3)}
+    held = list(given.values())
+    with hl.capture(model, "writes:grad_inputs", keep="all"):
+        model(torch.ones(2, 3), given)
+    assert all(one is other for one, other in zip(given.values(), held, strict=False))
+
+
+def test_threads_that_pass_one_container_leave_it_as_it_was() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Tensor, memory: dict[str, Tensor]) -> Tensor:
+            return x + memory["a"]
+
+    model = nn.ModuleDict({"reads": Reads()})
+    held = torch.ones(2, requires_grad=True) * 2
+    given = {"a": held}
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(60):
+                with hl.capture(model, "reads:grad_inputs"), hl.patch(model, {'reads:inputs["memory"]["a"]': number}):
+                    model["reads"](torch.ones(2, requires_grad=True), given)
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
+    assert given["a"] is held
+
+
+def test_a_container_is_as_it_was_after_a_ctrl_c_at_any_moment() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Tensor, memory: list[Tensor]) -> Tensor:
+            return x + memory[0]
+
+    model, held = nn.ModuleDict({"reads": Reads()}), torch.ones(2, requires_grad=True) * 2
+    given, moment, left = [held], 0, 0
+
+    def interrupt(frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal left
+        if event == "call" and "hookline" in frame.f_code.co_filename:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    is_over = False
+    while not is_over:
+        moment += 1
+        left = moment
+        with hl.capture(model, "reads:grad_inputs").when_missing("ignore"):
+            sys.setprofile(interrupt)
+            try:
+                model["reads"](torch.ones(2), given)
+                is_over = True
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+        assert given[0] is held, f"after the call of function {moment}"
+    assert moment > 50

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline.origins import is_copied_on_write, is_private
@@ -206,9 +207,15 @@ def test_a_tensor_is_private_only_where_nobody_else_holds_it() -> None:
     assert not is_private(alone)
     assert not is_private(view)
     del view
-    array = alone.numpy()
+    foreign = torch.from_numpy(numpy.ones(3))
+    assert not is_private(foreign)
+    exposed = made()
+    array = exposed.numpy()
+    assert not is_private(exposed)
+    assert array[0] == 1
+    capsule = torch.utils.dlpack.to_dlpack(alone)
     assert not is_private(alone)
-    del array
+    del capsule
     assert is_private(alone)
     detached = alone.detach()
     assert not is_private(alone)
@@ -220,3 +227,86 @@ def test_a_tensor_is_private_only_where_nobody_else_holds_it() -> None:
     reference = weakref.ref(alone)
     assert is_private(alone)
     assert reference() is alone
+
+
+@EVERY_SIZE
+def test_an_array_that_is_made_after_the_first_look_follows_the_tensor(size: int) -> None:
+    class Exposes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x * 2
+            h = self.inner(h)
+            self.array = h.numpy()
+            self.inner(h)
+            return h.fill_(7)
+
+    model = Exposes()
+    with torch.no_grad(), hl.capture(model, "inner", "inner:input", keep="all") as acts:
+        model(torch.ones(size))
+    del acts
+    assert model.array[0] == 7
+
+
+def test_an_edit_may_return_memory_that_an_array_owns() -> None:
+    model, array = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), numpy.full((2, 2), -1.0, dtype=numpy.float32)
+    with hl.edit(model, "0", lambda _: torch.from_numpy(array)):
+        assert model(torch.ones(2, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert (array == -1).all()
+
+
+def test_looking_does_not_unpack_what_autograd_saved() -> None:
+    class Keeps(nn.Module):
+        runs = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            y = x.exp()
+            self.kept = y.detach()
+            return y
+
+    keeps = Keeps()
+    model = nn.Sequential(nn.Linear(4, 4), keeps, nn.Identity())
+    for site in ("1", "2:input"):
+        keeps.runs = 0
+        with hl.capture(model, site):
+            checkpoint(model, torch.ones(2, 4), use_reentrant=False)
+        assert keeps.runs == 1
+
+    class Differentiates(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.exp()
+            torch.autograd.grad(y.sum(), x)
+            return y
+
+    model = nn.Sequential(Differentiates(), nn.Identity())
+    with hl.capture(model, "0", "1:input", "1"):
+        model(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.parametrize("port", ["input", "inputs", "output"])
+def test_an_array_or_a_bytearray_that_passes_is_kept_as_it_was(port: str) -> None:
+    model, array, data = nn.Sequential(nn.Identity()), numpy.zeros(3), bytearray(b"abc")
+    with hl.capture(model, f"0:{port}", keep="all") as acts:
+        for number in range(3):
+            array[:] = number
+            data[0] = number
+            model(array)
+            model(data)
+    values = [one["input"] if port == "inputs" else one for one in acts.calls(f"0:{port}")]
+    assert [one[0] for one in values] == [0, 0, 1, 1, 2, 2]
+
+
+def test_an_array_among_the_arguments_can_be_patched_and_edited() -> None:
+    class Takes(nn.Module):
+        def forward(self, array: Any) -> Tensor:
+            return torch.from_numpy(array) * 1
+
+    model, array = Takes(), numpy.ones(3)
+    assert hl.run(model, array, patch={":input": numpy.zeros(3)}).tolist() == [0, 0, 0]
+    assert hl.run(model, array, edit={":input": lambda value: value * 5}).tolist() == [5, 5, 5]
+    with pytest.raises(hl.EditError, match="of which no part can be changed"):
+        hl.run(model, array, patch={":input[0]": 0.0})
+    assert array.tolist() == [1, 1, 1]

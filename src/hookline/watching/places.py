@@ -35,6 +35,7 @@ class Check:
     gathering = None
     transform = None
     copies_on_write = refers = False  # The hot path leaves it to `keep`.
+    clone = True  # It shares nothing with the model.
     is_traceable = True
     # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
     # written there by `.data` or numpy, which no version tells of. Other modules may have.
@@ -67,7 +68,7 @@ class Check:
             self.watcher.end_forward(value)
         return value
 
-    def keep(self, value: Any, call: Call | None = None) -> None:
+    def keep(self, value: Any, call: Call | None = None, _is_new: bool = False) -> None:
         """Look at a value as it passes."""
         watcher = self.watcher
         if self.seen != watcher.forwards:

@@ -15,7 +15,7 @@ from hookline import operands, origins
 from hookline.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
-from hookline.exchange import Exchange
+from hookline.exchange import Exchange, private_containers
 from hookline.operands import plain
 from hookline.origins import is_private
 from hookline.ranks import is_rehearsal
@@ -107,11 +107,17 @@ def pass_through(
             output = functions.run(watch, module, passed, inside, event, pass_through)  # type: ignore[arg-type]
         else:
             output = watch.forward(module, *passed)
-            if type(output) is Tensor and is_private(output):
-                origins.note_made(output)
+            if type(output) is Tensor:
+                event.new = output if is_private(output) else None
+            elif event.changes:
+                event.own = private_containers(output)
     finally:
-        if event.exchanged is not None:
-            event.exchanged.put_back()
+        exchanged = event.exchanged
+        if exchanged is not None:
+            try:
+                exchanged.put_back()
+            finally:
+                exchanged.put_back()  # Again, if a Ctrl-C came in the first.
     for tap, number in taps:
         if tap.watch is None or isinstance(tap.action, Skip):  # Taken off while the module ran.
             continue

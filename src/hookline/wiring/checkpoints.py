@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint
 
-from hookline.actions import Call
 from hookline.context import Blocks, open_blocks
 from hookline.errors import HooklineError
 from hookline.exchange import Exchange
@@ -41,8 +40,8 @@ _checkpoint_file = checkpoint.__file__
 class Event:
     """One call of a watched module: when it began, and which taps act on it, each with the number of the call."""
 
-    __slots__ = ("aliases", "depth", "exchanged", "followed", "is_replayed", "marks", "notes", "stamp", "taps", "task",
-                 "written")  # fmt: skip
+    __slots__ = ("aliases", "depth", "exchanged", "followed", "is_replayed", "marks", "new", "notes", "own", "stamp",
+                 "taps", "task", "written")  # fmt: skip
 
     def __init__(self, taps: list[tuple[Tap, int]]) -> None:
         self.stamp = next(ticks)
@@ -58,16 +57,21 @@ class Event:
         # Of the tensors among its arguments whose gradients it follows: each with its alias, by the id of the first.
         self.aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self.exchanged: Exchange | None = None  # What was put into the containers among its arguments.
+        self.new: Tensor | None = None  # What it returned, if nobody else holds that.
+        self.own: dict[int, Any] = {}  # The containers that it returned and nobody else holds, by their ids.
 
     @property
     def changes(self) -> bool:
         """Whether any of its taps may change what passes, or follows a gradient."""
         return any([tap.changes for tap, _ in self.taps])
 
-    def exchange(self, port: str, call: Call) -> Exchange:
-        """Return what writes into the containers of a value: those of arguments are restored when the call is over."""
+    def exchange(self, port: str) -> Exchange:
+        """Return what writes into the containers of a value: those of arguments are restored when the call is over.
+
+        Of an output, only what nobody else holds is written to: it would stay changed.
+        """
         if port in ("output", "grad_output"):
-            return Exchange(call.module, call.args, dict(call.kwargs))
+            return Exchange(self.own)
         if self.exchanged is None:
             self.exchanged = Exchange()
         return self.exchanged

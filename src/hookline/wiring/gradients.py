@@ -49,7 +49,7 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> 
     given: Any = [*call.args, *call.kwargs.values()]
     if any([type(one) is not Tensor for one in given]):
         given = leaves(given)
-    fixed = _fixed(value, given, call) if not isinstance(value, Tensor) else ()
+    fixed = () if isinstance(value, Tensor) else _fixed(value, event)
 
     def alias(tensor: Tensor) -> Tensor | None:
         # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
@@ -63,25 +63,16 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> 
         return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
     aliases = _watch(tap, value, call, event, alias)
-    return _with_aliases(value, aliases, Exchange()) if aliases else value
+    return _with_aliases(value, aliases, event.exchange(tap.site.port)) if aliases else value
 
 
-def _fixed(value: Any, given: list[Tensor], call: Call) -> set[int]:
+def _fixed(value: Any, event: checkpoints.Event) -> set[int]:
     """Return the tensors of an output in whose place no alias can be put, by their ids.
 
-    They are in a container that the module keeps as its own state, or came in with a container and go out with it: who
-    holds that container would find other tensors in it.
+    They are in a list, a dict or an object that others may hold too, and would find another tensor in.
     """
-    kept, entered = Exchange(call.module), {id(one) for one in given}
-    came = mutable_containers((call.args, dict(call.kwargs)))
-    found: set[int] = set()
-    for key, container in mutable_containers(value).items():
-        tensors = {id(one) for one in (held_by(container) or {}).values() if isinstance(one, Tensor)}
-        if kept.keeps(container):
-            found |= tensors
-        elif key in came:
-            found |= tensors & entered
-    return found
+    containers = [one for key, one in mutable_containers(value).items() if key not in event.own]
+    return {id(one) for each in containers for one in (held_by(each) or {}).values() if isinstance(one, Tensor)}
 
 
 def watch_input(
@@ -100,7 +91,7 @@ def watch_input(
     event.aliases |= _watch(tap, value, call, event, alias_of)
     if not event.aliases:
         return passed
-    exchange = event.exchange(tap.site.port, call)
+    exchange = event.exchange(tap.site.port)
     args, kwargs = passed
     exchanged = [_with_aliases(one, event.aliases, exchange) for one in (*args, *kwargs.values())]
     return tuple(exchanged[: len(args)]), dict(zip(kwargs, exchanged[len(args) :], strict=True))
@@ -197,7 +188,12 @@ def _watch_part(
         if passed is not tensor:
             aliases[id(tensor)] = tensor, passed
     if not followed:
-        _say_problem(tap, call.site, subscripts, "it only passes through, in a container that others hold too")
+        _say_problem(
+            tap,
+            call.site,
+            subscripts,
+            "others hold the list, dict or object that it is in, so nothing can follow it there",
+        )
     return aliases
 
 

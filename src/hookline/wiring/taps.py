@@ -195,7 +195,7 @@ class Tap:
         action = self.action
         try:
             if isinstance(action, Save):
-                self._save(action, value, call, event.stamp)
+                self._save(action, value, call, event)
                 return value
             seen = plain(value) if operands.in_use else value
             new = self._changed(seen, call, event)
@@ -209,7 +209,7 @@ class Tap:
             return self._changed_whole(action.gathering, value, call, event)
         if not self.subscripts and isinstance(value, Tensor):
             return action(value, call, True)  # type: ignore[operator]
-        exchange = event.exchange(self.site.port, call)
+        exchange = event.exchange(self.site.port)
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
             part = get(whole, rest)
@@ -220,7 +220,7 @@ class Tap:
 
     def _changed_whole(self, gathering: Gathering, value: Any, call: Call, event: Event) -> Any:
         """The same where a value may be one rank's part: it is made whole first, and cut again afterwards."""
-        exchange = event.exchange(self.site.port, call)
+        exchange = event.exchange(self.site.port)
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             held, rest = split(value, subscripts)
 
@@ -265,11 +265,11 @@ class Tap:
             return value
         return put(value, self.subscripts, new, rebuild if exchange is None else exchange.rebuild)
 
-    def _save(self, action: Save, value: Any, call: Call, stamp: Any) -> None:
-        forward, site = self.session.forwards, call.site
+    def _save(self, action: Save, value: Any, call: Call, event: Event) -> None:
+        forward, site, stamp = self.session.forwards, call.site, event.stamp
         if not self.subscripts:
-            value = value if action.gathering is None else action.whole(value, site)
-            _put(self.record_at(site), action.keep(value, call), stamp, forward, action.budget)
+            whole = value if action.gathering is None else action.whole(value, site)
+            _put(self.record_at(site), action.keep(whole, call, whole is event.new), stamp, forward, action.budget)
             return
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
