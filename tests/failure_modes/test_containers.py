@@ -234,6 +234,19 @@ def test_two_arguments_that_are_one_tensor_stay_one() -> None:
         assert len(acts.calls(f"same:{port}")) == 2
 
 
+def test_an_edit_that_returns_a_part_as_it_was_leaves_the_tensor_alone() -> None:
+    class Same(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a * 2 if a is b else a * 0
+
+    model, x = Same(), torch.ones(2, 3)
+    with hl.edit(model, ":input[:, -1]", lambda part: part):
+        assert model(x, x).unique().tolist() == [2.0]
+    with hl.edit(model, ":input[:, -1]", lambda part: part.mul_(3)):
+        assert model(x, x).unique().tolist() == [0.0]
+    assert x.unique().tolist() == [1.0]
+
+
 def test_self_attention_takes_the_same_branch_when_its_gradients_are_followed() -> None:
     torch.manual_seed(0)
     model, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
