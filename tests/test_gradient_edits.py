@@ -52,6 +52,14 @@ def test_a_part_of_a_gradient_is_captured_and_its_rows_by_a_star() -> None:
         torch.testing.assert_close(acts[f"1:grad_output[{row}]"], expected[row])
 
 
+def test_every_row_of_a_star_is_followed_where_an_alias_takes_the_place_of_the_value() -> None:
+    model, x = nn.Sequential(nn.Identity(), nn.ReLU()), torch.rand(3, 2, requires_grad=True)
+    for port in ("grad_input", 'grad_inputs["input"]', "grad_output"):
+        with hl.capture(model, f"0:{port}[*]") as acts:
+            (model(x) * torch.arange(1, 4)[:, None]).sum().backward()
+        assert [acts[f"0:{port}[{row}]"].tolist() for row in range(3)] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
 def test_a_star_edits_each_row_of_a_gradient() -> None:
     model, x = model_and_input()
     with hl.edit(model, "2:grad_output[*]", lambda row: row / row.norm()), hl.capture(model, "2:grad_output") as acts:

@@ -141,7 +141,7 @@ def _watch(
         refuse_tracers(value)
         aliases: Aliases = {}
         for subscripts in expand(value, tap.subscripts) if tap.star else (tap.subscripts,):
-            aliases |= _watch_part(tap, value, subscripts, call, event, alias)
+            _watch_part(tap, value, subscripts, call, event, alias, aliases)
         return aliases
     except HooklineError as error:
         blame(tap.site, error)
@@ -154,14 +154,15 @@ def _watch_part(
     call: Call,
     event: checkpoints.Event,
     alias: Callable[[Tensor], Tensor | None],
-) -> Aliases:
+    aliases: Aliases,
+) -> None:
+    """Follow the tensors of one part of a value, and note their aliases. Parts may be of one tensor: it gets one."""
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
     if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
         _say_why_not(tap, tensors, call.site, subscripts)
-        return {}
+        return
     arrival = Arrival(tap, part, subscripts, rest, call, event)
-    aliases: Aliases = {}
     followed: set[int] = set()  # A tensor that is there twice is followed once.
 
     # The next tap follows the same tensors, so that taps act in their order.
@@ -177,7 +178,8 @@ def _watch_part(
         elif base is not None:
             base.register_hook(_reshaped(hook, tensor.shape))
         else:
-            taken = tensor if any([tensor is other for other in own]) else alias(tensor)
+            known = aliases[id(tensor)][1] if tap.star and id(tensor) in aliases else tensor
+            taken = known if any([known is other for other in own]) else alias(tensor)
             if taken is None:
                 continue
             passed = taken
@@ -194,7 +196,6 @@ def _watch_part(
             subscripts,
             "others hold the list, dict or object that it is in, so nothing can follow it there",
         )
-    return aliases
 
 
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
