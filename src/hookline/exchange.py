@@ -71,6 +71,11 @@ class Exchange:
         self._written.append((container, key, old, new))  # Before it is there, for a Ctrl-C between the two.
         _set(container, key, new)
 
+    @property
+    def replaced(self) -> list[Any]:
+        """What is out of its container until it is put back."""
+        return [old for _, _, old, _ in self._written]
+
     def put_back(self) -> None:
         """Put back what was there, except where somebody else has written since. May be called again if interrupted."""
         while self._written:

@@ -196,6 +196,31 @@ def test_what_a_module_keeps_for_itself_is_not_changed_by_a_patch_of_its_output(
     assert model(torch.ones(1))[0].tolist() == [1.0, 1.0]
 
 
+def test_what_a_module_keeps_is_not_changed_by_a_patch_of_its_parents_output() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = [torch.ones(2)]
+
+        def forward(self, _x: Tensor) -> list[Tensor]:
+            return self.kept
+
+    class Passes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.keeps = Keeps()
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"one": self.keeps(x), "other": self.keeps(x)}
+
+    model = Passes()
+    with hl.patch(model, {'["one"][0]': 0.0}):
+        patched = model(torch.ones(1))
+    assert patched["one"][0].tolist() == [0.0, 0.0]
+    assert patched["other"][0].tolist() == [1.0, 1.0]
+    assert model.keeps.kept[0].tolist() == [1.0, 1.0]
+
+
 def test_parameters_that_a_module_keeps_in_a_list_stay_there_and_their_gradient_is_refused() -> None:
     class Keeps(nn.Module):
         def __init__(self) -> None:
@@ -210,6 +235,46 @@ def test_parameters_that_a_module_keeps_in_a_list_stay_there_and_their_gradient_
     with pytest.raises(hl.NeverFired, match="'0:grad_output' can get no gradient"), hl.capture(model, "0:grad_output"):
         model(torch.ones(1))
     assert model[0].kept[0] is model[0].weight
+
+
+class Stores(nn.Module):
+    """Returns the very tensor that it writes into a list."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.beside = beside
+
+    def forward(self, x: Tensor, memory: list[Tensor]) -> Any:
+        made = x * 2
+        memory.append(made)
+        return (x * 3, made, memory) if self.beside else made
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["returns the list", "keeps the list back"])
+def test_what_a_module_returns_and_writes_into_a_list_is_one_tensor_with_one_gradient(beside: bool) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stores = Stores(beside)
+
+        def forward(self, x: Tensor) -> Tensor:
+            memory = [x * 5]
+            result = self.stores(x, memory)
+            made = result[1] if beside else result
+            assert made is memory[1]
+            return made * 11 + memory[1] * 13 + memory[0] * 17 + (result[0] * 7 if beside else 0)
+
+    x = torch.ones(2, requires_grad=True)
+    model = Reads()
+    with hl.capture(model, "stores:grad_output", "stores:grad_inputs") as acts:
+        model(x).sum().backward()
+    gradient = acts["stores:grad_output"]
+    of_made = gradient[1] if beside else gradient
+    assert of_made.tolist() == [24.0, 24.0]
+    if beside:
+        assert gradient[0].tolist() == [7.0, 7.0]
+        assert gradient[2][0] is None  # It came in with the list, in which no other tensor can take its place.
+        assert gradient[2][1].tolist() == [24.0, 24.0]
 
 
 def test_two_arguments_that_are_one_tensor_stay_one() -> None:

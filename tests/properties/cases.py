@@ -19,15 +19,19 @@ from tests.properties.worlds import Case
 RECOMPUTED = ("segment", *(name for name in STEPS if name.startswith("checkpointed")))
 
 
-def random_case(source: random.Random, members: bool = False) -> tuple[Case, Survey]:
-    """Draw a case, with hooks on modules alone or also on their members, and survey its model."""
-    model = random_model(source, scripts=members)
+def random_case(source: random.Random, members: bool = False, containers: bool = False) -> tuple[Case, Survey]:
+    """Draw a case, with hooks on modules alone or also on their members, and survey its model.
+
+    Args:
+        containers: Whether it is about modules that ask which objects they get.
+    """
+    model = random_model(source, scripts=members, memories=containers)
     bare = Case(model, Program((), ()), source.randrange(10**6), source.random() < 0.6, _style(source))
     if members and source.random() < 0.05:
         return _by_method(source, dataclasses.replace(bare, method="encode"))
     survey = surveyed(bare)
     gradients = source.random() < 0.5
-    drawing = Drawing(source, survey, gradients, random_families(source) if members else ())
+    drawing = Drawing(source, survey, gradients, random_families(source) if members else (), containers)
     blocks = tuple(drawing.block() for _ in range(source.choice((1, 1, 2, 2, 3))))
     # Torch does not give all parameters of a shared module back that it was given for one call.
     functional = members and not model.has("lazy", "shared", *RECOMPUTED)
@@ -60,7 +64,7 @@ def surveyed(case: Case) -> Survey:
 
 
 def _style(source: random.Random) -> str:
-    return source.choice(("positional", "positional", "keyword", "bias"))
+    return source.choice(("positional", "positional", "keyword", "bias", "memory", "memory by keyword"))
 
 
 class Schedule:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.properties.containers import append, recall
+from tests.properties.memories import use_with
 from tests.properties.modules import SHAPE, Composite, Pair, Result, arguments, blend, use
 from tests.properties.seams import call, call_forward, segment
 from tests.properties.seams import function as do
@@ -23,16 +25,24 @@ class Root(Composite):
         super().__init__()
         self.body, self.packed = body, packed
 
-    def forward(self, x: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Any:
+    def forward(self, x: Tensor, bias: Tensor | None = None, memory: Any = None, *, scale: float = 1.0) -> Any:
         x = do("mul", operator.mul, x, scale)
         if bias is not None:
             x = do("add", operator.add, x, bias)
-        y = use(self.body, x)
+        y = use(self.body, x) if memory is None else self._remembered(x, memory)
         if not self.packed:
             return y
         return {"hidden": do("mul", operator.mul, y, 1.0), "pooled": (do("sum", Tensor.sum, y, -1), None)}
 
-    def encode(self, x: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+    def _remembered(self, x: Tensor, memory: Any) -> Tensor:
+        """Read the caller's container, give it to the body and write into it."""
+        for earlier in recall(memory):
+            x = do("add", operator.add, x, earlier)
+        y = use_with(self.body, x, memory)
+        append(memory, do("mul", operator.mul, y, 0.4))
+        return y
+
+    def encode(self, x: Tensor, bias: Tensor | None = None, memory: Any = None, *, scale: float = 1.0) -> Tensor:
         """Stand for a method that is called instead of the model."""
         return use(self.body, do("mul", operator.mul, x, scale))
 

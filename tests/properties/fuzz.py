@@ -22,6 +22,7 @@ from tests.properties.properties import (
     PROPERTIES,
     agrees_with_the_oracle,
     any_property,
+    containers_agree_with_the_oracle,
     drawn_property,
     members_agree_with_the_oracle,
     show,
@@ -66,9 +67,10 @@ def replay(seed: int, check: Check) -> str:
     source = random.Random(seed)
     if check is any_property:
         check = drawn_property(source)
-    if not problem or check not in (agrees_with_the_oracle, members_agree_with_the_oracle):
+    members, containers = check is members_agree_with_the_oracle, check is containers_agree_with_the_oracle
+    if not problem or not (members or containers or check is agrees_with_the_oracle):
         return problem
-    case, smallest = shrunk(random_case(source, members=check is members_agree_with_the_oracle)[0])
+    case, smallest = shrunk(random_case(source, members, containers)[0])
     return f"{problem}\n\nthe smallest case found that fails so:\n{smallest}\n    {show(case)}"
 
 

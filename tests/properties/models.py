@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tests.properties import composites, modules, scripts
+from tests.properties import composites, containers, memories, modules, scripts
 from tests.properties.steps import STEPS, WRITING
 
 # Leaves whose output no backward needs, so that it may be overwritten in place.
 FRESH = ("linear", "linear", "linear", "frozen", "conv", "layernorm", "batchnorm", "lazy", "parametrized", "foreign")
 PLAIN = (*FRESH, "dropout", "dropout", "relu", "gelu", "identity", "tripwire", "watched")
 LEAVES = (*PLAIN, "embedding", "lstm", "attention")
-UNSAFE_IN_CHECKPOINT = ("batchnorm", "lazy", "buffer_written", "buffer_replaced")
+UNSAFE_IN_CHECKPOINT = ("batchnorm", "lazy", "keeper", "buffer_written", "buffer_replaced")
 FORMS = ("tuple", "list", "dict", "ordered", "dataclass", "named", "nested")
 CALLERS = ("options", "keyword_only", "variadic", "by_name", "direct")
 WRAPPERS = ("residual", "repeat", "recursive", "pack", "pack", *CALLERS)
 WRITERS = ("in_place", "in_place", "mutated", "reusing")
+MEMORIES = ("remembering", "remembering", "remembering", "writer", "writer", "twice", "twice", "striding", "keeper")
 # Modules that keep themselves alive by a cycle of their own, hooks or no hooks.
 CYCLIC = ("parametrized", "foreign")
 
@@ -75,9 +76,11 @@ class Model:
         return not self.body.kinds().isdisjoint(kinds)
 
 
-def random_model(source: random.Random, scripts: bool = False) -> Model:
-    """Draw a model, with scripts in it or none."""
-    body = Growth(source, source.choice((1, 2, 3, 4, 6, 8)), scripts).node(safe=False)
+def random_model(source: random.Random, scripts: bool = False, memories: bool = False) -> Model:
+    """Draw a model, with scripts in it or none, and perhaps with many modules that ask which objects they get."""
+    body = Growth(source, source.choice((1, 2, 3, 4, 6, 8)), scripts, memories).node(safe=False)
+    while memories and not body.kinds().intersection(MEMORIES):
+        body = Growth(source, source.choice((1, 2, 3, 4, 6, 8)), scripts, memories).node(safe=False)
     while scripts and "script" not in body.kinds():
         body = Growth(source, source.choice((1, 2, 3, 4)), scripts).node(safe=False)
     return Model(body, source.random() < 0.3, source.random() < 0.5, source.random() < 0.5, source.randrange(10**6))
@@ -86,8 +89,8 @@ def random_model(source: random.Random, scripts: bool = False) -> Model:
 class Growth:
     """Draws nodes until the budget of modules is spent."""
 
-    def __init__(self, source: random.Random, budget: int, scripts: bool) -> None:
-        self.source, self.budget, self.scripts = source, budget, scripts
+    def __init__(self, source: random.Random, budget: int, scripts: bool, memories: bool = False) -> None:
+        self.source, self.budget, self.scripts, self.memories = source, budget, scripts, memories
         self.finished: list[Node] = []
 
     def node(self, safe: bool) -> Node:
@@ -98,6 +101,8 @@ class Growth:
                 inner = self._finish(self._script(safe=True))
                 return self._finish(Node("segment", (inner,), self.source.random() < 0.5))
             return self._finish(self._script(safe))
+        if self.memories and self.source.random() < 0.4:
+            return self._finish(self._memory(safe))
         return self._finish(self._draw(safe))
 
     def _script(self, safe: bool) -> Node:
@@ -123,9 +128,11 @@ class Growth:
             return Node("branches", self._several(safe))
         if draw < 0.62 and not safe:
             return Node("segment", (self.node(safe=True),), self.source.random() < 0.5)
-        if draw < 0.66:
+        if draw < 0.65:
             return Node("unused", (self.node(safe),))
-        if draw < 0.80:
+        if draw < 0.76:
+            return self._memory(safe)
+        if draw < 0.86:
             return self._writer(safe)
         return self._wrapper(safe)
 
@@ -138,7 +145,7 @@ class Growth:
         return Node(self.source.choice([kind for kind in kinds if not (safe and kind in UNSAFE_IN_CHECKPOINT)]))
 
     def _shared(self) -> Node:
-        writers = ("mutator", "reuser", "relu_inplace")
+        writers = ("mutator", "reuser", "relu_inplace", "stride")
         usable = [index for index, node in enumerate(self.finished) if node.kind not in writers]
         return Node("shared", option=self.source.choice(usable)) if usable else self._leaf(safe=False)
 
@@ -170,6 +177,27 @@ class Growth:
             form = self.source.choice(("transpose", "slice", "view"))
             target = self._finish(Node("viewing", (target,), form))
         return Node("in_place", (target,), self.source.choice(list(composites.OVERWRITE)))
+
+    def _memory(self, safe: bool, kinds: tuple[str, ...] = MEMORIES) -> Node:
+        """Draw a module that depends on which objects it is given."""
+        kind = self.source.choice([kind for kind in kinds if not (safe and kind in UNSAFE_IN_CHECKPOINT)])
+        self.budget -= 1
+        if kind == "remembering":
+            option = self.source.choice(containers.KINDS), self.source.random() < 0.3
+            return Node(kind, tuple(self._layer(safe) for _ in range(self.source.choice((1, 2, 2, 3)))), option)
+        if kind == "writer":
+            how, what = self.source.choice(list(containers.WRITES)), self.source.choice(("new", "given", "returned"))
+            given = self.source.choice(containers.KINDS), how, what
+            return Node(kind, option=(*given, self.source.random() < 0.4, self.source.random() < 0.3))
+        if kind == "twice":
+            return Node(kind, option=self.source.choice(("positional", "keyword", "list")))
+        return Node(kind, (self._finish(Node("stride")),)) if kind == "striding" else Node(kind)
+
+    def _layer(self, safe: bool) -> Node:
+        """Draw a child for a module that has a container to give."""
+        if self.budget > 0 and self.source.random() < 0.3:
+            return self.node(safe)
+        return self._finish(self._memory(safe, ("writer", "writer", "writer", "writer", "remembering")))
 
     def _wrapper(self, safe: bool) -> Node:
         kind = self.source.choice(WRAPPERS)
@@ -216,7 +244,7 @@ def _build(node: Node, finished: list[nn.Module]) -> nn.Module:
 def _composite(node: Node, children: list[nn.Module]) -> nn.Module:
     if node.kind == "script":
         return scripts.Script(*children, steps=node.option[0], tied=node.option[1])
-    if node.kind in ("mutator", "pack", "repeat", "options", "viewing", "in_place", "mutated", "segment"):
+    if node.option is not None:
         return COMPOSITE[node.kind](*children, node.option)
     return COMPOSITE[node.kind](*children)
 
@@ -282,9 +310,15 @@ LEAF: dict[str, Callable[[], nn.Module]] = {
     "foreign": _foreign,
     "watched": _watched,
     "reuser": modules.Reuser,
+    "stride": memories.Stride,
+    "keeper": memories.Keeper,
 }
 COMPOSITE: dict[str, Callable[..., nn.Module]] = {
     "mutator": modules.Mutator,
+    "writer": memories.Writer,
+    "remembering": memories.Remembering,
+    "twice": memories.Twice,
+    "striding": memories.Striding,
     "residual": composites.Residual,
     "chain": composites.Chain,
     "sequential": nn.Sequential,

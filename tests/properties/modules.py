@@ -15,6 +15,7 @@ import torch._dynamo  # A checkpoint imports it when first called, and that impo
 from torch import Tensor, nn
 
 from tests.properties import seams
+from tests.properties.containers import KeyValues, State, recall
 from tests.properties.seams import function as do
 
 SHAPE = (2, 3, 4)
@@ -61,6 +62,8 @@ def tensors(value: Any) -> list[Tensor]:
         value = list(value.values())
     if isinstance(value, Result):
         value = [value.hidden, value.extra]
+    if isinstance(value, (State, KeyValues)):
+        return recall(value)
     if isinstance(value, (tuple, list)):
         return [tensor for part in value for tensor in tensors(part)]
     return []

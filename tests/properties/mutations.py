@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from hookline import actions, context, copies, hooks, ledger, records, values
+from hookline import actions, context, copies, exchange, hooks, ledger, records, values
 from hookline.wiring import arguments, calls, checkpoints, forwards, gradients, modules, watches
 
 Break = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -57,7 +57,7 @@ def everywhere(new: Any, *names: str) -> Iterator[None]:
         yield
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
+def _itself(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return tensor
 
 
@@ -182,7 +182,7 @@ def a_patch_hands_out_the_callers_tensor() -> Any:
 
 @mutation()
 def captures_keep_the_graph() -> Any:
-    def keep(real: Any, save: Any, value: Any, call: Any = None) -> Any:
+    def keep(real: Any, save: Any, value: Any, call: Any = None, _is_new: bool = False) -> Any:
         usual = save.detach and save.clone is None and save.transform is None
         return value.clone() if usual and isinstance(value, torch.Tensor) else real(save, value, call)
 
@@ -318,3 +318,35 @@ def a_patch_is_put_in_a_moment_late() -> Any:
 
     put_in = lambda self, value, *rest: values.map_tensors(nearly, copies.share(value))  # noqa: E731
     return mock.patch.object(actions.Set, "__call__", put_in)
+
+
+@mutation(caught_by="containers")
+def containers_are_rebuilt_instead_of_exchanged() -> Any:
+    return instead(exchange.Exchange, "rebuild", lambda real, self, *given: values.rebuild(*given))
+
+
+@mutation(caught_by="containers")
+def what_is_exchanged_in_a_container_stays_there() -> Any:
+    return instead(exchange.Exchange, "put_back", lambda real, self: None)
+
+
+@mutation(caught_by="containers")
+def each_argument_gets_an_alias_of_its_own() -> Any:
+    def with_aliases(real: Any, value: Any, aliases: Any, *rest: Any) -> Any:
+        own = {key: (tensor, copies.alias_of(alias)) for key, (tensor, alias) in aliases.items()}
+        return real(value, own, *rest)
+
+    return instead(gradients, "_with_aliases", with_aliases)
+
+
+@mutation(caught_by="containers")
+def an_alias_has_the_strides_of_a_new_tensor() -> Any:
+    return everywhere(lambda tensor: tensor.view_as(tensor), "alias_of")
+
+
+@mutation(caught_by="containers")
+def what_a_call_writes_into_a_container_counts_as_given() -> Any:
+    def watch_output(real: Any, tap: Any, value: Any, call: Any, event: Any, _given: Any) -> Any:
+        return real(tap, value, call, event, gradients.given((call.args, dict(call.kwargs)), event))
+
+    return instead(gradients, "watch_output", watch_output)

@@ -18,8 +18,21 @@ from torch import Tensor, nn
 
 from tests.properties import arguments, layers, seams
 from tests.properties.arguments import Arguments
+from tests.properties.lending import Loan, settled, stuck_in, substituted, tensors_in
 from tests.properties.structures import at, copied, each, flat, picked, replaced, written
-from tests.properties.watches import Call, Frame, Gradients, Halt, NeverFired, Occurrence, Receiver, Spot, Tap, Watch
+from tests.properties.watches import (
+    Call,
+    Frame,
+    Gradients,
+    Halt,
+    NeverFired,
+    Occurrence,
+    Receiver,
+    SiteError,
+    Spot,
+    Tap,
+    Watch,
+)
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 
@@ -177,14 +190,23 @@ class Oracle:
     ) -> Any:
         """Let arguments pass, run or let something stand in for what is skipped, let the result pass."""
         call = self._new_call()
+        call.given = given.args, given.kwargs
         watches = self._concerned(here, counting=True)
         skips = [watch for watch, _ in watches if watch.kind == "skip"]
         for watch, number in watches:
             watch.fired += watch.kind == "skip"
             if watch.is_before and not (given.is_empty and watch.port.endswith("input")):
                 given.change(watch.port, lambda value, w=watch, n=number: self._pass(w, n, call, value))
-        output = stand_in(skips[-1].function(given.first(), 0)) if skips else run()
+                given.args, given.kwargs = substituted((given.args, given.kwargs), call.tapped)
+        loan = Loan(call.given, (given.args, given.kwargs))
+        call.entered = tensors_in((call.given, given.args, given.kwargs))
+        try:
+            output = stand_in(skips[-1].function(given.first(), 0)) if skips else run()
+        finally:
+            loan.bring_home()
+        output = loan.home(output)
         call.taps.clear()  # What was tapped as an argument may come out again, written to: that is another value.
+        call.tapped.clear()
         for watch, number in watches:
             if not watch.is_before and watch.kind != "skip":
                 try:
@@ -215,15 +237,26 @@ class Oracle:
 
     def _sources(self, value: Any) -> list[Any]:
         """Return whose parameters there are among the arguments of a function, each once."""
-        tensors = [leaf for leaf in flat(value) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(value)
         found = [source for tensor, source in self.followed if any(tensor is one for one in tensors)]
         return list(dict.fromkeys(found))
 
     def _pass(self, watch: Watch, number: int, call: Call, value: Any) -> Any:
         """Let a value pass a watch; return what goes on."""
-        part = at(value, watch.keys)
+        try:
+            part = at(value, watch.keys)
+        except KeyError:
+            watch.fired += 1
+            raise SiteError(watch.text) from None
+        if part is None and watch.indices:
+            watch.fired += 1
+            raise SiteError(watch.text)
+        if watch.is_gradient and watch.is_before:
+            return replaced(value, watch.keys, self._tapped(watch, number, call, part, []))
         if watch.is_gradient:
-            return replaced(value, watch.keys, self._tapped(watch, number, call, part))
+            stuck = stuck_in(value, call.given, call.entered)
+            tapped = replaced(value, watch.keys, self._tapped(watch, number, call, part, stuck))
+            return self._put_in_place(value, tapped, call)
         watch.fired += 1
         watch.fired_in_forward = True
         if watch.kind == "capture":
@@ -235,17 +268,27 @@ class Oracle:
             return value
         with self._suspension():
             new = watch.function(picked(part, watch.indices) if watch.indices else part, number)
-        return value if new is None else replaced(value, watch.keys, written(part, watch.indices, new))
+        return value if new is None else settled(value, replaced(value, watch.keys, written(part, watch.indices, new)))
+
+    def _put_in_place(self, value: Any, tapped: Any, call: Call) -> Any:
+        """Let the containers of an output hold what is tapped, and those of the arguments what the call has made."""
+        tapped = substituted(tapped, call.tapped)
+        loan = Loan(value, tapped)
+        loan.bring_home(restoring=False)
+        made = [(old, new) for old, new in call.tapped if not any(old is one for one in call.entered)]
+        Loan(call.given, substituted(call.given, made)).bring_home(restoring=False)
+        return loan.home(tapped)
 
     def _stop_if_complete(self, watch: Watch) -> None:
         if watch in self.stops and all(one.fired_in_forward for one in self.stops if one.acts):
             raise Halt
 
-    def _tapped(self, watch: Watch, number: int, call: Call, part: Any) -> Any:
-        """Return the part with a tap on every tensor that a gradient can reach."""
-        tensors = [leaf for leaf in flat(part) if isinstance(leaf, Tensor)]
+    def _tapped(self, watch: Watch, number: int, call: Call, part: Any, stuck: list[Tensor]) -> Any:
+        """Return the part with a tap on every tensor that a gradient can reach, but for those that are stuck."""
+        tensors = tensors_in(part)
+        free = [tensor for tensor in tensors if not any(tensor is one for one in stuck)]
         watch.fired += 1
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in free)):
             if watch.exact:
                 raise NeverFired(watch.text)
             watch.hopeless = len(watch.values)
@@ -257,7 +300,7 @@ class Oracle:
 
         def tap(tensor: Tensor) -> Tensor:
             receive = self._receiver(watch, number, call, structure, next(positions))
-            if not tensor.requires_grad:
+            if not tensor.requires_grad or not any(tensor is one for one in free):
                 return tensor
             tensor = next((tapped for original, tapped in own if original is tensor), tensor)
             for tapped, receivers in call.taps:
@@ -268,6 +311,7 @@ class Oracle:
             tapped = Tap.apply(tensor, receivers)
             self.followed += [(tapped, source) for source in self._sources(tensor)]
             call.taps.append((tapped, receivers))
+            call.tapped.append((tensor, tapped))
             own.append((tensor, tapped))
             return tapped
 

@@ -149,14 +149,16 @@ def _item(item: Any) -> str:
     return "..." if item is Ellipsis else str(item)
 
 
-def random_place(source: random.Random, survey: Survey, ports: tuple[str, ...], several: bool = True) -> Place:
-    """Draw a place of the model, mostly of a module that is called."""
+def random_place(
+    source: random.Random, survey: Survey, ports: tuple[str, ...], several: bool = True, among: tuple[str, ...] = ()
+) -> Place:
+    """Draw a place of the model, mostly of a module that is called, and of one of those `among` them if there are."""
     names = survey.names()
     called = [name for name, module in names.items() if Spot(module) in survey.calls]
     if source.random() < 0.02 and len(called) < len(names):
         dead = source.choice([name for name in names if name not in called])
         return Place("text", dead, (dead,), source.choice(ports))
-    name = source.choice(called)
+    name = source.choice(among or called)
     form, text, matched = ("text", name, (name,))
     if several and source.random() < 0.3:
         form, text, matched = _random_pattern(source, survey, name)

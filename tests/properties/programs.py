@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.properties.arguments import AS_WRITTEN
-from tests.properties.composites import Recursive
+from tests.properties.composites import Recursive, Root
 from tests.properties.members import random_member
+from tests.properties.memories import Keeper, Remembering, Stride, Twice, Writer
 from tests.properties.modules import SHAPE, Boom
 from tests.properties.places import Place, random_like, random_place
 from tests.properties.structures import at, each, flat, picked
@@ -21,6 +22,7 @@ from tests.properties.watches import Spot
 
 VALUES = ("output", "output", "input", "inputs")
 GRADIENTS = ("grad_output", "grad_output", "grad_input", "grad_inputs")
+ASKING = (Root, Writer, Remembering, Twice, Stride, Keeper)  # Where it matters which objects pass.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,18 +128,31 @@ WITH_CALL = ("numbered", "reenter")
 OF_TENSORS = ("double", "double", "write", "noise", "numbered", "reenter", "none", "same", "flip", "zero")
 OF_GRADIENTS = ("double", "numbered", "none", "flip", "zero")
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
-    "peak": lambda value: each(lambda tensor: tensor.double().max() if tensor.numel() else tensor, value),
-    "noisy": lambda value: each(lambda tensor: tensor.double() + torch.rand(()), value),
-    "overwrite": lambda value: each(lambda tensor: tensor.zero_() if tensor.is_floating_point() else tensor, value),
+    "peak": lambda value: _each(lambda tensor: tensor.double().max() if tensor.numel() else tensor, value),
+    "noisy": lambda value: _each(lambda tensor: tensor.double() + torch.rand(()), value),
+    "overwrite": lambda value: _each(lambda tensor: tensor.zero_() if tensor.is_floating_point() else tensor, value),
 }
+
+
+def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return "nothing" if value is None else each(function, value)  # Of a transform, None says to keep nothing.
 
 
 class Drawing:
     """Draws the actions of a program for one surveyed model, at places of these families besides modules."""
 
-    def __init__(self, source: random.Random, survey: Survey, gradients: bool, members: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        source: random.Random,
+        survey: Survey,
+        gradients: bool,
+        members: tuple[str, ...] = (),
+        containers: bool = False,
+    ) -> None:
         self.source, self.survey, self.gradients, self.members = source, survey, gradients, members
         self.modules = survey.names()
+        asking = {name: one for name, one in self.modules.items() if isinstance(one, ASKING) and containers}
+        self.asking = tuple(name for name, module in asking.items() if Spot(module) in survey.calls)
         self.captured: set[Any] = set()
         self.skipped: set[Spot] = set()
 
@@ -216,6 +231,8 @@ class Drawing:
     def _any_place(self, ports: tuple[str, ...], several: bool) -> Place:
         if self.members and self.source.random() < 0.85:
             return random_member(self.source, self.survey, ports, self._families(ports))
+        if self.asking and self.source.random() < 0.7:
+            return random_place(self.source, self.survey, (*ports, ports[-1]), several, self.asking)
         return random_place(self.source, self.survey, ports, several)
 
     def _families(self, ports: tuple[str, ...]) -> tuple[str, ...]:
@@ -230,6 +247,8 @@ class Drawing:
         unfit = self.survey.aliasing | self.survey.segmented
         if (changes or place.is_gradient) and not unfit.isdisjoint(called):
             return False
+        if changes and not self.survey.strided.isdisjoint(called):
+            return False  # Nobody says which strides a new value has.
         if place.is_gradient and not self._can_have_gradient(place, called):
             return False
         # Hookline refuses to change a gradient that comes in two parts, as where a changed result is written back.
@@ -284,7 +303,7 @@ class Drawing:
             place = self._place(("grad_output", "grad_input"), True, tensor=True)
             return Action("edit", (place,), self.source.choice(OF_GRADIENTS))
         if self.source.random() < 0.2:
-            return Action("edit", (self._place(VALUES, changes=True),), "whole")
+            return Action("edit", (self._place(VALUES, changes=True),), self.source.choice(("whole", "whole", "same")))
         function = "explode" if self.source.random() < 0.03 else self.source.choice(OF_TENSORS)
         place = self._place(VALUES, True, tensor=True)
         if function == "reenter" and not all(isinstance(spot.owner, nn.Module) for spot in place.spots(self.survey)):
@@ -297,7 +316,7 @@ class Drawing:
 
     def _skip(self) -> Action | None:
         unfit = self.survey.aliasing | self.survey.overwritten | self.skipped | self.survey.reentrant
-        unfit |= self.survey.segmented
+        unfit |= self.survey.segmented | self.survey.strided
         place = self._place_to_skip()
         if place is None or not unfit.isdisjoint(place.spots(self.survey)):
             return None

@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.properties.containers import KeyValues, State
 from tests.properties.modules import Pair, Result
+
+MUTABLE = (list, dict, Result, State, KeyValues)
+CONTAINERS = (tuple, *MUTABLE)
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
@@ -21,12 +25,14 @@ def parts(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, Result):
         return [("hidden", value.hidden), ("extra", value.extra), ("label", value.label)]
+    if isinstance(value, (State, KeyValues)):
+        return list(vars(value).items())
     return []
 
 
 def like(value: Any, items: list[Any]) -> Any:
     """Return a container like `value` that holds `items`."""
-    if isinstance(value, (Pair, Result)):
+    if isinstance(value, (Pair, Result, State, KeyValues)):
         return type(value)(*items)
     if isinstance(value, dict):
         return type(value)(zip(value, items, strict=True))
@@ -38,7 +44,7 @@ def each(function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], A
     if isinstance(value, Tensor):
         return function(value)
     inside = parts(value)
-    if not inside:
+    if not isinstance(value, CONTAINERS):
         return other(value)
     return like(value, [each(function, part, other) for _, part in inside])
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.properties import models
 from tests.properties.arguments import Arguments
 from tests.properties.layers import is_transparent
+from tests.properties.memories import Stride
 from tests.properties.oracle import Oracle, written_by
 from tests.properties.structures import copied, flat
 from tests.properties.watches import Occurrence, Spot
@@ -54,6 +55,7 @@ class Survey(Oracle):
         self.calls: dict[Spot, list[Seen]] = {}
         self.passing = 0
         self.aliasing = {Spot(module) for module in models.aliasing(model)}
+        self.strided = {Spot(module) for module in model.modules() if isinstance(module, Stride)}
         self.parametrized = any("parametrizations" in name for name, _ in model.named_modules())
         self.overwritten = {Spot(module) for module in models.overwritten(model)}
         # Torch refuses a reentrant segment in which nothing needs a gradient, but only in backward.

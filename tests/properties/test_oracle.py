@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.properties.composites import Recursive
+from tests.properties.memories import Twice, Writer
 from tests.properties.modules import SHAPE
 from tests.properties.oracle import Oracle
 from tests.properties.scripts import Script
@@ -124,3 +125,56 @@ def test_gradients_go_through_edits_and_are_seen_where_they_pass() -> None:
     ((first * 2) @ weight * 3).sum().backward()
     assert torch.allclose(model.W.grad, weight.grad)
     assert torch.allclose(all_of(gradient)[0], first.grad)
+
+
+def writer(how: str, what: str, beside: bool = True) -> Writer:
+    torch.manual_seed(0)
+    return Writer(("list", how, what, beside, False))
+
+
+def test_a_call_gets_another_part_in_a_list_and_the_caller_keeps_the_old_one_and_what_was_written() -> None:
+    model = writer("append", "new")
+    oracle = Oracle(model)
+    watch = watched(oracle, Spot(model), "inputs", kind="edit", function=lambda part, _: part * 2)
+    watch.keys = ("memory", 0)
+    held = x * 0.1
+    memory = [held]
+    output, returned = oracle.forward(model, "", x, memory)
+    assert returned is memory
+    assert memory[0] is held
+    assert_equal(memory[1:], [(x * 0.5 + held * 2 * 0.3) * 0.2])
+    assert torch.equal(output, (x * 0.5 + held * 2 * 0.3) * model.scale)
+
+
+def test_a_change_of_an_output_passes_a_copy_of_the_list_on() -> None:
+    model = writer("append", "returned")
+    oracle = Oracle(model)
+    watch = watched(oracle, Spot(model), kind="edit", function=lambda part, _: part * 2)
+    watch.keys = (1, 0)
+    memory = [x * 0.1]
+    _, returned = oracle.forward(model, "", x, memory)
+    assert returned is not memory
+    assert_equal(memory[:1], [x * 0.1])
+    assert_equal(returned[:1], [x * 0.1 * 2])
+
+
+def test_a_tensor_that_is_given_twice_has_one_gradient_and_stays_one() -> None:
+    model = Twice("positional")
+    oracle = Oracle(model)
+    gradient = watched(oracle, Spot(model), "grad_input")
+    given = x.clone().requires_grad_()
+    oracle.backward((oracle.forward(model, "", given, given) + given).sum(), retain=False)
+    assert torch.allclose(all_of(gradient)[0], torch.full(SHAPE, 0.7 + 0.4 + 0.2))
+
+
+def test_what_is_returned_and_written_into_a_list_has_one_gradient() -> None:
+    model = writer("append", "returned")
+    oracle = Oracle(model)
+    gradient = watched(oracle, Spot(model), "grad_output")
+    memory = [x * 0.1]
+    output, returned = oracle.forward(model, "", x.clone().requires_grad_(), memory)
+    assert returned is memory
+    assert output is memory[1]
+    oracle.backward((output * 2 + memory[1] * 3 + memory[0]).sum(), retain=False)
+    assert_equal([all_of(gradient)[0][0], all_of(gradient)[0][1][1]], [torch.full(SHAPE, 5.0)] * 2)
+    assert all_of(gradient)[0][1][0] is None

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.properties.containers import KeyValues
 from tests.properties.oracle import Oracle
 from tests.properties.places import Place, Point
 from tests.properties.programs import FUNCTIONS, TRANSFORMS, WITH_CALL, Action
-from tests.properties.structures import each
+from tests.properties.structures import CONTAINERS, each, parts
 from tests.properties.survey import Survey
 from tests.properties.under_hookline import short_names
-from tests.properties.watches import Gradients, NeverFired, Spot, Watch
+from tests.properties.watches import EditError, Gradients, NeverFired, Spot, Watch
 from tests.properties.worlds import Case, Run, value_of
 
 
@@ -200,7 +201,23 @@ def fitted(value: Any, part: Any) -> Any:
     """Return a patch's value in the shape of the part it replaces, never the tensor that the user holds."""
     if isinstance(value, Tensor):
         return value.expand(part.shape).clone()
-    return torch.full_like(part, value) if isinstance(part, Tensor) else each(torch.clone, value)
+    if isinstance(part, Tensor):
+        return torch.full_like(part, value)
+    refuse_another_structure(value, part)
+    return each(torch.clone, value)
+
+
+def refuse_another_structure(value: Any, part: Any) -> None:
+    """Raise unless a value has the parts of what it replaces; a plain object is not looked into."""
+    if isinstance(part, KeyValues):
+        return
+    held, there = dict(parts(value)), dict(parts(part))
+    if (isinstance(part, CONTAINERS) and held.keys() != there.keys()) or (
+        isinstance(part, Tensor) and not isinstance(value, Tensor)
+    ):
+        raise EditError
+    for key, one in there.items():
+        refuse_another_structure(held[key], one)
 
 
 def transformed(name: str | None, part: Any) -> Any:

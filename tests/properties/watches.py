@@ -21,6 +21,14 @@ class Halt(BaseException):
     passing: Any = None  # What a function that writes in place was about to give.
 
 
+class SiteError(Exception):
+    """A part was asked for that a value does not have."""
+
+
+class EditError(Exception):
+    """A value does not fit where another passes."""
+
+
 class NeverFired(Exception):
     """A gradient was asked for by name where none can be."""
 
@@ -108,6 +116,9 @@ class Call:
 
     stamp: int
     taps: list[tuple[Tensor, list[Receiver]]] = dataclasses.field(default_factory=list)
+    tapped: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)  # Each with its tap.
+    given: Any = ()  # What it was called with, in the caller's containers.
+    entered: list[Tensor] = dataclasses.field(default_factory=list)  # The tensors in that, before it ran.
 
 
 @dataclasses.dataclass

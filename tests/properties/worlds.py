@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
+from tests.properties.containers import KINDS, container, recall
 from tests.properties.models import Model
 from tests.properties.modules import SHAPE, Tripwire, blend
 from tests.properties.programs import Action, Program, chosen, patch_value
@@ -46,6 +47,10 @@ class Case:
         x = torch.randn(SHAPE, generator=generator, dtype=self.model.dtype).requires_grad_(self.input_needs_grad)
         if self.style == "keyword":
             return (), {"x": x, "scale": 0.5}
+        if self.style.startswith("memory"):
+            held = torch.randn(SHAPE, generator=generator, dtype=self.model.dtype).requires_grad_(self.input_needs_grad)
+            memory = container(KINDS[self.seed % len(KINDS)], *([held] if self.seed % 3 else []))
+            return ((), {"x": x, "memory": memory}) if "keyword" in self.style else ((x, None, memory), {})
         return ((x, torch.ones(4, dtype=x.dtype)), {}) if self.style == "bias" else ((x,), {})
 
 
@@ -132,12 +137,18 @@ class Run:
     def _run(self, number: int, call: Callable[..., Any]) -> None:
         args, kwargs = self.case.arguments(number)
         self.inputs.append(args[0] if args else kwargs["x"])
+        memory = args[2] if len(args) > 2 else kwargs.get("memory")
+        held = [] if memory is None else recall(memory)
+        self.inputs += held
         output = None
         try:
             output = call(*self._with_token(args), **kwargs)
             self.note(f"output of forward {len(self.outputs)}", copied(output))
         except (Exception, KeyboardInterrupt) as error:
             self.note(f"output of forward {len(self.outputs)}", type(error).__name__)
+        if memory is not None:
+            self.note("memory", copied(memory))
+            self.note("of that was there before", [any(one is old for old in held) for one in recall(memory)])
         self.outputs.append(output)
 
     def _with_token(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -94,13 +94,17 @@ def pass_through(
     if not watch.is_function and any([tap.is_inside for tap, _ in taps]):
         inside = [pair for pair in taps if pair[0].is_inside]
         taps = [pair for pair in taps if not pair[0].is_inside]
+    follows = False
     try:
         for tap, number in taps:
             if isinstance(tap.action, Skip):
                 skip = tap
                 tap.fired = True
-            elif tap.site.port not in ("output", "grad_output"):
+            elif tap.site.port == "grad_output":
+                follows = True
+            elif tap.site.port != "output":
                 passed = _pass_input(tap, _call(tap, watch, module, passed, number, event), event, watch)
+        given = gradients.given(passed, event) if follows else []  # Now: the call may write into containers.
         if skip is not None:
             output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]
         elif inside:
@@ -126,7 +130,8 @@ def pass_through(
                 continue
             output = act(tap, output, _call(tap, watch, module, passed, number, event), event)
         elif tap.site.port == "grad_output":
-            output = gradients.watch_output(tap, output, _call(tap, watch, module, passed, number, event), event)
+            call = _call(tap, watch, module, passed, number, event)
+            output = gradients.watch_output(tap, output, call, event, given)
     return output
 
 

@@ -44,12 +44,25 @@ class View(NamedTuple):
 _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 
-def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> Any:
-    """Follow the gradient of what a module returns, as it is seen from outside the module."""
-    given: Any = [*call.args, *call.kwargs.values()]
-    if any([type(one) is not Tensor for one in given]):
-        given = leaves(given)
-    fixed = () if isinstance(value, Tensor) else _fixed(value, event)
+def given(passed: arguments.Arguments, event: checkpoints.Event) -> list[Tensor]:
+    """Return the tensors among arguments, and those in whose place others are for this call."""
+    found: list[Any] = [*passed[0], *passed[1].values()]
+    if any([type(one) is not Tensor for one in found]):
+        found = leaves(found)
+    return found if event.exchanged is None else found + leaves(event.exchanged.replaced)
+
+
+def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event, given: list[Tensor]) -> Any:
+    """Follow the gradient of what a module returns, as it is seen from outside the module.
+
+    Args:
+        given: The tensors among its arguments before it ran.
+    """
+    came: dict[int, Any] = {}
+    fixed: set[int] = set()
+    if not isinstance(value, Tensor):
+        came = mutable_containers((call.args, dict(call.kwargs)))
+        fixed = _fixed(value, given, came, event)
 
     def alias(tensor: Tensor) -> Tensor | None:
         # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
@@ -63,16 +76,22 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event) -> 
         return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
     aliases = _watch(tap, value, call, event, alias)
-    return _with_aliases(value, aliases, event.exchange(tap.site.port)) if aliases else value
+    return _with_aliases(value, aliases, Exchange({**event.own, **came})) if aliases else value
 
 
-def _fixed(value: Any, event: checkpoints.Event) -> set[int]:
+def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: checkpoints.Event) -> set[int]:
     """Return the tensors of an output in whose place no alias can be put, by their ids.
 
-    They are in a list, a dict or an object that others may hold too, and would find another tensor in.
+    They are in a list, a dict or an object that others hold too, and would find another tensor in. A container that came
+    with the arguments gets an alias of what the call itself has written there.
     """
-    containers = [one for key, one in mutable_containers(value).items() if key not in event.own]
-    return {id(one) for each in containers for one in (held_by(each) or {}).values() if isinstance(one, Tensor)}
+    entered = {id(one) for one in given}
+    found: set[int] = set()
+    for key, container in mutable_containers(value).items():
+        if key not in event.own:
+            tensors = [one for one in (held_by(container) or {}).values() if isinstance(one, Tensor)]
+            found |= {id(one) for one in tensors if key not in came or id(one) in entered or one.is_leaf}
+    return found
 
 
 def watch_input(
