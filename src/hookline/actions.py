@@ -185,7 +185,7 @@ class Save:
         self, tensor: Tensor, is_part: bool, sources: list[Source], sent: dict[int, offload.Copy]
     ) -> Tensor:
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
-        moves = self.clone is None and not is_part and may_move(tensor)
+        moves = self.clone is None and not is_part and not self.keeps_own and may_move(tensor)
         source = tensor.detach() if self.detach else tensor
         if type(source) is not Tensor and not self.keeps_own:
             if is_cut(source):
