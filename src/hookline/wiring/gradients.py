@@ -82,8 +82,8 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event, giv
 def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: checkpoints.Event) -> set[int]:
     """Return the tensors of an output in whose place no alias can be put, by their ids.
 
-    They are in a list, a dict or an object that others hold too, and would find another tensor in. A container that came
-    with the arguments gets an alias of what the call itself has written there.
+    They are in a list, a dict or an object that others hold too. Only a container that came with the arguments gets an
+    alias, of what the call itself has written there.
     """
     entered = {id(one) for one in given}
     found: set[int] = set()
