@@ -82,7 +82,7 @@ def attached(model: nn.Module) -> Attached:
 
 
 def clear(model: nn.Module) -> int:
-    """Remove every hook of hookline from a model, whoever holds it, and return how many there were.
+    """Remove every hook of hookline from a model, no matter what code holds it, and return how many there were.
 
     It also removes what is left of a hook that an interrupt (Ctrl-C) stopped on its way on or off.
     """

@@ -180,7 +180,7 @@ class Known:
             is_plain = " at 0x" not in text and not isinstance(value, logging.Logger)
             yield text if is_plain else self._unknown(value)
         elif state and not home.startswith(("torch.distributed", "torch._dynamo")):
-            yield from (name + self.text(one) for name, one in sorted(state.items()) if name not in WHENCE)
+            yield from (name + self.text(one) for name, one in sorted(state.items()) if name not in ORIGIN_NAMES)
         elif not hasattr(value, "__dict__") and " at 0x" in repr(value):
             yield self._unknown(value)
         elif not state:
@@ -199,7 +199,7 @@ class Known:
 
 
 # Attributes that say where a model came from or is, not what it is.
-WHENCE = frozenset(
+ORIGIN_NAMES = frozenset(
     {"name_or_path", "_name_or_path", "_commit_hash", "transformers_version", "hf_device_map", "_is_hf_initialized"}
 )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.harvesting.checksums import checksum
-from hookline.harvesting.known import WHENCE, Known, hashed, kind, version
+from hookline.harvesting.known import ORIGIN_NAMES, Known, hashed, kind, version
 from hookline.tree import unwrap
 from hookline.wiring.watches import is_shadow
 
@@ -117,7 +117,7 @@ class ModelDigest:
             yield name, module._buffers.get(name)
         forward = vars(module).get("_old_forward", vars(module).get("forward"))
         for name, value in sorted({**vars(module), "forward": forward}.items()):
-            is_own = not name.startswith(_SHARDED) and name not in _OWN | WHENCE
+            is_own = not name.startswith(_SHARDED) and name not in _OWN | ORIGIN_NAMES
             if is_own and value is not None and not _is_of_wrapping(value, module):
                 yield name, value
 
@@ -196,7 +196,7 @@ def _joined(texts: list[str]) -> str:
 
 
 def _is_of_wrapping(value: Any, module: nn.Module) -> bool:
-    """Return whether an attribute belongs to whoever hooks, shards or moves the model."""
+    """Return whether an attribute belongs to code that hooks, shards or moves the model."""
     if isinstance(value, (int, float, str)):
         return False
     function = getattr(value, "func", value)  # accelerate's forward is a partial one.

@@ -226,7 +226,7 @@ class Harvest:
         return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free, len(live.first), is_sure)
 
     def status(self) -> Status:
-        """Return how far it has come, whoever works on it."""
+        """Return how far it has come, in all processes that work on it."""
         if MANIFEST not in self.place.names("") and not self.append:
             return Status(0, self.live.manifest.units, 0, 0)  # To ask begins nothing.
         place, manifest = self.live.begun()

@@ -65,7 +65,7 @@ def turns(
             yield unit
     chance = random.Random()  # Nobody else's numbers are drawn.
     while left := sorted(set(range(units)) - given - done()):
-        # From the end, where whoever has the share arrives last; each helper at another one.
+        # From the end, where the process that has the share arrives last; each helper at another one.
         unit = chance.choice(left) if lost() else left[-1 - rank % len(left)]
         given.add(unit)
         yield unit

@@ -90,7 +90,7 @@ def _that_travels(failure: Exception) -> Exception:
 
 
 class Samples:
-    """A map-style dataset. Batches are made inside a unit, the same each time, whoever asks."""
+    """A map-style dataset. Batches are made inside a unit, the same each time, in every process that asks."""
 
     def __init__(
         self,

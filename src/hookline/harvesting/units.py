@@ -33,7 +33,7 @@ _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)  # No fault o
 
 
 class Told:
-    """What is told of the work as it goes on; whoever wants to know replaces it."""
+    """What is told of the work as it goes on; code that wants to know replaces it."""
 
     def wrote(self, rows: int, nbytes: int) -> None:
         """So many rows are on disk."""
