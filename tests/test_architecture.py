@@ -105,6 +105,7 @@ ORDER = [
     "hooks",
     "verbs",
     "attached",
+    "holders",
     "surroundings",
     "trial",
     "scan",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib
+import sys
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -203,6 +206,57 @@ def in_a_class_attribute(_module: nn.Module, size: int) -> Tensor:
     return Rotary.shared
 
 
+def on_a_function(_module: nn.Module, size: int) -> Tensor:
+    if not hasattr(table, "made"):
+        table.made = table(size)  # type: ignore[attr-defined]
+    return table.made  # type: ignore[attr-defined,no-any-return]
+
+
+def on_a_class_of_torch(_module: nn.Module, size: int) -> Tensor:
+    if not hasattr(nn.Bilinear, "made"):
+        nn.Bilinear.made = table(size)  # type: ignore[assignment]
+    return nn.Bilinear.made  # type: ignore[return-value]
+
+
+def in_a_module_of_torch(_module: nn.Module, size: int) -> Tensor:
+    if not hasattr(torch, "made_in_a_test"):
+        torch.made_in_a_test = table(size)  # type: ignore[attr-defined]
+    return torch.made_in_a_test  # type: ignore[attr-defined,no-any-return]
+
+
+class Private:
+    """An object whose only slot has a name that Python changes."""
+
+    __slots__ = ("__made",)
+
+    def __call__(self, size: int) -> Tensor:
+        if not hasattr(self, "_Private__made"):
+            self.__made = table(size)
+        return self.__made
+
+
+PRIVATE = Private()
+
+
+def in_a_private_slot(_module: nn.Module, size: int) -> Tensor:
+    return PRIVATE(size)
+
+
+def in_a_context_variable(_module: nn.Module, size: int) -> Tensor:
+    if CONTEXT.get() is None:
+        CONTEXT.set(table(size))
+    found = CONTEXT.get()
+    assert found is not None
+    return found
+
+
+def in_a_new_entry_of_sys_modules(_module: nn.Module, size: int) -> Tensor:
+    module = sys.modules.setdefault("made_in_a_test", ModuleType("made_in_a_test"))
+    if not hasattr(module, "table"):
+        module.table = table(size)
+    return module.table  # type: ignore[no-any-return]
+
+
 def closed_over() -> Callable[[nn.Module, int], Tensor]:
     helper = Rotary()
     kept: Tensor | None = None
@@ -220,7 +274,8 @@ WAYS = [
     in_a_bounded_cache, in_an_unbounded_cache, in_a_dict, in_a_slot_of_a_dict, in_a_list, in_a_global_variable,
     in_one_place_with_a_flag_in_another, under_the_module, in_an_ordered_dict, on_an_object, in_slots,
     on_a_thread_local, in_a_cached_method, in_a_cached_property, in_a_callable_object, in_a_dict_of_a_class,
-    in_a_class_attribute, in_a_dict_of_its_own_kind, closed_over(),
+    in_a_class_attribute, in_a_dict_of_its_own_kind, closed_over(), on_a_function, on_a_class_of_torch,
+    in_a_module_of_torch, in_a_private_slot, in_a_context_variable, in_a_new_entry_of_sys_modules,
 ]  # fmt: skip
 
 
@@ -243,7 +298,7 @@ class Keeping(nn.Module):
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Nothing is kept from one test to the next, and no fake tensor at all."""
-    global LATEST, LATEST_SIZE, ROTARY, SLOTTED
+    global LATEST, LATEST_SIZE, ROTARY, SLOTTED, PRIVATE
     yield
     living = [one for one in gc.get_objects() if type(one) is FakeTensor]
     assert living == []
@@ -254,7 +309,11 @@ def forgotten() -> Iterator[None]:
     SLOTS["table"] = LATEST = Rotary.shared = HELPER.table = None
     LATEST_SIZE = HELPER.size = 0
     vars(LOCAL).clear()
-    ROTARY, SLOTTED = Rotary(), Slotted.__new__(Slotted)
+    ROTARY, SLOTTED, PRIVATE = Rotary(), Slotted.__new__(Slotted), Private()
+    for holder, name in ((table, "made"), (nn.Bilinear, "made"), (torch, "made_in_a_test")):
+        vars(holder).get(name) is None or delattr(holder, name)
+    sys.modules.pop("made_in_a_test", None)
+    CONTEXT.set(None)
     TOTAL.detach_().zero_()
 
 
@@ -380,13 +439,53 @@ def test_a_scan_under_autocast_and_in_inference_mode_is_no_cause_for_complaint()
 
 
 def test_a_place_that_cannot_be_put_back_is_named() -> None:
-    def in_a_context(_module: nn.Module, size: int) -> Tensor:
-        CONTEXT.set(table(size))
-        return table(size)
+    def tables() -> Iterator[Tensor]:
+        made = table(4)
+        while True:
+            yield made
 
-    with pytest.raises(hl.HooklineError, match=r"a tensor of a trial run is kept by .*once for real before hl.scan"):
-        hl.scan(Keeping(in_a_context), torch.ones(2, 4))
-    CONTEXT.set(None)
+    waiting = tables()
+    model = Keeping(lambda _module, _size: next(waiting))
+    with pytest.raises(hl.HooklineError, match=r"held by the generator .*tables, .*Build the model again, or restart"):
+        hl.scan(model, torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["imported in the run", "imported before"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import kept_late.tables as tables",
+        "from kept_late import tables",
+        "from .tables import MADE",
+        "from . import tables",
+    ],
+)
+def test_a_module_that_forward_imports_keeps_nothing_of_a_trial_run(
+    statement: str, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = "MADE" if "MADE" in statement else "tables.MADE"
+    package = tmp_path / "kept_late"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "tables.py").write_text("MADE = {}")
+    (package / "layers.py").write_text(
+        "import torch\n"
+        "def way(module, size):\n"
+        f"    {statement}\n"
+        f"    if size not in {made}:\n"
+        f"        {made}[size] = torch.arange(size) + 1.0\n"
+        f"    return {made}[size]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    if is_there:
+        importlib.import_module("kept_late.tables")
+    model, x = Keeping(importlib.import_module("kept_late.layers").way), torch.randn(2, 4)
+    try:
+        assert "kept_late.tables" in hl.scan(model, x).note
+        assert torch.equal(model(x), model.layer(x) * table(4))
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "kept_late"]:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", ["Beit", "Data2VecVision"])

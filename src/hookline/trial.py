@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from hookline.context import open_block, resting
 from hookline.copies import share_for_now
-from hookline.surroundings import Surroundings, is_same
+from hookline.holders import is_same
+from hookline.surroundings import Surroundings
 from hookline.tree import Names, unwrap
 from hookline.values import ATOMS, map_tensors
 from hookline.wiring.modules import attached
@@ -51,14 +53,14 @@ def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wat
 
     fakes, copies = OnFakes(), ForReal()
     try:
-        found = attempt(fakes)
+        found = copy_context().run(attempt, fakes)  # What the run sets in context variables ends with it.
     except Exception as error:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise
         why = _first_line(error)
     else:
         return found, "on fake tensors: nothing was computed" + _freed(around.free(fakes))
-    found = attempt(copies)
+    found = copy_context().run(attempt, copies)
     note = f"on a real run, since fake tensors don't suffice for this model: {why}"
     return found, note + _freed(around.free(copies))
 
@@ -100,7 +102,7 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
     """Return a function that gives a module back its attributes, and their contents at any depth.
 
-    Shadows of hooks are not among them: they may come, go and be made anew meanwhile.
+    Shadows of hooks are not among them: they may come, go and be made again in the run.
     """
     held = list(_containers(module.__dict__, seen))
     before = [_without_shadows(container) for container in held]
