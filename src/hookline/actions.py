@@ -126,7 +126,7 @@ class Save:
         if value.is_quantized or peek_interpreter_stack() is not None:
             return self.keep_part(value, False, call)
         if value.is_cuda:
-            if not moves or not _may_share_on_cuda(value):
+            if not _may_share_on_cuda(value) or not moves:  # The first refuses to keep what a graph records.
                 return copy_tensor(source)
             return Shared(share_on_any_device(source), source, version)  # Foreach functions write through it.
         if value.is_cpu:
@@ -382,7 +382,7 @@ def _spare(own: Tensor) -> Guarded:
 
 def _shared(source: Tensor, tensor: Tensor, moves: bool, sources: list[Source]) -> Tensor:
     """Copy a tensor on write, on CUDA too; what has to be checked on reading is added to the sources."""
-    if not source.is_cuda or not moves or not _may_share_on_cuda(tensor):
+    if not source.is_cuda or not _may_share_on_cuda(tensor) or not moves:
         return share_tensor(source, moves)
     kept = share_on_any_device(source)
     sources.append((source, source._version, kept))
