@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -59,12 +60,8 @@ def test_a_foreach_write_into_a_value_of_the_graph_is_told_or_does_not_reach_it(
     model, x = Overwrites(write).to(DEVICE), torch.randn(5, 4, device=DEVICE)
     with hl.capture(model, "first", detach=False) as acts:
         model(x)
-    try:
-        kept = acts["first"]
-    except hl.StaleValue as error:
-        assert "'first' was overwritten in place" in str(error)
-    else:
-        assert kept.equal(model.first(x))
+    with contextlib.suppress(hl.StaleValue):  # Where the copy shares its memory.
+        assert acts["first"].equal(model.first(x))
 
 
 def test_the_graphs_own_value_is_given_while_nobody_overwrote_it() -> None:
