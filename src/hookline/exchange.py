@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hookline.values import DEEPEST, USUAL, children, held_by, rebuild
@@ -61,13 +62,8 @@ class Exchange:
         return self.rebuild(old, merged) if before.keys() == parts.keys() else rebuild(new, merged)
 
     def _write(self, container: Any, key: Any, old: Any, new: Any) -> None:
-        me = get_ident()
-        if isinstance(old, Tensor) and old in _stands_for:
-            reference, thread = _stands_for[old]
-            before = reference() if thread != me else None  # Another thread's call has put it there for now.
-            old = old if before is None else before
-        if isinstance(new, Tensor) and isinstance(old, Tensor):
-            _stands_for[new] = weakref.ref(old), me
+        if isinstance(old, Tensor) and isinstance(new, Tensor) and not is_dynamo_compiling():  # Which can't trace it.
+            old = _note(old, new)
         self._written.append((container, key, old, new))  # Before it is there, for a Ctrl-C between the two.
         _set(container, key, new)
 
@@ -85,6 +81,17 @@ class Exchange:
                 if part is new and (isinstance(new, Tensor) or place is key or (type(place) is int and place == key)):
                     _set(container, place, old)
             self._written.pop()
+
+
+def _note(old: Tensor, new: Tensor) -> Tensor:
+    """Note for what a tensor is put into a container; return what has to be put back there."""
+    me = get_ident()
+    if old in _stands_for:
+        reference, thread = _stands_for[old]
+        before = reference() if thread != me else None  # Another thread's call has put it there for now.
+        old = old if before is None else before
+    _stands_for[new] = weakref.ref(old), me
+    return old
 
 
 # For each tensor that a call has put into a container: what was there before, and the thread of that call.
