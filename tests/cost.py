@@ -54,7 +54,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "find by pattern, one of two matches": (211, 10),
     'find by "*", two match': (619, 31),
     'find by "**", two match': (634, 26),
-    "a forward with any hooks": (404, 11),
+    "a forward with any hooks": (404, 12),
     "patch, for every frame above it": (13, 0),
     "a forward stopped early, over its part": (1953, 61),
     "a block with one capture": (2851, 58),

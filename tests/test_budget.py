@@ -264,7 +264,8 @@ class TestCounting:
             hooks.at("left").remove()
             hooks.cache._find("left").clear()
             model(x)
-            assert budget_of(hooks).held == (VALUE // 2 if options.get("clone") else VALUE)
+            # Of a small value that others hold, a copy is kept at once.
+            assert budget_of(hooks).held == (VALUE if options.get("clone") is False else VALUE // 2)
             hooks.remove()
 
     @pytest.mark.parametrize(

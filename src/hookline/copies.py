@@ -163,7 +163,10 @@ def _is_untouched(copy: Tensor, own: Tensor) -> bool:
         return False
     if address(copy) == address(own) != 0:
         return True
-    if type(own) not in (Tensor, nn.Parameter) or own.is_quantized or own.layout is not torch.strided or own.is_nested:
+    is_odd = (
+        own.is_quantized or own.layout is not torch.strided or own.is_nested or peek_interpreter_stack() is not None
+    )
+    if is_odd or type(own) not in (Tensor, nn.Parameter):
         return True  # Its memory can't be written to past torch's own functions.
     return torch.equal(copy, own) or torch.equal(copy.nan_to_num(), own.nan_to_num())
 

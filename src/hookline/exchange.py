@@ -59,7 +59,7 @@ class Exchange:
             return new
         inside = (*_inside, id(old))
         merged = {key: self.merge(part, before[key], inside) if key in before else part for key, part in parts.items()}
-        return self.rebuild(old, merged) if before.keys() == parts.keys() else rebuild(new, merged)
+        return self.rebuild(old, merged) if _same_keys(before, parts) else rebuild(new, merged)
 
     def _write(self, container: Any, key: Any, old: Any, new: Any) -> None:
         if isinstance(old, Tensor) and isinstance(new, Tensor) and not is_dynamo_compiling():  # Which can't trace it.
@@ -77,10 +77,18 @@ class Exchange:
         while self._written:
             container, key, old, new = self._written[-1]
             for place, part in (held_by(container) or {}).items():
-                # The module may have moved it, in a list. Keys may be tensors, which can't be compared.
-                if part is new and (isinstance(new, Tensor) or place is key or (type(place) is int and place == key)):
+                if part is new and (isinstance(new, Tensor) or _is_key(place, key)):  # A list may have moved it.
                     _set(container, place, old)
             self._written.pop()
+
+
+def _is_key(one: Any, other: Any) -> bool:
+    return one is other or (type(one) in (str, int) and one == other)  # Others may be tensors, which can't be compared.
+
+
+def _same_keys(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    """Return True if two containers have the same keys in the same order, in which keyword arguments are passed."""
+    return len(one) == len(other) and all(map(_is_key, one, other))
 
 
 def _note(old: Tensor, new: Tensor) -> Tensor:
