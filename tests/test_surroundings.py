@@ -501,3 +501,26 @@ def test_transformers_that_cache_their_position_index_are_sound_after_a_scan(nam
     assert "generate_relative_position_index" in hl.scan(model, x).note
     assert "generate_relative_position_index" in repr(hl.sites(model, run=(x,)))
     assert type(model(x).last_hidden_state) is Tensor
+
+
+def test_a_property_over_a_slot_is_no_place_to_put_something_back() -> None:
+    class Number:
+        __slots__ = ("value",)
+
+    class Constant(Number):
+        @property
+        def value(self) -> list[int]:  # type: ignore[override]
+            return [1]
+
+    global LATEST
+    constant = Constant()
+    LATEST = None
+
+    class Uses(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            global LATEST
+            LATEST = x * len(constant.value)
+            return LATEST
+
+    hl.scan(Uses(), torch.ones(2))
+    assert LATEST is None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -91,14 +92,14 @@ def _writers(kind: type) -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def slots(one: Any) -> list[str]:
-    """Return the names of the attributes of an object that are in `__slots__`."""
-    return [
+    """Return the names of the attributes of an object that are in `__slots__`, and that no property hides."""
+    names = [
         _mangled(base, name)
         for base in type(one).__mro__
         if (declared := vars(base).get("__slots__"))
         for name in ([declared] if isinstance(declared, str) else declared)
-        if name not in ("__dict__", "__weakref__")
     ]
+    return [name for name in names if type(inspect.getattr_static(type(one), name, None)) is MemberDescriptorType]
 
 
 def _mangled(owner: type, name: str) -> str:
