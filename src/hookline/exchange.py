@@ -139,7 +139,7 @@ def mutable_containers(value: Any) -> dict[int, Any]:
 def private_containers(value: Any) -> dict[int, Any]:
     """Return the containers of a value that nobody but the caller's one variable holds, by their ids."""
     found: dict[int, Any] = {}
-    if getrefcount(value) == _ALONE_IN_CALL:
+    if getrefcount(value) == _references_in_call():
         _add_private(value, found)
     return found
 
@@ -156,19 +156,25 @@ def _add_private(container: Any, found: dict[int, Any]) -> None:
             _add_private(part, found)
 
 
-def _calibrate() -> tuple[int, int]:
-    """Count the references to what one variable holds, in a call, and to what one container and a variable hold."""
+def _references_in_call() -> int:
+    """Count the references in a call to what one variable of its caller holds: under dynamo there is one more."""
+    held: list[Any] = []
+    return _count_references(held)
 
-    def count_in_call(value: Any) -> int:
-        return getrefcount(value)
 
+def _count_references(value: Any) -> int:
+    return getrefcount(value)
+
+
+def _references_in_container() -> int:
+    """Count the references to what one container and one variable hold."""
     outer: list[Any] = [[]]
     parts = held_by(outer) or {}
     part = parts.pop(0)
-    return count_in_call(outer), getrefcount(part)
+    return getrefcount(part)
 
 
-_ALONE_IN_CALL, _ALONE_IN_CONTAINER = _calibrate()
+_ALONE_IN_CONTAINER = _references_in_container()
 
 
 def _set(container: Any, key: Any, part: Any) -> None:
