@@ -92,7 +92,7 @@ def current_task() -> Any:
     return asyncio.current_task(loop) if asyncio is not None and loop is not None else None
 
 
-def share(one: nn.Module, other: nn.Module) -> bool:
+def overlap(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models are the same, or one is a part of the other."""
     if one is other:
         return True

@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
-from hookline.context import RESTING, Token, close_block, open_blocks, share
+from hookline.context import RESTING, Token, close_block, open_blocks, overlap
 from hookline.errors import HooklineError, NeverFired, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
@@ -47,7 +47,7 @@ class Block(Token):
     def is_on(self, model: nn.Module) -> bool:
         """Whether it is open on this model, on a part of it or on one that it is a part of."""
         own = self.model()
-        return bool(self.taps) and own is not None and share(own, model)
+        return bool(self.taps) and own is not None and overlap(own, model)
 
     def restore(self) -> None:
         """Give the taps back the state they had: those that acted already go on counting where they were."""
