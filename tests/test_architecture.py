@@ -30,6 +30,7 @@ ORDER = [
     "tables",
     "progress",
     "values",
+    "references",
     "exchange",
     "origins",
     "equality",

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hookline.references import references_in_call
 from hookline.values import DEEPEST, USUAL, children, held_by, rebuild
 
 
@@ -139,7 +140,7 @@ def mutable_containers(value: Any) -> dict[int, Any]:
 def private_containers(value: Any) -> dict[int, Any]:
     """Return the containers of a value that nobody but the caller's one variable holds, by their ids."""
     found: dict[int, Any] = {}
-    if getrefcount(value) == _references_in_call():
+    if getrefcount(value) == references_in_call():
         _add_private(value, found)
     return found
 
@@ -154,16 +155,6 @@ def _add_private(container: Any, found: dict[int, Any]) -> None:
         part = parts.pop(key)  # Now its container holds it, and this variable.
         if getrefcount(part) == _ALONE_IN_CONTAINER and not isinstance(part, Tensor):
             _add_private(part, found)
-
-
-def _references_in_call() -> int:
-    """Count the references in a call to what one variable of its caller holds: under dynamo there is one more."""
-    held: list[Any] = []
-    return _count_references(held)
-
-
-def _count_references(value: Any) -> int:
-    return getrefcount(value)
 
 
 def _references_in_container() -> int:

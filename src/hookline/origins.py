@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from hookline.references import references_in_call
 from hookline.values import ATOMS, attributes_of, held_by
 
 _is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
@@ -76,7 +77,7 @@ def is_copied_on_write(tensor: Tensor) -> bool:
 
 def is_private(tensor: Tensor) -> bool:
     """Return True if nobody but the caller's one variable holds a tensor and its memory. Never true without proof."""
-    if getrefcount(tensor) != _ALONE_IN_CALL or not is_result(tensor):
+    if getrefcount(tensor) != references_in_call() or not is_result(tensor):
         return False
     return tensor.untyped_storage().resizable()  # Memory that an array or a buffer owns is not.
 
@@ -151,26 +152,22 @@ def _memory_of_all(model: nn.Module, given: Any) -> set[int]:
     return found
 
 
-def _calibrate() -> tuple[int, int, int, int]:
+def _calibrate() -> tuple[int, int, int]:
     """Count the references to a tensor that one variable holds, and to the base of a view, as they are counted here."""
-
-    def count_in_call(tensor: Tensor) -> int:
-        return getrefcount(tensor)
-
     tensor = torch.empty(1, device="cpu")
     if type(tensor) is not Tensor:  # Imported under a mode that makes tensors of its own: then nothing is proved.
-        return -1, -1, -1, -1
+        return -1, -1, -1
     view = torch.empty(1, device="cpu").view(1)
     base = view._base
     holders = count_holders(tensor.untyped_storage()._cdata)
-    found = getrefcount(tensor), count_in_call(tensor), getrefcount(base), holders
+    found = getrefcount(tensor), getrefcount(base), holders
     capsule = torch._C._to_dlpack(tensor)
     is_seen = getrefcount(tensor) > found[0] or count_holders(tensor.untyped_storage()._cdata) > holders
     del capsule
-    return found if is_seen and holders else (-1, -1, -1, -1)
+    return found if is_seen and holders else (-1, -1, -1)
 
 
-ALONE, _ALONE_IN_CALL, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
+ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
 _SMALL = 1 << 20  # Bytes.
 _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # Among memory: there is more than was looked at.
