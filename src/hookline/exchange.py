@@ -94,16 +94,15 @@ def _same_keys(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
 
 def _note(old: Tensor, new: Tensor) -> Tensor:
     """Note for what a tensor is put into a container; return what has to be put back there."""
-    me = get_ident()
-    if old in _stands_for:
-        reference, thread = _stands_for[old]
-        before = reference() if thread != me else None  # Another thread's call has put it there for now.
-        old = old if before is None else before
-    _stands_for[new] = weakref.ref(old), me
+    first, thread = _stands_for.get(old, (None, 0))
+    before = first() if first else None
+    if thread != get_ident() and before is not None:  # Another thread's call has put it there for now.
+        old = before
+    _stands_for[new] = weakref.ref(old if before is None else before), get_ident()
     return old
 
 
-# For each tensor that a call has put into a container: what was there before, and the thread of that call.
+# For each tensor that a call has put into a container: what was there before any call, and the thread of that call.
 _stands_for: MutableMapping[Tensor, tuple[weakref.ref[Tensor], int]] = WeakIdKeyDictionary()
 
 

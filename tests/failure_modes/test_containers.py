@@ -439,6 +439,40 @@ def test_threads_that_pass_one_container_leave_it_as_it_was() -> None:
     assert given["a"] is held
 
 
+def test_a_thread_that_begins_while_two_hooks_of_another_act_puts_back_what_the_caller_had() -> None:
+    first_is_inside, second_is_inside, first_is_over = threading.Event(), threading.Event(), threading.Event()
+
+    class Reads(nn.Module):
+        def forward(self, memory: dict[str, Tensor]) -> Tensor:
+            if not first_is_inside.is_set():
+                first_is_inside.set()
+                assert second_is_inside.wait(60)
+            else:
+                second_is_inside.set()
+                assert first_is_over.wait(60)
+            return memory["a"] + 0
+
+    model, held = nn.ModuleDict({"reads": Reads()}), torch.ones(2, requires_grad=True) * 2
+    given = {"a": held}
+
+    def first() -> None:
+        with hl.capture(model, "reads:grad_inputs"), hl.patch(model, {'reads:inputs["memory"]["a"]': 3.0}):
+            model["reads"](given)
+
+    def second() -> None:
+        with hl.patch(model, {'reads:inputs["memory"]["a"]': 4.0}):
+            model["reads"](given)
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert first_is_inside.wait(60)
+    threads[1].start()
+    threads[0].join(60)
+    first_is_over.set()
+    threads[1].join(60)
+    assert given["a"] is held
+
+
 def test_a_container_is_as_it_was_after_a_ctrl_c_at_any_moment() -> None:
     class Reads(nn.Module):
         def forward(self, x: Tensor, memory: list[Tensor]) -> Tensor:
