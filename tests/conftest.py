@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookline import living
-from hookline.context import open_blocks
+from hookline.context import not_left, open_blocks
 
 
 def _hooked() -> list[str]:
@@ -23,7 +23,7 @@ def models_are_left_as_found() -> Iterator[None]:
     yield
     gc.collect() if _hooked() else None  # A Hooks that an exception's traceback still holds.
     left = _hooked()
-    still_open = open_blocks.get()
+    still_open = not_left()
     for one in living.ledgers():
         one.detach_all()
     open_blocks.set(frozenset())  # So that one failure stays one.

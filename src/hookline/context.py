@@ -7,6 +7,7 @@ hook's model rest, but for those of blocks that the function itself opens.
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,12 +27,36 @@ open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
 def open_block(token: object) -> None:
     """Open a block here."""
-    open_blocks.set(open_blocks.get() | {token})
+    open_blocks.set(not_left() | {token})
+
+
+def not_left() -> Blocks:
+    """Return what is open here, without the blocks that were left and could not be closed at that moment."""
+    return open_blocks.get().difference(_left)
 
 
 def close_block(token: object) -> None:
-    """Close a block; in any order, and also from another context than the one that opened it."""
-    open_blocks.set(open_blocks.get() - {token})
+    """Close a block; in any order, and also from another context than the one that opened it.
+
+    Not while Python collects garbage: before Python 3.12 a context variable that is set then may free memory in which
+    Python is just setting another, and Python crashes. Nothing acts in a block that was left, so its token may wait
+    until another block opens or closes here.
+    """
+    if _is_collecting:
+        _left.add(token)
+    else:
+        open_blocks.set(not_left() - {token})
+
+
+def _note_collection(phase: str, _info: dict[str, int]) -> None:
+    global _is_collecting
+    _is_collecting = phase == "start"
+
+
+_is_collecting = False
+_left = weakref.WeakSet[object]()
+if sys.version_info < (3, 12):
+    gc.callbacks.append(_note_collection)
 
 
 class Token:

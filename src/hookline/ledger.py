@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
-from hookline.context import RESTING, Token, close_block, open_blocks, overlap
+from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
 from hookline.errors import HooklineError, NeverFired, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
@@ -159,7 +159,7 @@ class Ledger:
             raise HooklineError(NO_HOOKS)
         self._refuse_second_thread(taps)
         block = Block(taps, self.session, renew)
-        here = open_blocks.get() | {block}
+        here = not_left() | {block}
         try:
             self.blocks.append(block)
             self._open(block, renew)

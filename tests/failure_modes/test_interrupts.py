@@ -24,7 +24,7 @@ from torch import Tensor, nn, overrides
 
 import hookline as hl
 from hookline import operands
-from hookline.context import open_blocks
+from hookline.context import not_left
 from tests.failure_modes.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
@@ -206,7 +206,7 @@ def damage(model: nn.Module, before: dict[str, Any]) -> str:
     """Say what is not as it was found."""
     now = state_of(model)
     found = [key for key in before | now if before.get(key) != now.get(key)]
-    found += ["a block is open"] if open_blocks.get() else []
+    found += ["a block is open"] if not_left() else []
     found += ["a mode is on"] if overrides._get_current_function_mode() is not None else []
     found += ["operands are in use"] if operands.in_use else []
     return ", ".join(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline.context import open_blocks
 from tests.failure_modes.parts import Returns
 from tests.models import GPT, mlp, tokens
 from tests.test_gradients import loss_of
@@ -323,3 +325,27 @@ def test_a_gradient_that_keeps_its_graph_is_not_held_by_its_own_hook(nested: boo
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on Python collects garbage between two instructions")
+def test_no_context_variable_is_set_while_python_collects_garbage() -> None:
+    def waits(model: nn.Module) -> Iterator[None]:
+        with hl.capture(model, "0"):
+            yield
+
+    def wait_in_a_cycle(model: nn.Module) -> None:
+        generator = waits(model)
+        next(generator)
+        cycle: list[object] = [generator]
+        cycle.append(cycle)
+
+    model = nn.Sequential(nn.Identity())
+    with hl.capture(model, "0") as outer:
+        wait_in_a_cycle(model)
+        before = open_blocks.get()
+        gc.collect()
+        assert open_blocks.get() is before
+        model(torch.ones(2))
+        assert outer["0"].sum() == 2
+    assert open_blocks.get() == frozenset()
+    assert not hl.attached(model)
