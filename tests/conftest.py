@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,10 @@ import torch
 
 from hookline import living
 from hookline.context import not_left, open_blocks
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _hooked() -> list[str]:
