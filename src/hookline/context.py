@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,21 +43,18 @@ def close_block(token: object) -> None:
     Python is just setting another, and Python crashes. Nothing acts in a block that was left, so its token may wait
     until another block opens or closes here.
     """
-    if _is_collecting:
+    if next(reversed(_phases)) == "start":
         _left.add(token)
     else:
         open_blocks.set(not_left() - {token})
 
 
-def _note_collection(phase: str, _info: dict[str, int]) -> None:
-    global _is_collecting
-    _is_collecting = phase == "start"
-
-
-_is_collecting = False
 _left = weakref.WeakSet[object]()
+# The last key is the phase that Python's garbage collector is in. A function in C moves it there: in one in Python a
+# Ctrl-C would be lost.
+_phases = OrderedDict.fromkeys(("start", "stop"))
 if sys.version_info < (3, 12):
-    gc.callbacks.append(_note_collection)
+    gc.callbacks.append(_phases.move_to_end)  # type: ignore[arg-type]  # A dict is given for `last`.
 
 
 class Token:
