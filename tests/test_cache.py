@@ -307,7 +307,7 @@ def test_two_caches_add_and_subtract_value_by_value() -> None:
     assert list(difference) == list(clean)
     torch.testing.assert_close(difference["h.1"], clean["h.1"] - other["h.1"])
     torch.testing.assert_close(difference["h.0:inputs"]["x"], torch.full_like(x, -1.0))
-    assert difference["h.0:inputs"]["scale"] == 0.5
+    assert difference["h.0:inputs"]["scale"] == 0.0
     torch.testing.assert_close((difference + other)["h.2"], clean["h.2"])
     torch.testing.assert_close((clean + dict(other))["h.2"], clean["h.2"] + other["h.2"])
 
@@ -328,10 +328,14 @@ def test_two_caches_add_and_subtract_value_by_value() -> None:
             "'a' is tuple of 1 in one cache and list of 2 in the other",
         ),
         ({"a": {"x": torch.ones(1)}}, {"a": {"y": torch.ones(1)}}, "'a' is dict of x"),
+        ({"a": "cat"}, {"a": "dog"}, "'a' is 'cat' in one cache and 'dog' in the other"),
+        ({"a": (None,)}, {"a": (3,)}, "'a' is None in one cache and 3 in the other"),
+        ({"a": True}, {"a": False}, "'a' is True in one cache and False in the other"),
+        ({"a": Repeats()}, {"a": Repeats()}, "'a' is Repeats in one cache and Repeats in the other; only tensors"),
     ],
 )
 def test_caches_that_differ_are_not_combined(one: dict[str, Any], other: dict[str, Any], message: str) -> None:
-    for combine in (hl.Cache.__add__, hl.Cache.__sub__):
+    for combine in (hl.Cache.__add__, hl.Cache.__sub__, hl.Cache.__mul__, hl.Cache.__truediv__):
         with pytest.raises(hl.HooklineError, match=message):
             combine(hl.Cache(one), hl.Cache(other))
 
@@ -344,6 +348,171 @@ def test_what_cannot_be_subtracted_is_named() -> None:
         mask - 3  # type: ignore[operator]
 
 
+def test_numbers_are_computed_with_and_what_both_have_in_common_stays() -> None:
+    one = hl.Cache({"loss": 3.0, "inputs": {"steps": 4, "name": "text", "mask": None, "causal": True}})
+    other = hl.Cache({"loss": 1.0, "inputs": {"steps": 1, "name": "text", "mask": None, "causal": True}})
+    assert (one - other)["loss"] == 2.0
+    assert (one - other)["inputs"] == {"steps": 3, "name": "text", "mask": None, "causal": True}
+    assert (one / other)["inputs"]["steps"] == 4.0
+    with pytest.raises(hl.EditError, match="'loss' has 3.0, which would be divided by 0"):
+        one / {**other, "loss": 0.0}
+
+
+def test_caches_multiply_divide_and_scale() -> None:
+    values = {"a": torch.tensor([2.0, 4.0]), "b": (torch.tensor([3]), {"name": "text", "mask": None})}
+    cache = hl.Cache(values)
+    assert (cache * cache)["a"].tolist() == [4.0, 16.0]
+    assert (cache / cache)["b"][0].tolist() == [1.0]
+    assert ((cache + cache) / 2 == cache.map(lambda value: value)) is False  # Whole numbers became floats.
+    assert ((cache + cache) / 2)["a"].equal(values["a"])
+    assert (0.5 * cache)["a"].equal((cache * 0.5)["a"])
+    assert (cache * 2)["b"] == (torch.tensor([6]), {"name": "text", "mask": None})
+    for wrong in (True, "2", [1]):
+        with pytest.raises(TypeError):
+            cache * wrong
+    with pytest.raises(hl.EditError, match="'mask' is bool .* can't be multiplied"):
+        hl.Cache({"mask": torch.tensor([True])}) * 2
+
+
+def test_two_caches_merge_and_the_right_one_wins_with_all_its_calls() -> None:
+    model = Repeats()
+    with hl.capture(model, "cell", keep="all") as acts:
+        model(torch.ones(1, 2))
+    left = hl.Cache({"a": 1.0, "cell": 2.0})
+    merged = left | acts
+    assert list(merged) == ["a", "cell"]
+    assert len(merged.calls("cell")) == 3
+    assert (acts | {"cell:output": 4.0}).calls("cell") == [4.0]
+    assert left.calls("cell") == [2.0]
+    with pytest.raises(TypeError):
+        left | 3  # type: ignore[operator]
+
+
+def test_values_are_paired_with_their_gradients() -> None:
+    model, x = GPT(), tokens()
+    with hl.capture(model, "h.*", "h.*:grad_output", "h.1:input", "h.1:grad_input", "head") as acts:
+        model(x).sum().backward()
+    values, gradients = acts.with_gradients()
+    assert list(values) == list(gradients) == ["h.0", "h.1:input", "h.1", "h.2"]
+    assert values["h.1:input"].equal(acts["h.1:input"])
+    assert (values * gradients)["h.2"].equal(acts["h.2"] * acts["h.2:grad_output"])
+    assert list(acts.select("h.0", "h.0:grad_output").with_gradients()[1]) == ["h.0"]
+    with pytest.raises(hl.NotCaptured, match="no value here has its gradient beside it; capture both"):
+        acts.select("head").with_gradients()
+
+
+def test_each_call_is_paired_with_its_own_gradient() -> None:
+    model = Repeats()
+    with hl.capture(model, "cell", "cell:grad_output", keep="all") as acts:
+        model(torch.ones(1, 2)).sum().backward()
+    _, gradients = acts.with_gradients()
+    last = torch.ones(1, 2)
+    expected = [last @ model.cell.weight @ model.cell.weight, last @ model.cell.weight, last]
+    for found, gradient in zip(gradients.calls("cell"), expected, strict=True):
+        torch.testing.assert_close(found, gradient)
+
+
+def test_what_can_not_be_paired_says_why() -> None:
+    model = mlp()
+    x = torch.ones(1, 4)
+    with hl.capture(model, "0", "0:grad_output") as acts:
+        output = model(x)
+        with pytest.raises(hl.NotCaptured, match=r"no gradient has reached '0:grad_output'.*backward\(\)"):
+            acts.with_gradients()
+        output.sum().backward()
+        assert list(acts.with_gradients()[0]) == ["0"]
+        model(x)
+        with pytest.raises(hl.HooklineError, match="the gradient at '0:grad_output' belongs to an earlier forward"):
+            acts.with_gradients()
+    with hl.capture(model, "0", "0:grad_output", keep="all") as acts:
+        model(x)
+        model(x).sum().backward()
+    with pytest.raises(hl.HooklineError, match="'0' has 2 values and 1 gradient"):
+        acts.with_gradients()
+
+
+def test_statistics_are_those_of_every_call() -> None:
+    model = nn.Sequential(nn.Identity())
+    with hl.capture(model, "0", keep="all") as acts:
+        model(torch.tensor([math.nan, 1.0]))
+        model(torch.tensor([2.0, 6.0]))
+    assert acts.stats()["0"].nan == 0.25
+    assert (acts.stats()["0"].mean, acts.stats()["0"].max) == (3.0, 6.0)
+    assert "<svg" in acts.stats()._repr_html_()
+
+
+def test_of_several_calls_the_one_to_stack_is_named() -> None:
+    model = Repeats()
+    with hl.capture(model, "cell", "cell:input", keep="all") as acts:
+        model(torch.ones(1, 2))
+    with pytest.raises(hl.HooklineError, match=r"'cell:input' has 3 calls here.*call=-1.* the latest"):
+        acts.stack()
+    assert acts.stack(call=-1)[0].equal(acts["cell"])
+    assert acts.stack("cell", call=0)[0].equal(acts.calls("cell")[0])
+    with pytest.raises(hl.NotCaptured, match="'cell' has 3 calls kept, and call=3 is not among them"):
+        acts.stack(call=3)
+
+
+def test_a_star_selects_what_each_call_has() -> None:
+    model = nn.Sequential(nn.Identity())
+    with hl.capture(model, "0", keep="all") as acts:
+        model(torch.tensor([[1.0, 2.0, 3.0]]))
+        model(torch.tensor([[4.0]]))
+    chosen = acts.select("0[:, *]")
+    assert {site: [value.item() for value in chosen.calls(site)] for site in chosen} == {
+        "0[:, 0]": [1.0, 4.0],
+        "0[:, 1]": [2.0],
+        "0[:, 2]": [3.0],
+    }
+
+
+def test_two_spellings_of_one_site_are_not_two_values() -> None:
+    with pytest.raises(hl.SiteError, match="'h.0' and 'h.0:output' are the same site; give one value"):
+        hl.Cache({"h.0": 1.0, "h.0:output": 2.0})
+
+
+@pytest.mark.parametrize("clone", [None, True, False])
+def test_a_function_that_writes_into_its_argument_leaves_the_mapped_cache_as_it_was(clone: bool | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    x = torch.ones(2, 4)
+    with torch.no_grad(), hl.capture(model, "0", ":inputs", clone=clone) as acts:
+        output = model(x)
+    before = output.clone()
+
+    def zero(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.zero_()
+        value["input"].zero_()
+        value.clear()
+        return value
+
+    zeros = acts.map(zero)
+    assert zeros["0"].count_nonzero() == 0
+    assert zeros[":inputs"] == {}
+    assert acts["0"].equal(before)
+    assert output.equal(before)
+    assert acts[":inputs"]["input"].equal(torch.ones(2, 4))
+    assert x.equal(torch.ones(2, 4))
+
+
+def test_a_large_value_that_a_function_only_reads_is_not_copied() -> None:
+    model = nn.Sequential(nn.Linear(512, 1024))
+    with torch.no_grad(), hl.capture(model, "0") as acts:
+        model(torch.ones(512, 512))
+    same = acts.map(lambda value: value)
+    assert torch._C._data_address(same["0"]) == torch._C._data_address(acts["0"])  # type: ignore[attr-defined]
+
+
+def test_a_function_gets_the_graphs_own_tensors_and_may_not_write_into_them() -> None:
+    model = mlp()
+    with hl.capture(model, "0", detach=False) as acts:
+        loss = model(torch.ones(1, 4)).sum()
+    gradients = acts.map(lambda value: torch.autograd.grad(loss, value)[0])
+    assert gradients["0"].shape == (1, 8)
+    with pytest.raises(hl.EditError, match="'0': the function wrote into this cache's own value.*return a new one"):
+        acts.map(lambda value: value.mul_(2))
+
+
 def test_a_cache_made_of_values_is_read_and_patched_with_like_any_other() -> None:
     model, x = GPT(), tokens()
     cache = hl.Cache({hl.Site.parse("h.0"): torch.zeros(2, 5, 8), "h.1[:,-1]": torch.ones(2, 8)})
@@ -354,6 +523,27 @@ def test_a_cache_made_of_values_is_read_and_patched_with_like_any_other() -> Non
     assert acts["h.1"][:, -1].equal(torch.ones(2, 8))
     with pytest.raises(hl.SiteError, match="wildcard"):
         hl.Cache({"h.*": 1})
+
+
+def test_a_cache_with_several_calls_is_not_put_into_every_call() -> None:
+    model, x = Repeats(), torch.ones(1, 2)
+    with hl.capture(model, "cell", "cell#0:input", keep="all") as acts:
+        output = model(x)
+    several = (
+        r"'cell' has 3 calls in this cache.*\{'cell': cache.calls\('cell'\)\[0\]\}; \{'cell#0': cache.*dict\(cache\)"
+    )
+    with pytest.raises(hl.EditError, match=several):
+        hl.patch(model, acts)
+    with pytest.raises(hl.EditError, match=several):
+        hl.run(model, x, patch=acts)
+    with pytest.raises(hl.EditError, match=several):
+        hl.skip(model, "cell", acts)
+    with pytest.raises(hl.EditError, match=several):
+        hl.sweep(model, acts, lambda: pytest.fail("the model ran before it was refused"))
+    each = {f"cell#{number}": value for number, value in enumerate(acts.calls("cell"))}
+    assert hl.run(model, torch.zeros(1, 2), patch=each).equal(output)
+    assert hl.run(model, torch.zeros(1, 2), patch=dict(acts.select("cell"))).equal(output)
+    assert hl.run(model, torch.zeros(1, 2), patch=acts.select("cell#0:input")).equal(output)
 
 
 def test_clearing_forgets_the_values_and_the_hooks_go_on() -> None:

@@ -55,7 +55,7 @@ def test_the_log_is_a_cache_with_one_call_for_each_step_that_was_kept(tmp_path):
     log = watch.log
     assert len(log.calls('2["rms"]')) == 3
     assert list(log.select('*["rms"]')) == ['0["rms"]', '1["rms"]', '2["rms"]']
-    assert log.select('*["gradient"]').stack().shape == (2,)
+    assert log.select('*["gradient"]').stack(call=-1).shape == (2,)
     log.save(tmp_path / "log.safetensors")
     again = hl.Cache.load(tmp_path / "log.safetensors")
     assert again.calls('["rms"]') == log.calls('["rms"]')

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookline import files, members
-from hookline.copies import address, copy_tensor
+from hookline.copies import address, copy_tensor, share_tensor, versions
 from hookline.display.pictured import Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
 from hookline.equality import same
@@ -22,9 +24,10 @@ from hookline.stats import Stats
 from hookline.tables import Table, Tabular, count
 from hookline.tree import Names
 from hookline.untrusted import brief
-from hookline.values import STAR, children, describe, expand, get, leaves, map_tensors, rebuild, shape_of
+from hookline.values import ATOMS, STAR, children, describe, expand, get, leaves, map_tensors, rebuild, shape_of
 
 Key = str | Site | nn.Module
+Operation = Callable[[Any, Any], Any]
 
 
 class Cache(Tabular, Pictured, Mapping[str, Any]):
@@ -46,8 +49,13 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         self._index: dict[Site, Record] = {}
         self._names: Names | None = None
         self._session = Session()
+        keys: dict[Site, Any] = {}
         for key, value in (values or {}).items():
-            self._keep(key if isinstance(key, Site) else Site.parse(key), [value])
+            site = key if isinstance(key, Site) else Site.parse(key)
+            if site in keys:
+                raise SiteError(f"{str(keys[site])!r} and {str(key)!r} are the same site; give one value for it")
+            keys[site] = key
+            self._keep(site, [value])
 
     def __getitem__(self, key: Key) -> Any:
         record = self._find(key)
@@ -110,27 +118,41 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         return result
 
     def map(self, function: Callable[[Any], Any]) -> Cache:
-        """Return a cache with `function(value)` in place of each value."""
+        """Return a cache with `function(value)` in place of each value, of every call; this one stays as it is."""
+        return self._map(lambda value, site: _called(function, value, site))
+
+    def _map(self, function: Callable[[Any, Site], Any]) -> Cache:
         result = self._like()
         for record in self._fired():
-            result._keep(record.site, [function(value) for value in record.each()])
+            result._keep(record.site, [function(value, record.site) for value in record.each()])
         return result
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
         """Return a cache on another device or in another dtype; integers and booleans keep their dtype."""
         if isinstance(target, torch.dtype):
-            return self.map(lambda value: map_tensors(lambda tensor: _cast(tensor, target), value))
-        return self.map(lambda value: map_tensors(lambda tensor: tensor.to(target), value))
+            return self._map(lambda value, _: map_tensors(lambda tensor: _cast(tensor, target), value))
+        return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(target), value))
 
-    def stack(self, *where: str | Site) -> Tensor:
-        """Return the latest values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
+    def stack(self, *where: str | Site, call: int | None = None) -> Tensor:
+        """Return the values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
 
         They come in the order of their names, so that values and gradients of the same layers stand beside each other.
+
+        Args:
+            call: Which call to take of sites with several, as an index of `calls()`.
         """
         chosen = self.select(*where) if where else self
-        values = {site: chosen[site] for site in sorted(chosen, key=_natural)}
-        if not values:
+        if not len(chosen):
             raise NotCaptured("nothing to stack: this cache is empty")
+        if call is None and (several := _with_several(chosen._fired())) is not None:
+            raise HooklineError(
+                f"'{several.site}' has {count(len(several.stamps()), 'call')} here, and one value of each site stacks: "
+                "stack(..., call=-1) takes the latest call, call=0 the first"
+            )
+        values = {
+            site: chosen[site] if call is None else one_call(site, chosen.calls(site), call)
+            for site in sorted(chosen, key=_natural)
+        }
         shapes = {site: describe(value) for site, value in values.items()}
         if len(set(shapes.values())) > 1 or not all(isinstance(value, Tensor) for value in values.values()):
             found = ", ".join(f"'{site}' is {shape}" for site, shape in shapes.items())
@@ -138,8 +160,17 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         return torch.stack(list(values.values()))
 
     def stats(self) -> Stats:
-        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table."""
-        return Stats((site, leaves(value)) for site, value in self.items())
+        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table.
+
+        All calls that were kept count.
+        """
+        return Stats((str(record.site), self._tensors(record)) for record in self._fired())
+
+    def _tensors(self, record: Record) -> Iterable[Tensor]:
+        """Return the tensors of all calls of a site: those of several one by one, as they may be on disk."""
+        if len(record.stamps()) == 1:
+            return leaves(self[record.site])
+        return (tensor for value in record.each() for tensor in leaves(value))
 
     def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
         chosen = self.select(*where) if where else self
@@ -170,11 +201,56 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             raise StoreError(f"{name} is damaged: it has two spellings of one site")
         return cache
 
+    def with_gradients(self) -> tuple[Cache, Cache]:
+        """Return values and their gradients as two caches with the same sites: `values * gradients` is an attribution.
+
+        They are of the sites captured with their gradient, as "h.0" and "h.0:grad_output", and both name it "h.0".
+        """
+        gradients = {
+            record.site._replace(port=record.site.port.removeprefix("grad_")): record
+            for record in self._all()
+            if record.site.is_gradient
+        }
+        found, theirs = self._like(), self._like()
+        for record in self._fired():
+            gradient = gradients.get(record.site)
+            if gradient is None:
+                continue
+            if not self._is_readable(gradient):
+                raise NotCaptured(self._why_empty(gradient))
+            _check_paired(record, gradient)
+            found._keep(record.site, record.unread())
+            theirs._keep(record.site, gradient.unread())
+        if not len(found):
+            raise NotCaptured(
+                "no value here has its gradient beside it; capture both, as in capture(model, 'h.*', 'h.*:grad_output')"
+            )
+        return found, theirs
+
     def __add__(self, other: Mapping[str, Any]) -> Cache:
-        return self._combine(other, torch.add)
+        return self._combine(other, operator.add)
 
     def __sub__(self, other: Mapping[str, Any]) -> Cache:
-        return self._combine(other, torch.sub)
+        return self._combine(other, operator.sub)
+
+    def __mul__(self, other: Any) -> Cache:
+        return self._scale(other, operator.mul) if _is_number(other) else self._combine(other, operator.mul)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Cache:
+        return self._scale(other, operator.truediv) if _is_number(other) else self._combine(other, operator.truediv)
+
+    def __or__(self, other: Mapping[Any, Any]) -> Cache:
+        """Return the sites of both; where both have one, the calls of the right side, as with dicts."""
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        right = other if isinstance(other, Cache) else Cache(other)
+        found = {record.site: record for cache in (self, right) for record in cache._fired()}
+        result = self._like()
+        for site, record in found.items():
+            result._keep(site, record.unread())
+        return result
 
     @property
     def _records(self) -> dict[Site, Record]:
@@ -298,7 +374,21 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
         return f"nothing has passed '{record.site}' yet: run the model first"
 
-    def _combine(self, other: Mapping[str, Any], operation: Callable[[Tensor, Tensor], Tensor]) -> Cache:
+    def _refuse_several_calls(self, *keys: Key) -> None:
+        """Raise if one of these sites, or of all, has several calls: a value put into a model goes into every call."""
+        record = _with_several(map(self._find, keys) if keys else self._fired())
+        if record is None:
+            return
+        site, calls = record.site, count(len(record.stamps()), "call")
+        text = str(site)
+        numbered = str(site._replace(call=0)) if site.call is None and not site.function else ""
+        one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's into the first call"
+        raise EditError(
+            f"'{site}' has {calls} in this cache, and a value that is put in goes into every call; choose one, as in "
+            f"{{{text!r}: cache.calls({text!r})[0]}}{one_each if numbered else ''}; dict(cache) has the latest of each"
+        )
+
+    def _combine(self, other: Mapping[str, Any], operation: Operation) -> Cache:
         if not isinstance(other, Mapping):
             return NotImplemented
         differ = sorted(set(self) ^ set(other))
@@ -315,6 +405,9 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             pairs = zip(ours, theirs, strict=True)
             result._keep(Site.parse(site), [_apply(operation, one, other_one, site) for one, other_one in pairs])
         return result
+
+    def _scale(self, number: Any, operation: Operation) -> Cache:
+        return self._map(lambda value, site: _scaled(operation, value, number, str(site)))
 
     def _table(self) -> Table:
         rows: list[tuple[object, ...]] = []
@@ -334,6 +427,11 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
         found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
         return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
+
+
+def _with_several(records: Iterable[Record]) -> Record | None:
+    """Return the first record that holds several calls."""
+    return next((record for record in records if len(record.stamps()) > 1), None)
 
 
 def _reason(record: Record) -> str:
@@ -380,9 +478,8 @@ def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
     if not rest:
         return {"": record.unread()}
     parts: dict[str, list[Any]] = {}
-    found = expand(record.peek(), rest)
     for value in record.each():
-        for subscripts in found:
+        for subscripts in expand(value, rest):  # Of each call: a later one may be shorter.
             part = map_tensors(copy_tensor, get(value, subscripts))
             parts.setdefault(write_subscripts(subscripts), []).append(part)
     return parts
@@ -392,14 +489,88 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
-def _apply(operation: Callable[[Tensor, Tensor], Tensor], one: Any, other: Any, site: str) -> Any:
+def _called(function: Callable[[Any], Any], value: Any, site: Site) -> Any:
+    """Call a user's function, which may write into its argument: the cache keeps its own."""
+    try:
+        lent = map_tensors(_lend, value)
+    except HooklineError:  # It can't be copied.
+        lent = value
+    before = versions(value)
+    result = function(lent)
+    if versions(value) != before:
+        raise EditError(
+            f"'{site}': the function wrote into this cache's own value, which is part of the graph (detach=False) or "
+            "can't be copied; let it return a new one"
+        )
+    return result
+
+
+def _lend(tensor: Tensor) -> Tensor:
+    """Copy a tensor, on write where that is right. One of the graph itself stays: autograd would not know a copy."""
+    return tensor if tensor.requires_grad else share_tensor(tensor)
+
+
+def _check_paired(value: Record, gradient: Record) -> None:
+    """Raise unless a site's values and gradients are those of the same calls."""
+    calls, gradients = value.stamps(), gradient.stamps()
+    if len(calls) != len(gradients):
+        found = f"{count(len(calls), 'value')} and {count(len(gradients), 'gradient')}"
+        raise HooklineError(f"'{value.site}' has {found}: which belong together can't be told; capture one backward()")
+    # A gradient is stamped with its backward pass and its call. Of a cache made from another one, calls are numbered.
+    if any(isinstance(stamp, tuple) and stamp[1] != call for call, stamp in zip(calls, gradients, strict=True)):
+        raise HooklineError(
+            f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
+            "each forward, or leave the block in between"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number) and not isinstance(value, bool)
+
+
+def _computed(operation: Operation, one: Any, other: Any, site: str) -> Any:
+    try:
+        return operation(one, other)
+    except ZeroDivisionError:
+        raise EditError(f"{site!r} has {describe(one)}, which would be divided by 0") from None
+
+
+def _scaled(operation: Operation, value: Any, number: Any, site: str) -> Any:
+    """Return a value with every tensor and number in it multiplied or divided; text, booleans and None stay."""
+    if _is_number(value) or (isinstance(value, Tensor) and value.dtype is not torch.bool):
+        return _computed(operation, value, number, site)
+    if isinstance(value, ATOMS):
+        return value
+    parts = children(value)
+    if parts is None:
+        raise EditError(f"{site!r} is {describe(value)}, which can't be multiplied; select(...) the other sites")
+    return rebuild(value, {key: _scaled(operation, part, number, site) for key, part in parts.items()})
+
+
+def _apply(operation: Operation, one: Any, other: Any, site: str) -> Any:
+    """Combine two values: tensors and numbers by the operation; what can't be computed with has to be the same."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or torch.bool in (one.dtype, other.dtype):
-            raise EditError(f"{site!r} is {describe(one)} in one cache and {describe(other)} in the other")
+            raise _unlike(one, other, site)
         return operation(one, other)
+    if _is_number(one) and _is_number(other):
+        return _computed(operation, one, other, site)
     parts, others = children(one), children(other)
-    if parts is None and others is None and type(one) is type(other) and not isinstance(one, Tensor):
+    if parts is None and others is None and not isinstance(one, Tensor) and _is_same(one, other):
         return one
     if parts is None or others is None or list(parts) != list(others):
-        raise EditError(f"{site!r} is {describe(one)} in one cache and {describe(other)} in the other")
+        raise _unlike(one, other, site)
     return rebuild(one, {key: _apply(operation, part, others[key], site) for key, part in parts.items()})
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return same(one, other)
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # An array, say.
+        return False
+
+
+def _unlike(one: Any, other: Any, site: str) -> EditError:
+    given, others = (repr(value[:40]) if isinstance(value, str) else describe(value) for value in (one, other))
+    kind = "" if given != others else "; only tensors of numbers and numbers add, subtract, multiply and divide"
+    return EditError(f"{site!r} is {given} in one cache and {others} in the other{kind}")

@@ -196,6 +196,8 @@ class Hooks(Tabular):
         """
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
+        if isinstance(values, Cache):
+            values._refuse_several_calls()
         model = self._model
         made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
         actions = zip(values, made, strict=True)
@@ -233,6 +235,7 @@ class Hooks(Tabular):
             refuse_skip(place.site)
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value), name))
+        value._refuse_several_calls(*(place.site for place in places))
         given = [(place, Skip(value[place.site])) for place in places]
         return self._add([tap for place, action in given for tap in self._make([place], action, name)])
 

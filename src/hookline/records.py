@@ -348,6 +348,12 @@ class Record:
             return [] if self.value is EMPTY else [self.value]
         return [value for _, value in self.calls]
 
+    def stamps(self) -> list[Any]:
+        """Return when each of the calls kept began, oldest first; a gradient's has its backward pass before that."""
+        if self.keep == 1:
+            return [] if self.value is EMPTY else [self.stamp]
+        return [stamp for stamp, _ in self.calls]
+
     def peek(self) -> Any:
         """Return the latest value as it is, overwritten or not."""
         return _look(self.value)

@@ -44,12 +44,14 @@ class Stats(Tabular, Mapping[str, Numbers]):
     5.0
     """
 
-    def __init__(self, tensors: Mapping[str, list[Tensor]] | Iterable[tuple[str, list[Tensor]]]) -> None:
+    def __init__(self, tensors: Mapping[str, Iterable[Tensor]] | Iterable[tuple[str, Iterable[Tensor]]]) -> None:
         pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
         self._numbers: dict[str, Numbers] = {}
         self._spread: dict[str, Histogram | None] = {}  # For a notebook.
         for site, found in pairs:
-            self._numbers[site], self._spread[site] = numbers(found), glimpse(found)
+            seen: list[Tensor] = []
+            self._numbers[site] = numbers(found) if isinstance(found, list) else numbers_of_pieces(_noted(found, seen))
+            self._spread[site] = glimpse(found if isinstance(found, list) else seen)
 
     @classmethod
     def of(cls, numbers: Mapping[str, Numbers]) -> Stats:
@@ -131,6 +133,14 @@ def glimpse(tensors: list[Tensor], bins: int = 24) -> Histogram | None:
     parts = [_some(tensor.detach()) for tensor in tensors[:MOST_PARTS] if _is_there(tensor)]
     found = histogram(parts, bins) if parts else None
     return found if found is not None and any(found.counts) else None
+
+
+def _noted(tensors: Iterable[Tensor], seen: list[Tensor]) -> Iterator[Tensor]:
+    """Return tensors one by one, and leave a few elements of the first ones in a list."""
+    for tensor in tensors:
+        if len(seen) < MOST_PARTS and _is_there(tensor):
+            seen.append(_some(tensor.detach()).clone())
+        yield tensor
 
 
 def _is_there(tensor: Tensor) -> bool:

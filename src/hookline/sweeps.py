@@ -124,6 +124,8 @@ class _Change:
             raise EditError(f"where= has the values to put in; with {several[0]}=, give its sites alone: list(where)")
         if len(several) > 1:
             raise EditError(f"a sweep makes one change: {' or '.join(f'{name}=' for name in several)}")
+        if isinstance(where, Cache):
+            where._refuse_several_calls()
         self.values = where if isinstance(where, Mapping) else None
         self.asked = list(where) if isinstance(where, Mapping) else [where]
         self.patch = 0.0 if patch is NOTHING else patch
