@@ -367,6 +367,11 @@ def test_wrong_samples_tokens_and_statistics_are_refused():
     values = {"h.0": torch.ones(2, 3, 4)}
     with pytest.raises(HooklineError, match="'h.0' has 2 samples: sample=2 is not among them"):
         plot(values, sample=2)
+    for kind in ("depth", "histogram", "dead"):
+        with pytest.raises(HooklineError, match=rf"sample=1 has no meaning for '{kind}'.*as in 'h.0\[1\]'"):
+            plot(values, kind, sample=1)
+    with pytest.raises(HooklineError, match="sample=50 has no meaning for 'units'"):
+        plot({"h.0": torch.ones(2, 8)}, sample=50)
     with pytest.raises(HooklineError, match="tokens= has 2 labels, but 'h.0' has 3 tokens"):
         plot(values, tokens=["a", "b"])
     with pytest.raises(HooklineError, match="tokens= has those of 1 samples"):

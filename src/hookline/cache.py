@@ -176,7 +176,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         chosen = self.select(*where) if where else self
         values = {site: chosen[site] if call is None else one_call(site, chosen.calls(site), call) for site in chosen}
         calls = max((record.count for record in chosen._fired()), default=1)
-        return Drawn(values, sample or 0, note_of(call, calls))
+        return Drawn(values, sample, note_of(call, calls))
 
     def clear(self) -> None:
         """Forget every value; the hooks that fill this cache go on."""

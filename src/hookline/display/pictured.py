@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Drawn(NamedTuple):
-    """Values to draw: by site, which sample of them is meant, and what is to be said of them."""
+    """Values to draw: by site, which sample of them is still to be chosen, and what is to be said of them."""
 
     values: dict[str, Any]
-    sample: int
+    sample: int | None
     note: str
 
 
@@ -72,7 +72,8 @@ class Pictured:
             statistic: What "layers", "depth" and "flow" show: "norm", "rms", "mean", "std", "min", "max", "abs",
                 "zeros", "nan" or "inf".
             tokens: The labels of tokens: those of the sample, or a list for each sample.
-            sample: Which sample the pictures of one show; the first.
+            sample: Which sample "maps", "attention", "tokens" and "layers" show, instead of the first. Of a store, any
+                kind draws the rows of one sample.
             call: Which call of a module that ran several times, as an index of `calls()`; the latest.
             most: How many channels or heads to draw at most.
             log: Whether a scale is logarithmic; without it, that depends on the values.

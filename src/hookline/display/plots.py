@@ -38,6 +38,8 @@ KINDS = {
     "dead": Kind(False, True, 1, "units"),
 }
 
+OF_A_SAMPLE = ("maps", "attention", "tokens", "layers")
+
 
 def plot(
     values: Mapping[str, Any],
@@ -46,7 +48,7 @@ def plot(
     ax: Axes | None = None,
     statistic: str = "norm",
     tokens: Any = None,
-    sample: int = 0,
+    sample: int | None = None,
     most: int = 64,
     log: bool | None = None,
     title: str | None = None,
@@ -65,11 +67,16 @@ def plot(
         raise HooklineError(f"most= is how many channels or heads to draw: at least 1, not {most}")
     many, left_out = _drawable(values)
     notes = " · ".join(filter(None, (note, left_out)))
-    options = Options(statistic, tokens, sample, most, log, title, notes, base, label)
+    options = Options(statistic, tokens, sample or 0, most, log, title, notes, base, label)
     if kind is not None:
         _check(kind, many)
     kind = kind or _suited(many)
     first = next(iter(many.values()))
+    if sample is not None and kind not in OF_A_SAMPLE:
+        raise HooklineError(
+            f"sample={sample} has no meaning for {kind!r}, which shows all samples; choose one with a subscript, as in "
+            f"{f'{first.name}[{sample}]'!r} where samples come first"
+        )
     drawn: Figure | Axes = _painter(kind, many)(many if _is_of_many(kind, many) else first, ax, options)
     return drawn if ax is not None else cast("Figure", drawn.figure)  # That of a figure is itself.
 

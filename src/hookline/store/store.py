@@ -147,10 +147,10 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
         if sample is not None:
             found = {name: self.rows(name, sample) for name in names}
             values = {name: rows if len(rows) == 1 else rows[None] for name, rows in found.items()}
-            return Drawn(values, 0, f"sample {sample}")
+            return Drawn(values, None, f"sample {sample}")
         values = {name: _evenly(self[name], _DRAWN[0] // len(names), _DRAWN[1]) for name in names}
         total, drawn = max(len(self[name]) for name in names), max(map(len, values.values()))
-        return Drawn(values, 0, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
+        return Drawn(values, None, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
 
     def _matching(self, where: str | Site) -> list[str]:
         """Return the names of the arrays that a site or a pattern means."""
