@@ -23,6 +23,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -467,7 +468,8 @@ def test_a_store_is_appended_to(to):
     hl.harvest(model, X, "0", to=to, batch_size=8)
     store = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)
     assert torch.equal(store["0"][:], torch.cat([expected(model, 1), expected(model, 1, more)]))
-    again = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)  # As after a crash: nothing is doubled.
+    with pytest.warns(hl.HooklineWarning, match="holds these data already, so append=True added nothing"):
+        again = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)  # As after a crash: nothing is doubled.
     assert again["0"].shape == (61, 8)
     assert store["0"].samples[:].tolist() == list(range(61))
 
@@ -708,11 +710,12 @@ def test_every_loader_that_shuffles_is_refused(options, to):
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
-        ({"batch_sampler": BatchSampler([5, 6, 7, 8], 2, False)}, [5, 6, 7, 8]),
+        ({"batch_sampler": [[0, 1], [2, 3, 4]]}, [0, 1, 2, 3, 4]),
         ({"sampler": SequentialSampler(range(10)), "batch_size": 4}, list(range(10))),
+        ({"sampler": range(9), "batch_size": 4}, list(range(9))),
         ({"batch_size": None}, []),
     ],
-    ids=["batch sampler", "sampler", "none"],
+    ids=["batches", "sampler", "range", "none"],
 )
 def test_a_loader_with_samples_of_its_own_choice_gives_those(options, numbers, to):
     model = net()
@@ -722,6 +725,34 @@ def test_a_loader_with_samples_of_its_own_choice_gives_those(options, numbers, t
             hl.harvest(model, loader, "0", to=to)
         return
     assert torch.allclose(hl.harvest(model, loader, "0", to=to)["0"][:], expected(model, 1)[numbers], atol=1e-6)
+
+
+class Backwards(Sampler):
+    def __iter__(self):
+        return iter([[49, 48], [47]])
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({"sampler": [5, 4, 3], "batch_size": 2}, [5, 4, 3]),
+        ({"batch_sampler": BatchSampler([5, 6, 7, 8], 2, False)}, [5, 6, 7, 8]),
+        ({"batch_sampler": [[0, 2], [1]]}, [0, 2, 1]),
+        ({"batch_sampler": Backwards()}, [49, 48, 47]),
+    ],
+    ids=["sampler", "batch sampler", "batches", "own class"],
+)
+def test_a_loader_with_an_order_of_its_own_says_what_the_numbers_of_samples_mean(options, numbers, to):
+    model = net()
+    loader = DataLoader(TensorDataset(X), **options)
+    with pytest.warns(
+        hl.HooklineWarning, match="numbered 0, 1, ... as they come.*harvest the dataset with batch_size="
+    ):
+        store = hl.harvest(model, loader, "0", to=to)
+    assert store["0"].samples[:].tolist() == list(range(len(numbers)))
+    assert torch.allclose(store["0"][:], expected(model, 1)[numbers], atol=1e-6)
+    meant = hl.harvest(model, lambda: iter(loader), "0", to=to.with_name("meant"))
+    assert torch.equal(meant["0"][:], store["0"][:])
 
 
 def scaled(value, by=1, *, plus=0):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hookline.errors import HooklineError, StoreError
+from hookline.errors import HooklineError, StoreError, warn
 from hookline.harvesting.progress import Progress
 from hookline.harvesting.ranks import ranks, turns
 from hookline.harvesting.replicas import run_together
@@ -33,6 +33,8 @@ def run(plan: Harvest) -> None:
     checked = functools.partial(_check, place, manifest)
     if units is not None and len(done) >= units and plan.live.together is None:
         plan.source.compare(manifest.plan["unit"], checked)
+        if plan.append and world == 1:  # One of several processes may come when the others have done everything.
+            warn(f"{str(plan.to)!r} holds these data already, so append=True added nothing; give other data to add")
         return
     try:
         with Progress(plan.source.samples, _samples(place, manifest, done), plan.progress) as progress:

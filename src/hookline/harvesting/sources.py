@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.harvesting.batches import Again, Batch, Batches
 from hookline.harvesting.samples import Columns, Samples
 
@@ -109,4 +109,28 @@ def _of_loader(
     if sort_by_length or collate is not None or batch_size is not None:
         raise HooklineError("a loader with batches of its own takes no batch_size, collate or sort_by_length; give its "
                             "dataset instead")  # fmt: skip
+    if not _counts_up(loader, sampler):
+        warn(
+            "the loader has an order of its own, so samples are numbered 0, 1, ... as they come, not by their place in "
+            "its dataset; harvest the dataset with batch_size= to number them by that, or give `lambda: iter(loader)` "
+            "if this is what you mean"
+        )
     return Batches(loader)
+
+
+def _counts_up(loader: DataLoader[Any], sampler: Any) -> bool:
+    """Return whether a loader is known to give samples 0, 1, 2, ... of its dataset, or has none with numbers."""
+    from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    batches = loader.batch_sampler
+    if isinstance(batches, Sequence):
+        order = [number for numbers in batches for number in numbers]
+    elif batches is None or type(batches) is BatchSampler:
+        if type(sampler) is SequentialSampler:
+            return True
+        order = list(sampler) if isinstance(sampler, Sequence) else []
+    else:
+        order = []  # To ask a sampler would use up random numbers, and it may answer otherwise the next time.
+    return bool(order) and order == list(range(len(order)))
