@@ -24,6 +24,9 @@ const LEFT = 58;
 const RIGHT = 14;
 const TOP = 10;
 const BOTTOM = 24;
+const LONGEST = 20; // Letters of a name along the axis.
+const LETTER = 6.6; // How wide one is.
+const GAP = 16;
 
 /** Lines of numbers over places; by mouse, or by the left and right arrow keys. */
 export function lineChart(options: LineChart): Element {
@@ -87,18 +90,19 @@ function decades(low: number, high: number): number[] {
   return ticks(10 ** low, 10 ** high, 4).filter((mark) => mark > 0);
 }
 
+/** Names along the axis, at even steps: as many as there is room for. */
 function placeNames(names: string[], x: (place: number) => number, width: number, height: number): Element[] {
-  const most = Math.max(2, Math.floor((width - LEFT - RIGHT) / 120));
-  const shown = Math.min(most, names.length);
-  const longest = Math.max(4, Math.min(20, Math.floor((width - LEFT - RIGHT) / shown / 6.6) - 1));
-  const places = Array.from({ length: shown }, (_, place) => Math.round((place * (names.length - 1)) / Math.max(1, shown - 1)));
-  return places.map((place, number) => {
-    const [first, last] = [number === 0, number === shown - 1 && shown > 1];
-    const anchor = first ? "start" : last ? "end" : "middle";
-    const at = x(place) + (first ? -4 : last ? 4 : 0);
-    const name = names[place]!;
-    const text = name.length > longest ? `…${name.slice(1 - longest)}` : name;
-    return drawn("text", { class: "tick name", x: at, y: height - 7, "text-anchor": anchor }, text);
+  const texts = names.map((name) => (name.length > LONGEST ? `…${name.slice(1 - LONGEST)}` : name));
+  const wide = LETTER * Math.max(...texts.map((text) => text.length));
+  const step = names.length > 1 ? x(1) - x(0) : width;
+  const every = Math.max(1, Math.ceil((wide + GAP) / step));
+  let free = 0; // Where the last name ends.
+  return texts.flatMap((text, place) => {
+    const half = (LETTER * text.length) / 2;
+    const at = Math.max(half, Math.min(x(place), width - half)); // The first and the last stay inside.
+    if (place % every || at - half < free) return [];
+    free = at + half + GAP / 2;
+    return [drawn("text", { class: "tick name", x: at, y: height - 7, "text-anchor": "middle" }, text)];
   });
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 import hookline
 from hookline.commands import explore as command
+from hookline.commands.explore import short_names
 from tests.commands.folder import refused, run, said, told
 from tests.harvest.words import of
 from tests.real_models import gpt2
@@ -64,6 +65,15 @@ def test_a_model_is_run_once_or_twice_with_gradients(folder, browser):
     assert page["tokens"] == [["the", "cat", "sat"]]
     said("explore", "mine:net", "--input", "batch.npy", "--to", "net.html", "--at", "blocks.*")
     assert [one["name"] for one in data_of("net.html")["sites"]] == ["blocks.0", "blocks.1"]
+
+
+def test_long_texts_are_cut_to_names_that_tell_the_runs_apart():
+    assert short_names("the cat sat", "the dog sat") == ["the cat sat", "the dog sat"]
+    assert short_names("cat " * 20, "dog") == ["cat cat cat cat cat cat cat cat…", "dog"]
+    same = "the cat sat on the mat and looked at the "
+    assert short_names(same + "moon", same + "mouse") == ["… moon", "… mouse"]
+    assert short_names(same + "moon", same + "moon and the stars") == ["… moon", "… moon and the stars"]
+    assert short_names(same + "moon", same + "moon") == ["the cat sat on the mat and look…"] * 2
 
 
 def test_a_file_that_is_no_page_is_not_overwritten(folder, browser):

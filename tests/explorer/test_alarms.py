@@ -89,6 +89,14 @@ def test_dead_units_of_many_layers_are_one_warning_at_the_worst(warnings_of):
     assert found["text"] == expected
 
 
+def test_a_share_that_is_the_same_everywhere_is_said_once(warnings_of):
+    values = {f"h.{layer}.act": torch.rand(4, 8, 8) + 0.1 for layer in range(3)}
+    for value in values.values():
+        value[..., :2] = 0
+    (found,) = warnings_of(values)
+    assert found["text"] == "3 sites, 'h.0.act' … 'h.2.act': 25 % of the units are zero wherever they were seen"
+
+
 def test_each_run_is_warned_of(warnings_of):
     good, bad = {"h.0": torch.randn(3, 4)}, {"h.0": torch.zeros(3, 4)}
     (found,) = warnings_of(good, against=bad)

@@ -45,6 +45,7 @@ hookline explore store/ --no-open
 hookline explore acts.html
 """
 _PAGES = (".html", ".htm")
+_LONGEST_NAME = 32
 
 
 def explore(
@@ -135,10 +136,30 @@ def run_page(
             against=None if other is None else other.run,
             loss=backward,
             tokens=first.tokens,
-            names=None if other is None else [wanted.name, second.name],
+            names=None if other is None else short_names(wanted.name, second.name),
             **options,
         )
     )
+
+
+def short_names(*names: str) -> list[str]:
+    """Return names for the runs of a page: texts are cut where they get long, and begin where they begin to differ.
+
+    >>> short_names("the cat sat", "the dog sat")
+    ['the cat sat', 'the dog sat']
+    >>> short_names("when Mary and John went to the store, John", "when Mary and John went to the store, Mary")
+    ['… John', '… Mary']
+    """
+    cut = [_cut(name) for name in names]
+    if len(set(cut)) < len(set(names)):
+        differ = (at for at, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
+        begin = names[0].rfind(" ", 0, next(differ, min(map(len, names))))  # Of the word in which they differ.
+        cut = [_cut(f"…{name[max(0, begin) :]}") for name in names]
+    return cut
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1].rstrip()}…"
 
 
 def file_page(

@@ -189,7 +189,7 @@ def _dead(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
     for members in _families(dead).values():
         shares = sorted((one.summary.dead or 0.0) for one in members)
         worst = max(members, key=lambda one: one.summary.dead or 0.0)
-        span = _percent(shares[-1]) if len(members) == 1 else f"{_percent(shares[0])} to {_percent(shares[-1])}"
+        span = " to ".join(dict.fromkeys((_percent(shares[0]), _percent(shares[-1]))))  # Once, if they read the same.
         level = "warning" if shares[-1] >= MANY_DEAD else "note"
         text = f"{_named(members)}: {span} of the units are zero wherever they were seen"
         yield _alarm(level, "dead", worst, run, text)

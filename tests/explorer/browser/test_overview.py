@@ -169,3 +169,38 @@ def test_a_narrow_window_has_the_list_above_and_nothing_beyond_its_edge(look, gp
         for chart in names:
             boxes = [text.bounding_box() for text in chart.locator("text.name").all()]
             assert all(one["x"] + one["width"] < other["x"] for one, other in pairwise(boxes))
+
+
+@pytest.mark.parametrize("width", [600, 900, 1440])
+def test_long_names_of_runs_and_pages_leave_the_header_in_the_window(look, tmp_path, width):
+    values = {f"h.{layer}": torch.randn(2, 4) for layer in range(3)}
+    names = [f"when {who} went to the store and gave a drink to all the others who were there" for who in ("she", "he")]
+    to, title = tmp_path / "long.html", "a title that is much too long for the header of a page, and goes on"
+    window = look(hl.explore(values, against=values, to=to, names=names, title=title), size=(width, 700))
+    assert window.page.evaluate("document.documentElement.scrollWidth") <= width
+    edges = window.page.eval_on_selector_all(".top > *", "all => all.map(one => one.getBoundingClientRect().right)")
+    assert max(edges) <= width
+    assert [name.strip() for name in window.texts(".runs > span")] == names
+    cut = window.page.locator(".runs > span").first
+    assert cut.get_attribute("title") == names[0]
+    assert cut.evaluate("one => one.querySelector('.cut').scrollWidth > one.querySelector('.cut').clientWidth")
+    assert window.page.locator(".top h1").get_attribute("title") == title
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "all_fit"), [("h", 12, 1440, True), ("blocks", 12, 900, False), ("h", 48, 1000, False)]
+)
+def test_names_along_the_depth_stand_at_even_steps_and_apart(look, tmp_path, name, layers, width, all_fit):
+    values = {f"{name}.{layer}": torch.randn(2, 4) for layer in range(layers)}
+    window = look(hl.explore(values, to=tmp_path / "deep.html"), size=(width, 800))
+    chart = window.page.locator(".line-chart").first
+    shown = [int(text.split(".")[-1]) for text in chart.locator("text.name").all_text_contents()]
+    steps = {after - before for before, after in pairwise(shown)}
+    assert len(shown) > 2
+    assert len(steps) == 1
+    assert (len(shown) == layers) == all_fit
+    boxes = [text.bounding_box() for text in chart.locator("text.name").all()]
+    assert all(before["x"] + before["width"] < after["x"] for before, after in pairwise(boxes))
+    frame = chart.bounding_box()
+    assert frame["x"] <= boxes[0]["x"]
+    assert boxes[-1]["x"] + boxes[-1]["width"] <= frame["x"] + frame["width"]
