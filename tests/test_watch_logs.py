@@ -17,9 +17,9 @@ from tests.models import mlp
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
-def train(model, steps, every=1, accumulate=1, optimizer=None, **options):
+def train(model, steps, *where, every=1, accumulate=1, optimizer=None, **options):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    with hl.watch(model, every=every, **options) as watch:
+    with hl.watch(model, *where, every=every, **options) as watch:
         for _ in range(steps):
             optimizer.zero_grad()
             for _ in range(accumulate):
@@ -28,16 +28,16 @@ def train(model, steps, every=1, accumulate=1, optimizer=None, **options):
     return watch
 
 
+def norm(tensors):
+    return math.sqrt(sum(tensor.square().sum().item() for tensor in tensors))
+
+
 def test_the_numbers_are_those_of_the_values_gradients_and_weights():
     model = mlp()
     before = [parameter.detach().clone() for parameter in model[0].parameters()]
     _, acts = hl.run(model, X, capture="*")
     log = train(model, 1).log
     after = list(model[0].parameters())
-
-    def norm(tensors):
-        return math.sqrt(sum(tensor.square().sum().item() for tensor in tensors))
-
     assert log['1["rms"]'].item() == pytest.approx(acts["1"].square().mean().sqrt().item())
     assert log['1["zeros"]'].item() == pytest.approx((acts["1"] == 0).float().mean().item())
     assert log['0["largest"]'].item() == pytest.approx(acts["0"].abs().max().item())
@@ -388,3 +388,66 @@ def test_statistics_of_a_training_without_an_optimizer_of_torch_are_missed_aloud
         with hl.watch(model, every=1):
             for _ in range(2):
                 model(torch.ones(1, 3)).sum().backward()
+
+
+class Blocks(nn.Module):
+    """Blocks without parameters of their own, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        for block in self.h:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_block_has_the_norms_of_all_parameters_in_it():
+    model = Blocks()
+    log = train(model, 1, "h.*", every=1).log
+    for layer, block in enumerate(model.h):
+        expected = norm(one.grad for one in block.parameters())
+        assert log[f'h.{layer}["gradient"]'].item() == pytest.approx(expected)
+        assert log[f'h.{layer}["weight"]'].item() == pytest.approx(norm(block.parameters()))
+        assert log[f'h.{layer}["update"]'].item() > 0
+    whole = train(model, 1, every=1).log
+    assert whole['["gradient"]'].item() == pytest.approx(norm(one.grad for one in model.parameters()))
+    assert whole['h.0.0["gradient"]'].item() == pytest.approx(norm(one.grad for one in model.h[0][0].parameters()))
+
+
+def test_what_is_ignored_is_in_no_norm_around_it():
+    model = Blocks()
+    log = train(model, 1, "", "h.*", every=1, ignore=["head", "h.0.2"]).log
+    kept = [one for block in model.h for one in block.parameters() if one not in {*model.h[0][2].parameters()}]
+    assert log['["weight"]'].item() == pytest.approx(norm(kept))
+    assert log['h.0["weight"]'].item() == pytest.approx(norm(model.h[0][0].parameters()))
+    assert log['h.1["weight"]'].item() == pytest.approx(norm(model.h[1].parameters()))
+
+
+def test_a_bad_gradient_inside_a_watched_block_is_found():
+    model = Blocks()
+    model.h[1][2].weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(hl.BadValue, match=r"'h.1.2.weight:param'"), hl.watch(model, "h.*"):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+def test_the_log_is_drawn_as_curves_over_steps():
+    pytest.importorskip("matplotlib")
+    log = train(Blocks(), 7, "h.*", every=3).log
+    figure = log.plot()
+    assert [ax.get_ylabel().partition(",")[0] for ax in figure.axes] == [
+        *("rms", "zeros", "largest", "gradient", "weight", "update")
+    ]
+    first = figure.axes[0].lines
+    assert [line.get_label() for line in first] == ["h.0", "h.1", "h.2"]
+    assert list(first[1].get_xdata()) == [0, 3, 6]
+    assert list(first[1].get_ydata()) == [value.item() for value in log.calls('h.1["rms"]')]
+    one = log.select('h.*["gradient"]').plot()
+    assert len(one.axes) == 1
+    assert one.axes[0].get_xlabel() == "step"
+    assert log.plot('h.1["rms"]', ax=one.axes[0]) is one.axes[0]
+    with pytest.raises(hl.HooklineError, match=r"rms, zeros.* don't go into one axes; choose one, as in"):
+        log.plot(ax=one.axes[0])
+    assert log.plot('h.*["rms"]', call=0).axes[0].get_xlabel() == 'layer h.*["rms"]'

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookline import files, members
 from hookline.copies import address, copy_tensor, share_tensor, versions
-from hookline.display.pictured import Drawn, Pictured, note_of, one_call
+from hookline.display.pictured import Curves, Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
 from hookline.equality import same
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean, warn
@@ -43,6 +43,8 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     >>> (cache - cache).stack("h.*").shape
     torch.Size([2, 2, 3])
     """
+
+    _along: tuple[str, Sequence[int]] | None = None  # What the calls of all sites are, as "step", and their numbers.
 
     def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
         self._asked: list[Record] = []
@@ -178,6 +180,14 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         calls = max((record.count for record in chosen._fired()), default=1)
         return Drawn(values, sample, note_of(call, calls))
 
+    def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
+        records = (self.select(*where) if where else self)._fired()
+        if not records or not all(len(record.stamps()) > 1 and _is_real(record.peek()) for record in records):
+            return None
+        values = {str(record.site): [float(value) for value in record.each()] for record in records}
+        along, numbers = self._along or ("call", range(max(map(len, values.values()))))
+        return Curves(values, along, numbers)
+
     def clear(self) -> None:
         """Forget every value; the hooks that fill this cache go on."""
         self._session.began, self._session.failed = self._session.forwards, 0
@@ -263,7 +273,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     def _like(self) -> Cache:
         """Return an empty cache that knows the same names."""
         result = Cache()
-        result._names = self._names
+        result._names, result._along = self._names, self._along
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -522,6 +532,13 @@ def _check_paired(value: Record, gradient: Record) -> None:
             f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
             "each forward, or leave the block in between"
         )
+
+
+def _is_real(value: Any) -> bool:
+    """Whether a value is one number that has a place on an axis."""
+    return isinstance(value, (int, float)) or (
+        isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() and not value.is_meta
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-from hookline.display.drawing import COLOURS, axes_for, entitle, label_x
+from hookline.display.drawing import COLOURS, Picture, axes_for, entitle, label_x
 from hookline.display.kinds import kind_of
 from hookline.display.labels import Depth, along_depth, depth_of, families, is_gradient
 from hookline.display.measures import FAR, POSITIVE, dead_share, extremes, measure, statistic_name
 from hookline.display.shown import Options, Shown, about, dense
 from hookline.errors import HooklineError
+from hookline.sites import Site
 
 _MARKS = {"vanishing": "v", "exploding": "^", "not finite": "X"}
 _MARK: dict[str, Any] = {"color": "black", "markerfacecolor": "#F0E442", "linestyle": "", "markersize": 7}
@@ -99,6 +100,41 @@ def dead(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
     return ax
 
 
+def curves(
+    many: Mapping[str, Sequence[float]], ax: Axes | None, along: str, numbers: Sequence[int], options: Options
+) -> Axes:
+    """Draw a number of each site over its calls; a panel for each quantity, as `["rms"]`, and a line for each site."""
+    panels: dict[str, list[Line]] = {}
+    for name, heights in many.items():
+        site = Site.parse(name)
+        quantity, place = site.index.strip('[]"'), str(site._replace(index="")) or '""'
+        line = Line(place, list(numbers[: len(heights)]), list(heights), site.is_gradient)
+        panels.setdefault(quantity, []).append(line)
+    if ax is not None and len(panels) > 1:
+        first = f'**["{next(iter(panels))}"]'
+        raise HooklineError(f"{', '.join(panels)} don't go into one axes; choose one, as in {first!r}")
+    axes = [ax] if ax is not None else _stacked(panels)
+    for one, (quantity, lines) in zip(axes, panels.items(), strict=True):
+        heights = [height for line in lines for height in line.heights]
+        log = _is_wide(heights) if options.log is None else options.log
+        _scale_y(one, quantity or "value", log, heights)
+        _draw(one, lines)
+        _mark(one, [(line, ["not finite" if math.isinf(height) else "" for height in line.heights]) for line in lines])
+        _legend(one)
+    axes[-1].set_xlabel(along)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    entitle(axes[0], options.title, f"{', '.join(filter(None, panels)) or 'values'} over {along}s", options.note)
+    return axes[0]
+
+
+def _stacked(panels: Mapping[str, Sequence[Line]]) -> list[Axes]:
+    """Return axes below each other, with room for the names of lines beside them."""
+    longest = max(len(line.label) for lines in panels.values() for line in lines)
+    beside = 0.6 + 0.07 * longest if max(map(len, panels.values())) > _MOST_INSIDE else 0.0
+    figure = Picture(figsize=(6.0 + beside, 1.0 + 2.4 * len(panels)), layout="compressed")
+    return list(figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
+
+
 def _lines(heights: Mapping[str, float], label: str) -> tuple[Depth, list[Line]]:
     """Return the axis of depth, and the lines over it: one for each family of names, or else one called `label`."""
     ordered = along_depth(heights)
@@ -124,13 +160,17 @@ def _axes(ax: Axes | None, places: Depth, names: Sequence[str]) -> Axes:
 
 def _scale(ax: Axes, places: Depth, label: str, log: bool, heights: Iterable[float]) -> None:
     """Make the axes ready: their scale, labels and grid."""
+    _scale_y(ax, label, log, heights)
+    label_x(ax, places.labels, places.title)
+
+
+def _scale_y(ax: Axes, label: str, log: bool, heights: Iterable[float]) -> None:
     if log:
         ax.set_yscale("log", nonpositive="mask")
         if not _is_wide(heights, 10 * _WIDE):  # Powers of ten alone would leave one label or none.
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             ax.yaxis.set_minor_formatter(NullFormatter())
-    label_x(ax, places.labels, places.title)
     ax.set_ylabel(label + (", log scale" if log else ""), parse_math=False)
     ax.grid(axis="y", color="#888888", alpha=0.3, linewidth=0.6)
     ax.set_axisbelow(True)

@@ -25,12 +25,24 @@ class Drawn(NamedTuple):
     note: str
 
 
+class Curves(NamedTuple):
+    """Numbers to draw over calls: by site, what the calls are, and their numbers."""
+
+    values: dict[str, list[float]]
+    along: str
+    numbers: Sequence[int]
+
+
 class Pictured:
     """Gives `plot` to what holds values by site, and has to say only which ones a place means."""
 
     def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
         """Return the values at some places, or all."""
         raise NotImplementedError
+
+    def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
+        """Return the values as curves, if each place has one number for each of several calls."""
+        return None
 
     @overload
     def plot(
@@ -63,6 +75,7 @@ class Pictured:
         """Draw the values at some places, or all: the picture that suits them, or the kind that is named.
 
         `acts.plot("h.*", tokens=words)` is a heat map of tokens and layers, `acts.plot("h.*", "flow")` gradient flow.
+        Single numbers of several calls, as `watch.log` has, are curves; a kind or `call=` draws those of one call.
 
         Args:
             where: A site or a pattern, with subscripts if need be (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
@@ -79,9 +92,12 @@ class Pictured:
             log: Whether a scale is logarithmic; without it, that depends on the values.
             title: Instead of the one that says what is drawn.
         """
-        from hookline.display.plots import plot
+        from hookline.display.plots import plot, plot_curves
 
         places = [] if where is None else [where] if isinstance(where, (str, Site)) else list(where)
+        curves = self._over_calls(places) if kind is None and call is None and sample is None else None
+        if curves is not None:
+            return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title)
         drawn = self._to_draw(places, call, sample)
         values = {**drawn.values, **self._gradients_of(drawn.values, call, sample)} if kind == "flow" else drawn.values
         return plot(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hookline.display.kinds import full_shape, kind_of
@@ -79,6 +79,16 @@ def plot(
         )
     drawn: Figure | Axes = _painter(kind, many)(many if _is_of_many(kind, many) else first, ax, options)
     return drawn if ax is not None else cast("Figure", drawn.figure)  # That of a figure is itself.
+
+
+def plot_curves(
+    values: Mapping[str, Sequence[float]], along: str, numbers: Sequence[int], *, ax: Axes | None, log: bool | None,
+    title: str | None,
+) -> Figure | Axes:  # fmt: skip
+    """Draw one number of each site over its calls, which have these numbers `along` something."""
+    _, _, lines = _painters()
+    drawn: Axes = lines.curves(values, ax, along, numbers, Options(log=log, title=title))
+    return drawn if ax is not None else cast("Figure", drawn.figure)
 
 
 def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, Shown], str]:
@@ -167,14 +177,7 @@ def _is_of_many(kind: str, many: Mapping[str, Shown]) -> bool:
 
 def _painter(kind: str, many: Mapping[str, Shown]) -> Callable[..., Any]:
     """Return the function that draws a kind of picture."""
-    try:
-        from hookline.display import lines, pictures, sheets
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("matplotlib", "numpy"):
-            raise
-        raise HooklineError("plots need matplotlib: pip install 'hookline[plot]'") from None
-    if kind in ("depth", "layers") and is_grid(many):
-        return sheets.grid
+    pictures, sheets, lines = _painters()
     many_of: dict[str, Callable[..., Any]] = {
         "attention": sheets.heads, "histogram": sheets.ridges, "layers": sheets.layers,
         "depth": lines.depth, "flow": lines.flow, "dead": lines.dead,
@@ -183,4 +186,17 @@ def _painter(kind: str, many: Mapping[str, Shown]) -> Callable[..., Any]:
         "maps": pictures.maps, "attention": pictures.attention, "tokens": pictures.tokens, "units": pictures.units,
         "histogram": pictures.histogram,
     }  # fmt: skip
+    if kind in ("depth", "layers") and is_grid(many):
+        many_of[kind] = sheets.grid
     return many_of[kind] if _is_of_many(kind, many) else one_of[kind]
+
+
+def _painters() -> tuple[Any, Any, Any]:
+    """Return the modules that draw, which need matplotlib."""
+    try:
+        from hookline.display import lines, pictures, sheets
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("matplotlib", "numpy"):
+            raise
+        raise HooklineError("plots need matplotlib: pip install 'hookline[plot]'") from None
+    return pictures, sheets, lines

@@ -17,7 +17,7 @@ from hookline.watching.targets import Target
 
 SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after a step.
 
-Parameters = dict[str, list[nn.Parameter]]  # Those that each module holds itself.
+Parameters = dict[str, list[nn.Parameter]]  # Those in each module, and in the modules inside it.
 
 
 class Row:
@@ -28,9 +28,10 @@ class Row:
         self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters, before optimizers step.
         self._values: list[tuple[str, int]] = []  # The site and the elements of each value, and three numbers of it:
         self._of_values: list[Tensor] = []  # norm, elements that are not zero, largest.
-        self._gradients: dict[str, list[Tensor]] = {}
-        self._weights: dict[str, list[Tensor]] = {}
-        self._updates: dict[str, list[Tensor]] = {}  # How far each parameter has moved, then how large it was.
+        self._gradients: dict[nn.Parameter, Tensor] = {}  # Norms. Each is read once, though it counts at many sites.
+        self._weights: dict[nn.Parameter, Tensor] = {}
+        self._moves: dict[nn.Parameter, Tensor] = {}  # How far each has moved, and how large it was before.
+        self._sizes: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def add(self, site: str, plain: Tensor) -> None:
@@ -39,67 +40,60 @@ class Row:
         self._of_values += (*_norms([plain]), plain.count_nonzero(), extreme(plain))
 
     @torch.no_grad()
-    def add_gradients(self, parameters: Parameters, scale: float, keep: bool) -> None:
+    def add_gradients(self, held: Iterable[nn.Parameter], scale: float, keep: bool) -> None:
         """Note the norms of the gradients that are there, in the place of earlier ones unless these are kept."""
-        found = {site: [one.grad for one in held if one.grad is not None] for site, held in parameters.items()}
-        kept = self._gradients if keep else {}
-        self._gradients = {**_by_site(found, 1 / scale), **kept}
+        found = {one: one.grad for one in held if one.grad is not None}
+        self._gradients = {**_norms_of(found, 1 / scale), **(self._gradients if keep else {})}
 
     @torch.no_grad()
-    def add_weights(self, parameters: Parameters) -> None:
+    def add_weights(self, held: Iterable[nn.Parameter]) -> None:
         """Note the norms of the parameters."""
-        self._weights = _by_site({site: list[Tensor](held) for site, held in parameters.items()})
+        self._weights = _norms_of({one: one for one in held})
 
     def sample(self, held: Iterable[nn.Parameter]) -> None:
         """Note what parameters are before the first optimizer that steps."""
         self._before = {one: sample(one) for one in held if one not in self._before} | self._before
 
     @torch.no_grad()
-    def add_updates(self, parameters: Parameters) -> None:
+    def add_updates(self, held: Iterable[nn.Parameter]) -> None:
         """Note how far the parameters of which samples were taken have moved, and how large they were."""
-        before = self._before
-        pairs = {
-            site: [(sample(one), before[one]) for one in held if one in before] for site, held in parameters.items()
-        }
-        moved = _by_site({site: [new - old for new, old in found] for site, found in pairs.items()})
-        large = _by_site({site: [old for _, old in found] for site, found in pairs.items()})
-        self._updates = {site: [*norms, *large[site]] for site, norms in moved.items()}
+        before = {one: self._before[one] for one in held if one in self._before}
+        self._moves = _norms_of({one: sample(one) - old for one, old in before.items()})
+        self._sizes = _norms_of(before)
 
-    def read(self) -> dict[str, dict[str, float]]:
+    def read(self, parameters: Parameters) -> dict[str, dict[str, float]]:
         """Wait for the devices, once for each; return {quantity: {site: number}}."""
-        held = (self._gradients, self._weights, self._updates)
-        numbers = iter(_read([*self._of_values, *(one for found in held for norms in found.values() for one in norms)]))
+        held = (self._gradients, self._weights, self._moves, self._sizes)
+        numbers = iter(_read([*self._of_values, *(norm for norms in held for norm in norms.values())]))
         sums: dict[str, list[float]] = {}
         for site, count in self._values:
             norm, others, largest = next(numbers), next(numbers), next(numbers)
             before = sums.get(site, [0.0, 0.0, 0.0, 0.0])
             sums[site] = [before[0] + norm**2, before[1] + others, max(before[2], largest), before[3] + count]
-        gradients, weights, updates = (
-            {site: [next(numbers) for _ in norms] for site, norms in found.items()} for found in held
+        gradients, weights, moves, sizes = (
+            _together({one: next(numbers) for one in norms}, parameters) for norms in held
         )
         read = {
             "rms": {site: math.sqrt(squares / count) for site, (squares, _, _, count) in sums.items()},
             "zeros": {site: 1 - others / count for site, (_, others, _, count) in sums.items()},
             "largest": {site: largest for site, (_, _, largest, _) in sums.items()},
-            "gradient": {site: math.hypot(*norms) for site, norms in gradients.items()},
-            "weight": {site: math.hypot(*norms) for site, norms in weights.items()},
-            "update": {site: share for site, norms in updates.items() if (share := _share(norms)) is not None},
+            "gradient": gradients,
+            "weight": weights,
+            "update": {site: moves[site] / size for site, size in sizes.items() if size},  # All zeros have no share.
         }
         return {quantity: found for quantity, found in read.items() if found}
 
 
-def _share(norms: list[float]) -> float | None:
-    """Return how far a layer has moved as a share of its size; one that is all zeros has none."""
-    half = len(norms) // 2
-    size = math.hypot(*norms[half:])
-    return math.hypot(*norms[:half]) / size if size else None
+def _together(norms: Mapping[nn.Parameter, float], parameters: Parameters) -> dict[str, float]:
+    """Return the norm of all parameters at each site together, where there are any."""
+    found = {site: [norms[one] for one in held if one in norms] for site, held in parameters.items()}
+    return {site: math.hypot(*some) for site, some in found.items() if some}
 
 
-def _by_site(found: Mapping[str, list[Tensor]], factor: float = 1.0) -> dict[str, list[Tensor]]:
-    """Return the norms of tensors in the same order, without those that have no numbers."""
-    plain = {site: [one for tensor in held if (one := numbers_in(tensor)) is not None] for site, held in found.items()}
-    norms = iter(_norms([one for held in plain.values() for one in held], factor))
-    return {site: [next(norms) for _ in held] for site, held in plain.items() if held}
+def _norms_of(found: Mapping[nn.Parameter, Tensor], factor: float = 1.0) -> dict[nn.Parameter, Tensor]:
+    """Return the norm of a tensor for each parameter, without those that have no numbers."""
+    plain = {one: numbers for one, tensor in found.items() if (numbers := numbers_in(tensor)) is not None}
+    return dict(zip(plain, _norms(list(plain.values()), factor), strict=True))
 
 
 def _norms(tensors: list[Tensor], factor: float = 1.0) -> list[Tensor]:
@@ -144,6 +138,7 @@ class Log:
     def cache(self) -> Cache:
         """Return all numbers as a cache: `h.0["rms"]`, one call for each row."""
         cache = Cache()
+        cache._along = "step", list(self.steps)
         for site, numbers in self._numbers.items():
             cache._keep(site, list(torch.tensor(numbers, dtype=torch.float64).unbind()))
         return cache
@@ -180,9 +175,10 @@ class Statistics:
         row, self._closing = self._closing, None
         if row is None:
             return
-        row.add_weights(self._parameters)
-        row.add_updates(self._parameters)
-        numbers = self.log.add(row.step, row.read())
+        held = list(dict.fromkeys(one for held in self._parameters.values() for one in held))
+        row.add_weights(held)
+        row.add_updates(held)
+        numbers = self.log.add(row.step, row.read(self._parameters))
         for target in self.targets:
             target.write(row.step, numbers)
 

@@ -48,15 +48,17 @@ def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) 
     return kept
 
 
-def parameters_of(places: list[Found]) -> Parameters:
-    """Return the parameters that each watched module holds itself; one that is tied, once."""
+def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -> Parameters:
+    """Return the parameters in each watched module, those of modules inside it too, but for what is ignored."""
+    modules = [place.module for place in places]
+    ignored = [place.module for place in find(model, (ignore,))] if ignore is not None else []
+    watched = {id(one) for module in modules for one in module.parameters(recurse=False)}
+    left_out = {id(one) for module in ignored for one in module.parameters()} - watched
     found: Parameters = {}
-    seen = set[int]()
     for place in places:
-        own = [one for one in place.module.parameters(recurse=False) if id(one) not in seen]
-        seen |= {id(one) for one in own}
-        if own and not place.site.member:
-            found.setdefault(place.site.path, []).extend(own)
+        held = [one for one in place.module.parameters() if id(one) not in left_out]
+        if held and not place.site.member:
+            found[place.site.path] = held
     return found
 
 

@@ -60,8 +60,8 @@ class Watcher:
         self._hooks = brief(model)
         self._places = places_of(model, where, ignore)
         self._checks: list[Check] = []
-        self._parameters = parameters_of(self._places)
-        self._backwards = [one for held in reversed(list(self._parameters.values())) for one in reversed(held)]
+        self._parameters = parameters_of(model, self._places, ignore)
+        self._backwards = list(dict.fromkeys(one for held in self._parameters.values() for one in held))[::-1]
         self.flags = Flags()
         self.steps_taken = Steps(self._inner, optimizers, self._before_step, self._after_step)
         self.statistics = Statistics(every, self._parameters)
@@ -333,7 +333,7 @@ class Watcher:
         found = [(one, gradient) for one in chosen if (gradient := one.grad) is not None]
         scale = self.scale()
         if self.statistics.row is not None:
-            self.statistics.row.add_gradients(self._parameters, scale, keep=held is not None)
+            self.statistics.row.add_gradients(self._backwards, scale, keep=held is not None)
         if not self.backward:
             return
         for parameter, plain in suspects(found, self.rule, scale, self.waits):
