@@ -149,7 +149,21 @@ def test_a_foreach_function_that_writes_through_is_told_when_the_value_is_read(w
             model(x)
         with hl.capture(model, "first", clone=True) as copied:
             model(x)
-    with pytest.raises(hl.StaleValue, match="'first' was overwritten in place .* clone=True"):
+    with pytest.raises(hl.StaleValue, match="'first' may have been overwritten .* foreach function.* clone=True"):
+        acts["first"]
+    assert torch.equal(copied["first"], expected)
+
+
+@pytest.mark.parametrize("count", [lambda y: y.copy_(y), lambda y: y.t_().t_()], ids=["copy_", "t_"])
+def test_a_write_that_changes_nothing_is_not_called_an_overwrite(count: Callable[[Tensor], object]) -> None:
+    model, x = Overwrites(count).to(DEVICE), torch.randn(5, 8, device=DEVICE)
+    with torch.no_grad():
+        expected = model.first(x)
+        with hl.capture(model, "first") as acts:
+            model(x)
+        with hl.capture(model, "first", clone=True) as copied:
+            model(x)
+    with pytest.raises(hl.StaleValue, match=r"'first' may have been overwritten .* x.copy_\(x\).* clone=True"):
         acts["first"]
     assert torch.equal(copied["first"], expected)
 

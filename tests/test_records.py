@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.records import EMPTY, Guarded, Lost, Record, Session
+from hookline.records import EMPTY, Guarded, Lost, Record, Session, Shared
 from hookline.sites import Site
 
 SITE = Site("h.0")
@@ -106,6 +107,17 @@ def test_a_copy_on_write_is_stale_only_while_it_still_shares_its_memory() -> Non
     source.add_(1)
     with pytest.raises(hl.StaleValue, match=r"'h.0'"):
         guarded.read(SITE)
+
+
+@pytest.mark.parametrize("count", [lambda x: x.copy_(x), lambda x: x.unsqueeze_(0)], ids=["copy_", "unsqueeze_"])
+def test_a_counted_write_that_made_no_copy_is_not_called_an_overwrite(count: Callable[[Tensor], object]) -> None:
+    source = torch.ones(2)
+    kept = torch._lazy_clone(source)
+    held = [Shared(kept, source.detach(), source._version), Guarded(kept, [(source.detach(), source._version, kept)])]
+    count(source)  # As a foreach function on CUDA does, which writes: nobody can tell.
+    for one in held:
+        with pytest.raises(hl.StaleValue, match=r"'h.0' may have been overwritten .*x.copy_\(x\).*clone=True"):
+            one.read(SITE)
 
 
 def test_a_guarded_value_is_checked_in_every_call_that_is_listed() -> None:

@@ -123,7 +123,7 @@ class Shared(Held):
             if not shares:  # What has parted from its copy can't harm it any more, and need not be held.
                 self.source = None
             elif source._version != self.version:
-                raise StaleValue(_overwritten(site, self.version, source))
+                raise StaleValue(_overwritten(site, self.version, source, is_copy=source is not self.value))
         return self.value
 
     def peek(self) -> Tensor:
@@ -153,7 +153,7 @@ class Guarded(Held):
             self._replace_overwritten(self.spares, site)
         for source, version, copy in self.sources:
             if source._version != version and (copy is None or address(source) == address(copy) != 0):
-                raise StaleValue(_overwritten(site, version, source))
+                raise StaleValue(_overwritten(site, version, source, is_copy=copy is not None))
         # Those that have parted from their copies can't harm it any more, and need not be held.
         self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
         return self.value
@@ -177,11 +177,19 @@ class Guarded(Held):
         return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
 
 
-def _overwritten(site: Site, version: int, source: Tensor) -> str:
-    return (
-        f"'{site}' was overwritten in place after it was captured "
-        f"(version {version}, now {source._version}); capture it with clone=True"
-    )
+def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str:
+    """Say that a value is not what it was, or, of a copy on write whose writer got no copy, that nobody can tell.
+
+    Then a CUDA foreach function has written through it, or torch has counted a write that changes no memory, such as
+    `x.copy_(x)` or `x.unsqueeze_(0)`. What was there before is nowhere else, so the two can't be told apart.
+    """
+    counted = f"(version {version}, now {source._version})"
+    if is_copy:
+        return (
+            f"'{site}' may have been overwritten after it was captured {counted}: torch counted a write that made no "
+            "copy, by a foreach function or one that changes nothing, such as x.copy_(x); capture it with clone=True"
+        )
+    return f"'{site}' was overwritten in place after it was captured {counted}; capture it with clone=True"
 
 
 def _has_parted(own: Tensor, spare: Tensor) -> bool:
