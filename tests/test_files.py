@@ -605,6 +605,16 @@ def test_a_file_of_a_later_version_says_to_update(path: Path) -> None:
         files.read(path)
 
 
+def test_a_changed_version_is_damage_and_no_later_one(path: Path) -> None:
+    files.write(path, {"h": [torch.zeros(2)]})
+    content = path.read_bytes()
+    changed = content.replace(b'cache\\",1]', b'cache\\",3]')
+    assert changed != content
+    path.write_bytes(changed)
+    with pytest.raises(StoreError, match="is damaged: its header does not fit its checksum; save it again"):
+        files.read(path)
+
+
 def test_a_huge_claim_is_refused_before_anything_is_allocated(path: Path) -> None:
     forge(path, [["00000000", "torch.float32", [1 << 40]]], [["h", [TENSOR]]])
     started = time.perf_counter()

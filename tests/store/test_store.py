@@ -377,6 +377,26 @@ def test_a_manifest_that_can_not_be_is_refused(acts, data, message):
         Store(acts)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("harvest.json", "restore it, or harvest into another"), ("units/00000000.json", "remove it and run the harvest")],
+)
+def test_a_changed_format_is_damage_and_no_newer_version(acts, name, remedy):
+    data = (acts / name).read_bytes()
+    for old, new in ((b'"hookline ', b'"hookmine '), (b",1]", b",3]")):
+        changed = data.replace(old, new, 1)
+        assert changed != data
+        (acts / name).write_bytes(changed)
+        with pytest.raises(StoreError, match=rf"{name}' is damaged: it does not fit its checksum; {remedy}"):
+            Store(acts)
+
+
+def test_a_record_that_is_no_json_says_how_to_get_it_back(acts):
+    (acts / "units" / "00000001.json").write_bytes(b"{")
+    with pytest.raises(StoreError, match=r"00000001.json' is damaged.*; remove it and run the harvest again"):
+        Store(acts)
+
+
 def test_names_that_are_no_records_are_passed_over(acts):
     for name in ("000000000.json", "0.json", "00000002.json.tmp", "notes.txt", "٠٠٠٠٠٠٠٢.json", "-0000002.json"):
         (acts / "units" / name).write_text("{}")

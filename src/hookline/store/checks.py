@@ -12,7 +12,7 @@ from hookline.errors import StoreError
 from hookline.store.index import Index, from_records, read_records
 from hookline.store.layout import Part
 from hookline.store.places import Place
-from hookline.store.records import UNITS, Array, File, Manifest
+from hookline.store.records import UNITS, Array, File, Manifest, unit_name
 from hookline.store.shards import POSITIONS, file_bytes, header
 from hookline.store.writer import read_manifest
 from hookline.tables import count
@@ -35,16 +35,21 @@ class Verified(NamedTuple):
 def check_units(place: Place, index: Index, most: int | None) -> None:
     """Raise where there are too many units or samples, or a unit does not begin where the one before it ended."""
     if len(index) and most is not None and index.attempts[-1][0] >= most:
-        raise StoreError(f"'{place}' has a unit {index.attempts[-1][0]}, but should have {most} in all, from 0 on")
+        unit = index.attempts[-1][0]
+        raise StoreError(
+            f"'{place}' has a unit {unit}, but should have {most} in all, from 0 on; remove '{unit_name(unit)}', or "
+            "restore the store"
+        )
     if index.samples() > index.nbytes() + _WITHOUT_ROWS:
         told = f"{count(index.samples(), 'sample')}, but {count(index.nbytes(), 'byte')} of files"
-        raise StoreError(f"'{place}/{UNITS}' is damaged: its records are of {told}")
+        raise StoreError(f"'{place}/{UNITS}' is damaged: its records are of {told}; restore it, or harvest again")
     units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
     expected = [(0, 0)] + [(unit + 1, first + span) for unit, first, span in zip(units, firsts, samples, strict=True)]
     for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):
         if first < next_first or (unit == next_unit and first != next_first):
             raise StoreError(
-                f"'{place}': unit {unit} begins at sample {first}, but those before it end at {next_first}"
+                f"'{place}': unit {unit} begins at sample {first}, but those before it end at {next_first}; "
+                "restore its records, or harvest again"
             )
 
 

@@ -101,7 +101,7 @@ def read_records(place: Place, manifest: Manifest, units: Iterable[int]) -> list
         try:
             data = place.read(name)
         except FileNotFoundError as error:
-            raise StoreError(f"'{place}/{name}' is missing") from error
+            raise StoreError(f"'{place}/{name}' is missing; run the harvest again") from error
         return Record.from_json(data, f"'{place}/{name}'", unit, manifest.arrays)
 
     if place.maps:

@@ -19,6 +19,7 @@ from hookline.untrusted import brief, check_parts, parse_json
 
 MANIFEST, END, UNITS, DATA, MORE = "harvest.json", "end.json", "units", "data", "more"
 _STORE, _UNIT, _END = (["hookline store", 1], ["hookline unit", 1], ["hookline end", 1])
+_AGAIN, _ELSEWHERE = "remove it and run the harvest again", "give a path that was harvested to"
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
 _LARGEST = 1 << 48  # So that sums of many still fit a tensor.
@@ -151,7 +152,7 @@ class Record:
             _expect(record.unit == unit, f"it is of unit {str(record.unit)[:40]}")
             record.check(arrays)
         except _MALFORMED as error:
-            raise StoreError(f"{name} is damaged ({brief(error)}); remove it and run the harvest again") from error
+            raise StoreError(f"{name} is damaged ({brief(error)}); {_AGAIN}") from error
         return record
 
     def check(self, arrays: Sequence[Array]) -> None:
@@ -197,7 +198,7 @@ def end_from_json(data: bytes, name: str) -> int:
     """Read end.json."""
     units: Any = _unsealed(data, _END, name).get("units")
     if not _is_size(units):
-        raise StoreError(f"{name} is damaged; remove it and run the harvest again")
+        raise StoreError(f"{name} is damaged; {_AGAIN}")
     return int(units)
 
 
@@ -249,13 +250,15 @@ def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except _MALFORMED as error:
         told = f"is damaged, or not from hookline ({brief(error)})"
-        raise StoreError(f"{name} {told}; give a path that was harvested to") from error
-    if found != format:
+        raise StoreError(f"{name} {told}; {_AGAIN if format != _STORE else _ELSEWHERE}") from error
+    is_whole = checksum == f"{zlib.crc32(text.encode()):08x}"
+    if found != format and (is_whole or checksum is None):
         newer = isinstance(found, list) and found[:1] == format[:1]
-        remedy = "update hookline" if newer else "give a path that was harvested to"
+        remedy = "update hookline" if newer else _ELSEWHERE
         raise StoreError(f"{name} is of format {brief(found)}, but this hookline reads {format}; {remedy}")
-    if checksum != f"{zlib.crc32(text.encode()):08x}":
-        raise StoreError(f"{name} is damaged: it does not fit its checksum; restore it, or harvest again")
+    if not is_whole:
+        remedy = _AGAIN if format != _STORE else "restore it, or harvest into another folder"
+        raise StoreError(f"{name} is damaged: it does not fit its checksum; {remedy}")
     return dict(value)
 
 
