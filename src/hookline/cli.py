@@ -37,6 +37,7 @@ hookline show acts.safetensors --stats
 hookline explore acts.safetensors
 """
 _OPTION = re.compile(r"\b(?P<name>[a-z]\w+)=(?P<quote>['\"]?)(?P<value>\w+)?(?P=quote)")
+_LOOK = re.compile(r"`?hl\.(sites|scan)\(model(, (?P<at>'[^']*'|\"[^\"]*\"))?(, [\w=.]+(\(\.\.\.\))?)*\)`?")
 FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # As shells count those that a signal ended.
 
 
@@ -125,8 +126,14 @@ def _line(error: Exception, asked: Collection[str]) -> str:
     """Return an error as one line; of one that is not hookline's, its kind and how to see more."""
     text = " ".join(str(error).split())
     if isinstance(error, HooklineError):
+        text = _in_shell(text)
         return _OPTION.sub(lambda found: _spelled(found) if found["name"] in asked else found[0], text)
     return f"{type(error).__name__}: {text[:300]} (--debug shows where)"
+
+
+def _in_shell(text: str) -> str:
+    """Return a message that tells what to call in Python with the command that does it."""
+    return _LOOK.sub(lambda found: f"`hookline scan MODEL{' --at ' + found['at'] if found['at'] else ''}`", text)
 
 
 def _spelled(found: re.Match[str]) -> str:
@@ -150,7 +157,7 @@ def _show_warning(
 ) -> None:
     """Write a warning of hookline as one line, for a line of code says nothing here; others as Python does."""
     if issubclass(category, HooklineWarning):
-        typer.echo(f"hookline: warning: {' '.join(str(message).split())}", err=True)
+        typer.echo(f"hookline: warning: {_in_shell(' '.join(str(message).split()))}", err=True)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 

@@ -214,3 +214,18 @@ def test_a_file_does_not_take_the_place_of_another_module(empty):
     finally:
         sys.modules.pop("part", None)
         sys.modules.update({"colorsys": own} if own else {})
+
+
+def test_a_wrong_target_says_where_its_module_was_found(folder):
+    assert "'typing' (" in refused("scan", "typing:net")
+    assert "typing.py) has no 'net'" in refused("scan", "typing:net")
+    (folder / "typing.py").write_text("def net(): ...")
+    assert refused("scan", "typing:net").endswith("for the file here, write typing.py:net")
+    assert "or in a file, as in folder/mine.py:net" in refused("scan", "nothing_here:net")
+
+
+def test_a_message_names_the_command_and_not_the_function(folder):
+    line = refused("capture", "mine:net", "--input", "batch.npy", "--at", "qqqq", "--to", "x.safetensors")
+    assert line == "'qqqq' matches nothing in Net; `hookline scan MODEL` lists every name"
+    line = refused("capture", "mine:net", "--input", "batch.npy", "--at", "head.qqqq()", "--to", "x.safetensors")
+    assert "`hookline scan MODEL --at 'head.*()'` lists them" in line

@@ -35,14 +35,25 @@ def named(name: str) -> Any:
     try:
         found: Any = _loaded_file(Path(module)) if in_a_file else importlib.import_module(module)
     except (ImportError, FileNotFoundError) as error:
-        raise HooklineError(f"{name!r}: {error}") from error
+        told = "name a function in a module that can be imported from here, or in a file, as in folder/mine.py:net"
+        raise HooklineError(f"{name!r}: {error}; {told}") from error
+    where = "" if in_a_file else _elsewhere(found)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise HooklineError(f"{name!r}: {module!r} has no {path!r}{did_you_mean(part, vars(found))}")
+            here = f"{module.replace('.', os.sep)}.py"
+            own = f"; for the file here, write {here}:{path}" if where and os.path.isfile(here) else ""
+            raise HooklineError(f"{name!r}: {module!r}{where} has no {path!r}{own or did_you_mean(part, vars(found))}")
         found = getattr(found, part)
     if not callable(found):
         raise HooklineError(f"{name!r} is {type(found).__name__}, and no function to call")
     return found
+
+
+def _elsewhere(module: ModuleType) -> str:
+    """Say where a module lies, if that is not in the current folder."""
+    file = getattr(module, "__file__", None)
+    is_here = file is not None and Path(file).is_relative_to(Path.cwd())
+    return "" if is_here else f" ({file or 'built into Python'})"
 
 
 def _loaded_file(path: Path) -> ModuleType:
