@@ -286,7 +286,7 @@ def one_by_one(subject: Subject) -> Run:
 
 def find(where: Callable[[Subject], Any]) -> Prepare:
     """A short form that is made and not entered."""
-    return lambda subject: lambda: hl.capture(subject.model, where(subject))
+    return lambda subject: lambda: hl.Hooks(subject.model, active=False).capture(where(subject))
 
 
 def read(subject: Subject) -> Run:

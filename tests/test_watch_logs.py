@@ -64,7 +64,8 @@ def test_the_log_is_a_cache_with_one_call_for_each_step_that_was_kept(tmp_path):
 def test_a_watch_says_how_many_steps_it_saw_and_kept():
     assert repr(train(mlp(), 1)) == "a watch on Sequential: 1 step; statistics of 1 step, 0, in its log"
     assert repr(train(mlp(), 9)).endswith("9 steps; statistics of 9 steps, 0, 1 … 8, in its log")
-    assert repr(hl.watch(mlp())) == "a watch on Sequential: 0 steps"
+    with hl.watch(mlp()) as watch:
+        assert repr(watch) == "a watch on Sequential: 0 steps"
 
 
 def test_gradients_of_several_forwards_count_for_one_step():

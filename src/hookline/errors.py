@@ -6,8 +6,10 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
+
+Line = tuple[CodeType, int]  # A line of a program, by its code and number.
 
 
 class HooklineError(Exception):
@@ -85,8 +87,19 @@ class StopForward(BaseException):
 
 def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
     """Warn at the line of the user: the nearest that is neither hookline's nor torch's."""
+    warnings.warn(message, category, stacklevel=_of_user()[1])
+
+
+def user_line() -> Line | None:
+    """Return the line of the user that runs."""
+    frame = _of_user()[0]
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def _of_user() -> tuple[FrameType | None, int]:
+    """Return the nearest frame that is neither hookline's nor torch's, and its stacklevel, as seen by the caller."""
     level = 2
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
         "hookline",
         "torch",
@@ -95,7 +108,7 @@ def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
     ):
         frame = frame.f_back
         level += 1
-    warnings.warn(message, category, stacklevel=level)
+    return frame, level
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:

@@ -250,6 +250,7 @@ class Hooks(Tabular):
         chosen = [tap for tap in self._taps if tap.name == name]
         if not chosen:
             if self._brief:
+                self._ledger.verb = ""  # Said here.
                 raise SiteError("what was captured is in the cache: `with hl.capture(...) as acts:`, then acts[site]")
             names = sorted({tap.name for tap in self._taps if tap.name})
             near = did_you_mean(str(name), names) or (f"; there are {', '.join(map(repr, names))}" if names else "")
@@ -286,6 +287,7 @@ class Hooks(Tabular):
     def when_missing(self, what: str) -> Hooks:
         """Say what happens when nothing passes here: "raise" (as for exact names), "warn" (patterns) or "ignore"."""
         if what not in (RAISE, WARN, IGNORE):
+            self._ledger.verb = ""  # It was never entered because of this.
             raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
         if not self._taps:
             raise HooklineError("when_missing is about hooks that are there; add them first")

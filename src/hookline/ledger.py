@@ -16,7 +16,7 @@ from torch import nn
 from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
-from hookline.errors import HooklineError, NeverFired, warn
+from hookline.errors import HooklineError, Line, NeverFired, user_line, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
 from hookline.sites import Site
@@ -65,6 +65,9 @@ class Block(Token):
 class Ledger:
     """The taps of one `Hooks`, in order, and the blocks in which they are open. It does not know the `Hooks`."""
 
+    verb = ""  # Of a short form: what the user called. It has to be entered.
+    added_at: Line | None = None  # Where hooks that act everywhere were added, until they are entered.
+
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
         self.model = unwrap(model)
@@ -93,6 +96,7 @@ class Ledger:
             tap.order = next(_order)
         if not active:
             return
+        self.added_at = user_line()
         try:
             warn_of_twins(taps)
             self.activate(taps)
@@ -146,6 +150,27 @@ class Ledger:
         self.session.say_dropped()
         self.detach_all()
         self.is_dropped = True
+        self._warn_of_unused()
+
+    def _warn_of_unused(self) -> None:
+        """Warn of hooks that go without having done anything: never entered, or not kept in a variable."""
+        verb = self.verb
+        if self.session.forked or not self.taps:
+            return
+        if verb and not self.may_have_fired:
+            stays = f"; hooks = hl.Hooks(model), then hooks.{verb}(...) acts at once" if verb != "watch" else ""
+            warn(f"hl.{verb} at {self._where()} was never entered and did nothing; write `with hl.{verb}(...):`{stays}")
+        elif self.added_at is not None and self.forward.active and not self.session.any_forward:
+            may_rest = all([tap.fired or tap.missing == IGNORE for tap in self.taps])
+            if self.added_at == user_line() and not may_rest:
+                warn(
+                    f"the hooks at {self._where()} are gone before the model ran: nothing holds them; keep them in a "
+                    "variable, as in hooks = hl.Hooks(model)"
+                )
+
+    def _where(self) -> str:
+        first, *others = self.taps
+        return f"'{first.site}' and {len(others)} more" if others else f"'{first.site}'"
 
     def detach_all(self) -> None:
         """Take everything off the model, whatever state it is in."""
@@ -157,6 +182,7 @@ class Ledger:
         """Open a block: these taps act here, from call 0 on, until it is left."""
         if not taps:
             raise HooklineError(NO_HOOKS)
+        self.added_at = None
         self._refuse_second_thread(taps)
         block = Block(taps, self.session, renew)
         here = not_left() | {block}

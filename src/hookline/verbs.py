@@ -79,6 +79,7 @@ def capture(
         gather=gather,
         stop=stop,
     )
+    hooks._ledger.verb = "capture"
     return hooks
 
 
@@ -92,6 +93,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Ho
     """
     hooks = brief(model)
     hooks.patch(values, check=check)
+    hooks._ledger.verb = "patch"
     return hooks
 
 
@@ -113,6 +115,7 @@ def edit(
     """
     hooks = brief(model)
     hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
+    hooks._ledger.verb = "edit"
     return hooks
 
 
@@ -126,6 +129,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING) -> Hooks:
     """
     hooks = brief(model)
     hooks.skip(where, value)
+    hooks._ledger.verb = "skip"
     return hooks
 
 

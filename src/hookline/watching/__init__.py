@@ -70,4 +70,6 @@ def watch(
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
     optimizers = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Iterable) else list(optimizer)
     rule = Rule(limit, inf)
-    return Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)
+    watcher = Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)
+    watcher._hooks._ledger.verb = "watch"
+    return watcher

@@ -1,0 +1,154 @@
+"""Hooks that nobody holds, or whose block nobody enters: they do nothing, and a warning says so."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+from tests.models import mlp
+
+SHORT_FORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "capture": lambda model: hl.capture(model, "0", "1"),
+    "patch": lambda model: hl.patch(model, {"0": 0.0, "1": 0.0}),
+    "edit": lambda model: hl.edit(model, ["0", "1"], torch.zeros_like),
+    "skip": lambda model: hl.skip(model, ["0", "1"]),
+}
+
+
+def said(run: Callable[[], Any]) -> list[str]:
+    """Return what a run warns of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize("verb", SHORT_FORMS)
+def test_a_short_form_that_is_never_entered_says_that_it_did_nothing(verb: str) -> None:
+    model = mlp()
+    message = rf"hl\.{verb} at '0' and 1 more was never entered.*`with hl\.{verb}\(.*hl\.Hooks\(model\).*\.{verb}\("
+    with pytest.warns(hl.HooklineWarning, match=message) as found:
+        SHORT_FORMS[verb](model)
+    assert [one.filename for one in found] == [__file__]
+
+
+def test_a_watch_that_is_never_entered_says_that_it_did_nothing() -> None:
+    model = mlp()
+    with pytest.warns(hl.HooklineWarning, match=r"hl\.watch .*was never entered.*`with hl\.watch\(") as found:
+        hl.watch(model)
+        gc.collect()
+    assert len(found) == 1
+    assert "hl.Hooks" not in str(found[0].message)
+
+
+@pytest.mark.parametrize("verb", SHORT_FORMS)
+def test_a_short_form_that_was_entered_says_nothing_when_it_goes(verb: str) -> None:
+    model = mlp()
+
+    def enter() -> None:
+        block = SHORT_FORMS[verb](model)
+        with block.when_missing("ignore"):
+            pass
+        del block
+        gc.collect()
+
+    assert said(enter) == []
+
+
+def test_a_part_of_a_short_form_may_be_entered_instead() -> None:
+    model = mlp()
+
+    def enter() -> None:
+        with hl.patch(model, {"0": 0.0, "2": 0.0}).at("0"):
+            model(torch.ones(1, 4))
+
+    assert said(enter) == []
+
+
+def test_a_short_form_that_could_not_be_made_says_nothing_more() -> None:
+    model = mlp()
+
+    def fail() -> None:
+        with pytest.raises(hl.SiteError):
+            hl.patch(model, {"0": 0.0, "no": 0.0})
+        with pytest.raises(hl.HooklineError):
+            hl.capture(model, "0").when_missing("perhaps")
+        with pytest.raises(hl.SiteError):
+            hl.capture(model, "0")["0"]
+        gc.collect()
+
+    assert said(fail) == []
+
+
+def test_what_hookline_makes_for_itself_says_nothing() -> None:
+    model = mlp()
+
+    def use() -> None:
+        with pytest.raises(hl.SiteError):
+            hl.run(model, torch.ones(1, 4), patch={"0": 0.0}, capture="no")
+        hl.run(model, torch.ones(1, 4), patch={"0": 0.0}, capture="2")
+        hl.sweep(model, "*", lambda: model(torch.ones(1, 4)).sum(), progress=False)
+        gc.collect()
+
+    assert said(use) == []
+
+
+def test_the_end_of_python_is_no_reason_to_warn() -> None:
+    code = "import torch, hookline as hl; m = torch.nn.Sequential(torch.nn.ReLU()); kept = hl.patch(m, {'0': 0.0})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stderr == ""
+
+
+ADDED: dict[str, Callable[[hl.Hooks], Any]] = {
+    "capture": lambda hooks: hooks.capture("0", "1"),
+    "patch": lambda hooks: hooks.patch({"0": 0.0, "1": 0.0}),
+    "edit": lambda hooks: hooks.edit(["0", "1"], torch.zeros_like),
+    "skip": lambda hooks: hooks.skip(["0", "1"]),
+}
+
+
+def test_hooks_that_nobody_keeps_say_that_they_are_gone_already() -> None:
+    model = mlp()
+    with pytest.warns(hl.HooklineWarning, match=r"'0' and 1 more.*hooks = hl\.Hooks\(model\)") as found:
+        hl.Hooks(model).edit(["0", "1"], torch.zeros_like)
+        hl.Hooks(model).patch({"0": 0.0, "1": 0.0})
+        hl.Hooks(model).skip(["0", "1"])
+        acts = hl.Hooks(model).capture("0", "1")
+    assert [one.filename for one in found] == 4 * [__file__]
+    assert not len(acts)
+
+
+@pytest.mark.parametrize("verb", ADDED)
+def test_hooks_that_were_kept_may_go_at_any_time(verb: str) -> None:
+    model = mlp()
+
+    def keep() -> None:
+        for _ in range(2):  # As when a cell of a notebook runs twice.
+            hooks = hl.Hooks(model)
+            ADDED[verb](hooks)
+        del hooks
+        hooks = hl.Hooks(model)
+        ADDED[verb](hooks)
+        hooks.remove()
+
+    assert said(keep) == []
+
+
+def test_hooks_that_are_used_where_they_are_made_say_nothing() -> None:
+    model = mlp()
+
+    def use() -> None:
+        hl.Hooks(model).edit("0", torch.zeros_like).run(torch.ones(1, 4))
+        with hl.Hooks(model).edit("0", torch.zeros_like): pass  # noqa: E701  # fmt: skip
+        hl.Hooks(model, active=False).edit("0", torch.zeros_like)
+
+    assert said(use) == []
