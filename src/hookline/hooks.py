@@ -236,8 +236,8 @@ class Hooks(Tabular):
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value), name))
         value._refuse_several_calls(*(place.site for place in places))
-        given = [(place, Skip(value[place.site])) for place in places]
-        return self._add([tap for place, action in given for tap in self._make([place], action, name)])
+        given, group = [(place, Skip(value[place.site])) for place in places], object()
+        return self._add([self._tap(place, action, name, group) for place, action in given])
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward when all these places have fired; the model's call returns None."""
@@ -357,7 +357,8 @@ class Hooks(Tabular):
         return narrow
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
-        return [self._tap(place, action, name) for place in places]
+        group = object()
+        return [self._tap(place, action, name, group) for place in places]
 
     def _stops(self, places: list[Found], name: str) -> list[Tap]:
         taps = self._make(places, Stop(), name)
@@ -368,9 +369,9 @@ class Hooks(Tabular):
                 )
         return taps
 
-    def _tap(self, place: Found, action: Action, name: str) -> Tap:
+    def _tap(self, place: Found, action: Action, name: str, group: object = None) -> Tap:
         tap = Tap(place.site, place.module, action, self._ledger.session, place.exact, name)
-        tap.siblings = place.siblings
+        tap.siblings, tap.group = place.siblings, group
         if place.holders:
             tap.hold(place.holders)
         return tap

@@ -20,11 +20,12 @@ from hookline.errors import HooklineError, Line, NeverFired, user_line, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
 from hookline.sites import Site
+from hookline.tables import count
 from hookline.tree import Names, replaced_by, unwrap
 from hookline.twins import warn_of_twins
 from hookline.wiring.forwards import Forward
 from hookline.wiring.modules import attach, attached_to, detach, following
-from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, Tap
+from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, TOGETHER, Tap
 
 NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
 REMOVED = "nothing passed '{site}' before its hook was removed"  # The site is put in when somebody reads it.
@@ -213,6 +214,8 @@ class Ledger:
             tap.fired = False
             if renew:
                 tap.order = next(_order)
+            if tap.problem:
+                tap.problem, tap.misses = "", 0
             if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
                 tap.record.explain(NOT_YET)
                 block.hides_values = True
@@ -224,6 +227,7 @@ class Ledger:
             missing = [tap for tap in taps if not tap.fired]
             messages = self._explain(missing, taps, failed)
             messages += self._explain_limit() if self.session.since and failed is None else []
+            messages += _explain_misses(taps) if self.session.missed else []
             self._close(block)
         except BaseException:
             self._close(block)  # Goes on where a Ctrl-C stopped the first attempt.
@@ -276,6 +280,7 @@ class Ledger:
                     f"nothing was stopped: {name} itself was not called; hl.run(model.method, ...) can stop a method",
                 )
             )
+        fired = {tap.group for tap in taps if tap.fired and tap.group is not None} if missing else set()
         for tap in missing:
             if tap.function == "*" and tap.is_inside and tap.ran is not None:
                 continue  # It called no function itself.
@@ -288,8 +293,10 @@ class Ledger:
                 continue
             if tap.record is not None:
                 tap.record.explain(message)
-            if not isinstance(tap.action, Stop) and tap.missing != IGNORE and not _ran_elsewhere(tap, taps):
-                messages.append((tap.missing == RAISE, message))
+            is_certain = tap.missing == RAISE or (tap.missing == TOGETHER and tap.group not in fired)
+            is_told = tap.has_warned and not is_certain
+            if not (isinstance(tap.action, Stop) or tap.missing == IGNORE or is_told or _ran_elsewhere(tap, taps)):
+                messages.append((is_certain, message))
         return messages if ran else []
 
     def _explain_limit(self) -> list[tuple[bool, str]]:
@@ -416,7 +423,14 @@ def _tell(missing: list[Tap], why: str) -> list[tuple[bool, str]]:
     for tap in missing:
         if tap.record is not None:
             tap.record.explain(f"'{tap.site}' {why}")
-    return [(tap.missing == RAISE, f"'{tap.site}' {why}") for tap in missing if tap.missing != IGNORE]
+    return [(tap.missing in (RAISE, TOGETHER), f"'{tap.site}' {why}") for tap in missing if tap.missing != IGNORE]
+
+
+def _explain_misses(taps: list[Tap]) -> list[tuple[bool, str]]:
+    """Say which hooks changed some calls, and nothing of others, where their subscripts select nothing."""
+    found = [tap for tap in taps if tap.fired and tap.misses and tap.missing != IGNORE]
+    advice = "'#n' names the calls that are meant, when_missing('ignore') leaves this unsaid"
+    return [(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}; {advice}") for tap in found]
 
 
 def _speak(messages: list[tuple[bool, str]]) -> None:

@@ -42,7 +42,9 @@ class Session:
     stopped = False  # Whether one of them was ended early.
     ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
     gave_up = False  # Whether it ran uncompiled because torch makes no further graph of it.
+    missed = False  # Whether subscripts selected nothing of what passed.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
+    told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
     over = ""  # Why no further value will come.
     forked = False  # Whether this process is a copy of the one that placed the hooks.
 
@@ -58,7 +60,7 @@ class Session:
         """Count anew, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
-        self.ran = self.gave_up = self.stopped = self.rested = False
+        self.ran = self.gave_up = self.stopped = self.rested = self.missed = False
         self.over = ""
         self.others = Others()
 

@@ -133,6 +133,24 @@ def put(
     return rebuild(value, {**parts, _key_of(value, parts, first): part})
 
 
+def is_empty(value: Any) -> bool:
+    """Whether a value has no elements, or a list or tuple no items."""
+    if isinstance(value, Tensor):
+        return value.numel() == 0
+    return isinstance(value, (tuple, list)) and len(value) == 0
+
+
+def selects_nothing(value: Any, subscripts: Iterable[Any]) -> bool:
+    """Whether a slice among the subscripts leaves nothing of a value that is not empty itself."""
+    for subscript in subscripts:
+        part = _get_one(value, subscript)
+        slices = [one for one in (subscript if isinstance(subscript, tuple) else (subscript,)) if type(one) is slice]
+        if slices and is_empty(part) and not is_empty(value):
+            return True
+        value = part
+    return False
+
+
 def split(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Follow `subscripts` into the containers; return what is there and the subscripts left for a tensor."""
     for position, subscript in enumerate(subscripts):

@@ -274,9 +274,11 @@ def test_a_change_on_a_worker_thread_is_not_passed_over_in_silence(kind: str, pa
 def test_what_a_pattern_means_is_a_warning_if_the_model_ran_on_another_thread_and_what_may_be_missing_nothing() -> None:
     """F03"""
     model, x = GPT(depth=2), tokens()
-    for block in (hl.capture(model, "h.*"), hl.skip(model, "h.*")):
+    for block in (hl.capture(model, "h.*"), hl.skip(model, "h.*").when_missing("warn")):
         with pytest.warns(hl.HooklineWarning, match=PASSED_OVER), block:
             elsewhere(model, x)
+    with pytest.raises(hl.NeverFired, match=PASSED_OVER), hl.skip(model, "h.*"):  # Nothing was changed at all.
+        elsewhere(model, x)
     with hl.patch(model, {"h.1": 0.0}).when_missing("ignore"):
         elsewhere(model, x)
 

@@ -52,11 +52,11 @@ def test_a_change_that_never_took_place_is_an_error_when_named(kind: str) -> Non
     """B05"""
     model = Branching()
     blocks = {
-        "edit": hl.edit(model, "dead", lambda value: value),
-        "patch": hl.patch(model, {"dead": 0.0}),
-        "skip": hl.skip(model, "dead"),
+        "edit": lambda: hl.edit(model, "dead", lambda value: value),
+        "patch": lambda: hl.patch(model, {"dead": 0.0}),
+        "skip": lambda: hl.skip(model, "dead"),
     }
-    with pytest.raises(hl.NeverFired, match="'dead' was not called"), blocks[kind]:
+    with pytest.raises(hl.NeverFired, match="'dead' was not called"), blocks[kind]():
         model(torch.ones(2, 4))
 
 

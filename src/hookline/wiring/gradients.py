@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.actions import NOTHING, Call, Save
 from hookline.copies import Alias, alias_of
@@ -21,7 +21,18 @@ from hookline.exchange import Exchange, mutable_containers
 from hookline.records import EMPTY, Held, read
 from hookline.refusals import refuse_tracers
 from hookline.sites import Site, write_subscripts
-from hookline.values import expand, get, held_by, leaves, map_tensors, places, put, split
+from hookline.values import (
+    expand,
+    get,
+    held_by,
+    is_empty,
+    leaves,
+    map_tensors,
+    places,
+    put,
+    selects_nothing,
+    split,
+)
 from hookline.wiring import arguments, checkpoints
 from hookline.wiring.taps import IGNORE, RAISE, Tap, blame
 
@@ -155,7 +166,8 @@ def _watch(
     tap: Tap, value: Any, call: Call, event: checkpoints.Event, alias: Callable[[Tensor], Tensor | None]
 ) -> Aliases:
     """Follow the tensors that a tap is at; return the aliases that have to take their places."""
-    tap.fired = True
+    if tap.action.observes:
+        tap.fired = True
     try:
         refuse_tracers(value)
         aliases: Aliases = {}
@@ -178,6 +190,9 @@ def _watch_part(
     """Follow the tensors of one part of a value, and note their aliases. Parts may be of one tensor: it gets one."""
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
+    if rest and not tap.action.observes and is_empty(get(part, rest)) and selects_nothing(part, rest):
+        tap.miss(value)
+        return
     if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
         _say_why_not(tap, tensors, call.site, subscripts)
         return
@@ -215,6 +230,8 @@ def _watch_part(
             subscripts,
             "others hold the list, dict or object that it is in, so nothing can follow it there",
         )
+    else:
+        tap.fired = True
 
 
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
@@ -433,6 +450,7 @@ def _settle(view: View) -> None:
 def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[Any, ...]) -> None:
     """Raise, or warn for a site found by a pattern, when no gradient can ever come."""
     if not torch.is_grad_enabled() and checkpoints.is_first_pass_of_reentrant():
+        tap.fired = True
         return
     if not tensors:
         why = "no tensor passes here"
@@ -443,17 +461,30 @@ def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[
         why = f"{tensors[0].dtype} values have none"
     else:
         why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
+        why += _embedding_instead(tap.session.model())
     _say_problem(tap, site, subscripts, why)
 
 
+def _embedding_instead(model: nn.Module | None) -> str:
+    """Say how the values of a model require grad whose input is integers, which can't."""
+    for name, module in model.named_modules() if model is not None else ():
+        if isinstance(module, nn.Embedding):
+            return f"; where the input is integers, hl.edit(model, '{name}', torch.Tensor.requires_grad_) does it"
+    return ""
+
+
 def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) -> None:
-    problem = f"'{site}' can get no gradient: {why}"
+    tap.problem = f"can get no gradient: {why}"
     if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
-        problem += ", or deactivate the hook for such a run"
+        tap.problem += ", or deactivate the hook for such a run"
+    problem = f"'{site}' {tap.problem}"
     if tap.missing == RAISE:
         raise NeverFired(problem)
     if tap.record is not None:
         tap.record_at(site, subscripts).explain(problem)
-    if not tap.has_warned and tap.missing != IGNORE:
-        tap.has_warned = True
+    if tap.has_warned or tap.missing == IGNORE:
+        return
+    tap.has_warned = True
+    if why not in tap.session.told:  # Once for all the places of which it is true.
+        tap.session.told += (why,)
         warn(problem)

@@ -13,7 +13,7 @@ from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
 from hookline.budget import Budget
 from hookline.context import RESTING, Blocks, Rest, acting
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.exchange import Exchange
 from hookline.members import Holders
 from hookline.operands import plain
@@ -21,7 +21,7 @@ from hookline.parallel import Gathering
 from hookline.records import EMPTY, Record, Session
 from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline.tree import Children, Named
-from hookline.values import STAR, expand, get, put, rebuild, split
+from hookline.values import STAR, describe, expand, get, is_empty, leaves, put, rebuild, selects_nothing, split
 
 if TYPE_CHECKING:
     from hookline.wiring.checkpoints import Event
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NO_BLOCKS: Blocks = frozenset()
 RAISE, WARN, IGNORE = "raise", "warn", "ignore"
+TOGETHER = "together"  # Raise if nothing passes at any place of a pattern, else warn of those where nothing does.
 
 
 class Tap:
@@ -83,7 +84,10 @@ class Tap:
     is_family = False  # Whether it is a pattern of functions, each of which has a site of its own.
     removed = False
     count = 0  # Calls of the module since the hooks were attached or entered.
-    has_warned = False  # Of a gradient that can't come.
+    group: object = None  # Shared by those of one pattern that changes something.
+    has_warned = False  # Of a gradient that can't come, or a part that is not there.
+    problem = ""  # Why it could do nothing with what passed, the last time that it could not.
+    misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
     pauses: list[Tap] | None = None  # Those below it that take its mode away: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
     counted = -1  # The forward that those counts are of.
@@ -101,7 +105,7 @@ class Tap:
         self.blocks = NO_BLOCKS
         self.order = 0
         self.exact = exact
-        self.missing = RAISE if exact else WARN
+        self.missing = RAISE if exact else WARN if action.observes else TOGETHER
         self.name = name
         if site.member:
             self.function = site.function
@@ -191,10 +195,10 @@ class Tap:
 
     def act(self, value: Any, call: Call, event: Event) -> Any:
         """Take the part that the subscripts name, give it to the action, put what comes back in its place."""
-        self.fired = True
         action = self.action
         try:
             if isinstance(action, Save):
+                self.fired = True
                 self._save(action, value, call, event)
                 return value
             seen = plain(value) if operands.in_use else value
@@ -208,24 +212,48 @@ class Tap:
         if action.gathering is not None:
             return self._changed_whole(action.gathering, value, call, event)
         if not self.subscripts and isinstance(value, Tensor):
+            self.fired = True
             return action(value, call, True)  # type: ignore[operator]
         exchange = event.exchange(self.site.port)
+        given, found = value, False
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
             part = get(whole, rest)
+            if is_empty(part) and selects_nothing(given, subscripts):
+                continue
+            self.fired = found = True
             new = action(part, self._at(call, subscripts), not rest)  # type: ignore[operator]
             if new is not part:
                 value = put(value, subscripts, exchange.merge(new, part), exchange.rebuild)
+        if not found:
+            self.miss(given)
         return value
+
+    def miss(self, value: Any) -> None:
+        """Note that the subscripts select nothing of a value, which passes as it is; an empty one is no mistake."""
+        if not any([tensor.numel() for tensor in leaves(value)]):
+            self.fired = True
+            return
+        self.problem = f"changed nothing: {self.site.index} selects nothing of {describe(value)}"
+        self.misses += 1
+        self.session.missed = True
+        if self.active and not self.blocks and not self.has_warned and self.missing != IGNORE:
+            self.has_warned = True
+            warn(f"'{self.site}' {self.problem}")
 
     def _changed_whole(self, gathering: Gathering, value: Any, call: Call, event: Event) -> Any:
         """The same where a value may be one rank's part: it is made whole first, and cut again afterwards."""
         exchange = event.exchange(self.site.port)
+        given, found = value, False
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             held, rest = split(value, subscripts)
 
             def change(seen: Any, subscripts: tuple[Any, ...] = subscripts, rest: tuple[Any, ...] = rest) -> Any:
+                nonlocal found
                 part = get(seen, rest)
+                if is_empty(part) and selects_nothing(seen, rest):
+                    return seen
+                self.fired = found = True
                 new = self.action(part, self._at(call, subscripts), not rest)  # type: ignore[operator]
                 return seen if new is part else put(seen, rest, new)
 
@@ -233,6 +261,8 @@ class Tap:
             if new is not held:
                 where = subscripts[: len(subscripts) - len(rest)]
                 value = put(value, where, exchange.merge(new, held), exchange.rebuild)
+        if not found:
+            self.miss(given)
         return value
 
     def _at(self, call: Call, subscripts: tuple[Any, ...]) -> Call:

@@ -1,0 +1,222 @@
+"""Changes that change nothing: subscripts that select nothing, patterns of which no place fires."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+
+X = torch.ones(2, 4)
+
+
+def wide() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 8))
+
+
+CHANGES: dict[str, Callable[[nn.Module, str], Any]] = {
+    "patch": lambda model, site: hl.patch(model, {site: 0.0}),
+    "edit": lambda model, site: hl.edit(model, site, torch.zeros_like),
+}
+
+
+def said(run: Callable[[], Any]) -> list[str]:
+    """Return what a run warns of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in found]
+
+
+class TestSubscripts:
+    @pytest.mark.parametrize("verb", CHANGES)
+    @pytest.mark.parametrize(
+        "site", ["0[:, 7:9]", "0:input[:, 7:9]", "0[5:]", "{0,1}[:, 7:9]", "0[*, 7:9]", "0/linear[:, 7:]"]
+    )
+    def test_a_change_that_never_selects_anything_raises(self, verb: str, site: str) -> None:
+        model = wide()
+        with pytest.raises(hl.NeverFired, match=r"changed nothing: .* selects nothing of float32 \(2, 4\)"):
+            with CHANGES[verb](model, site):
+                model(X)
+
+    @pytest.mark.parametrize("verb", CHANGES)
+    def test_a_change_of_a_gradient_that_selects_nothing_raises(self, verb: str) -> None:
+        model = wide()
+        with pytest.raises(hl.NeverFired, match=r"changed nothing: \[:, 7:9\] selects nothing"):
+            with CHANGES[verb](model, "0:grad_output[:, 7:9]"):
+                model(X).sum().backward()
+
+    def test_an_edit_function_is_not_called_with_nothing(self) -> None:
+        seen: list[Tensor] = []
+        model = wide()
+        with pytest.raises(hl.NeverFired), hl.edit(model, "0[:, 7:9]", seen.append):
+            model(X)
+        assert seen == []
+
+    def test_a_part_of_a_tuple_may_be_nothing_too(self) -> None:
+        model = nn.Sequential(nn.LSTM(4, 4))
+        with pytest.raises(hl.NeverFired, match=r"\[2:\] selects nothing of tuple of 2"):
+            with hl.edit(model, "0[2:]", lambda value: value):
+                model(X)
+
+    @pytest.mark.parametrize("verb", CHANGES)
+    def test_a_change_that_misses_some_calls_warns_once(self, verb: str) -> None:
+        model = nn.Sequential(nn.Identity())
+
+        def generate() -> None:
+            with CHANGES[verb](model, "0[:, 3:]"):
+                assert not model(torch.ones(1, 5))[:, 3:].any()
+                for _ in range(3):
+                    assert model(torch.ones(1, 1)).all()
+
+        (message,) = said(generate)
+        assert message.startswith(
+            "'0[:, 3:]' changed nothing: [:, 3:] selects nothing of float32 (1, 1), in 3 calls; '#n'"
+        )
+
+    def test_a_change_that_is_said_to_miss_says_nothing(self) -> None:
+        model = nn.Sequential(nn.Identity())
+
+        def generate() -> None:
+            with hl.patch(model, {"0[:, 3:]": 0.0}).when_missing("ignore"):
+                model(torch.ones(1, 5))
+                model(torch.ones(1, 1))
+            with hl.patch(model, {"0[:, 3:]": 0.0}).when_missing("ignore"):
+                model(torch.ones(1, 1))
+
+        assert said(generate) == []
+
+    def test_the_calls_that_are_meant_can_be_named(self) -> None:
+        model = nn.Sequential(nn.Identity())
+
+        def generate() -> None:
+            with hl.patch(model, {"0#0[:, 3:]": 0.0}):
+                model(torch.ones(1, 5))
+                model(torch.ones(1, 1))
+
+        assert said(generate) == []
+
+    def test_a_hook_that_stays_warns_once(self) -> None:
+        model = wide()
+        hooks = hl.Hooks(model)
+        hooks.patch({"0[:, 7:9]": 0.0})
+        assert said(lambda: [model(X), model(X)]) == [
+            "'0[:, 7:9]' changed nothing: [:, 7:9] selects nothing of float32 (2, 4)"
+        ]
+        hooks.remove()
+
+    @pytest.mark.parametrize("site", ["0[:]", "0[:, 1:2]", "0[:1]", "0[*]", "0:input[:, 1:]"])
+    def test_a_value_that_is_empty_itself_is_no_mistake(self, site: str) -> None:
+        model = wide()
+
+        def run() -> None:
+            with hl.patch(model, {site: 0.0}):
+                model(torch.ones(0, 4))
+
+        assert said(run) == []
+
+    def test_a_second_block_starts_from_nothing(self) -> None:
+        model = nn.Sequential(nn.Identity(), nn.Identity())
+        hooks = hl.Hooks(model, active=False).patch({"0[:, 3:]": 0.0})
+        with pytest.raises(hl.NeverFired), hooks:
+            model(torch.ones(1, 1))
+
+        def run() -> None:
+            with hooks:
+                model(torch.ones(1, 5))
+
+        assert said(run) == []
+
+    def test_a_capture_of_nothing_is_an_empty_tensor(self) -> None:
+        _, acts = hl.run(wide(), X, capture="0[:, 7:9]")
+        assert acts["0[:, 7:9]"].shape == (2, 0)
+
+
+class Branches(nn.Module):
+    """Calls one of its parts only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.spare = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used[0](x)
+
+
+BY_PATTERN = {**CHANGES, "skip": lambda model, site: hl.skip(model, site)}
+
+
+class TestPatterns:
+    @pytest.mark.parametrize("verb", BY_PATTERN)
+    def test_a_change_by_a_pattern_of_which_no_place_fires_raises(self, verb: str) -> None:
+        model = Branches()
+        with pytest.raises(hl.NeverFired, match=r"'spare.0' was not called in 1 forward.*\(and 1 more\)"):
+            with BY_PATTERN[verb](model, "spare.*"):
+                model(X)
+
+    @pytest.mark.parametrize("verb", BY_PATTERN)
+    def test_a_change_by_a_pattern_of_which_some_places_fire_warns_of_the_others(self, verb: str) -> None:
+        model = Branches()
+        with pytest.warns(hl.HooklineWarning, match=r"'used.1' was not called"), BY_PATTERN[verb](model, "used.*"):
+            model(X)
+
+    def test_each_key_of_a_patch_is_a_pattern_of_its_own(self) -> None:
+        model = Branches()
+        with pytest.raises(hl.NeverFired, match="'spare.0'"):
+            with hl.patch(model, {"used.*": 0.0, "spare.*": 0.0}):
+                model(X)
+
+    def test_skipping_with_the_values_of_a_cache_is_one_pattern(self) -> None:
+        model = Branches()
+        values = hl.Cache({f"used.{i}": torch.zeros(2, 4) for i in range(2)})
+        with pytest.warns(hl.HooklineWarning, match="'used.1' was not called"), hl.skip(model, "used.*", values):
+            model(X)
+
+    def test_it_can_be_said_that_a_warning_will_do(self) -> None:
+        model = Branches()
+        with pytest.warns(hl.HooklineWarning, match="'spare.0'"):
+            with hl.patch(model, {"spare.*": 0.0}).when_missing("warn"):
+                model(X)
+
+    def test_a_capture_by_a_pattern_still_warns(self) -> None:
+        model = Branches()
+        with pytest.warns(hl.HooklineWarning, match="'spare.0'"), hl.capture(model, "spare.*"):
+            model(X)
+
+    def test_a_block_without_a_forward_says_nothing(self) -> None:
+        with hl.patch(Branches(), {"spare.*": 0.0}):
+            pass
+
+
+class TestGradients:
+    def test_a_pattern_of_gradients_that_can_not_come_is_said_once_with_what_to_do(self) -> None:
+        model = nn.Sequential(nn.Embedding(5, 4), *(nn.Linear(4, 4) for _ in range(4))).requires_grad_(False)
+        messages = said(lambda: hl.run(model, torch.tensor([1]), capture="*:grad_output"))
+        assert len(messages) == 1
+        assert "requires_grad_() on the input" in messages[0]
+        assert "hl.edit(model, '0', torch.Tensor.requires_grad_)" in messages[0]
+        with hl.edit(model, "0", torch.Tensor.requires_grad_), hl.capture(model, "{1,2,3,4}:grad_output") as acts:
+            model(torch.tensor([1])).sum().backward()
+        assert len(acts) == 4
+
+    def test_changing_gradients_that_can_not_come_raises_at_the_end(self) -> None:
+        model = wide().requires_grad_(False)
+        with pytest.raises(hl.NeverFired, match=r"'0:grad_output' can get no gradient: .*\(and 2 more\)"):
+            with pytest.warns(hl.HooklineWarning, match="can get no gradient"):
+                with hl.edit(model, "*:grad_output", torch.zeros_like):
+                    model(X)
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_a_gradient_that_is_changed_on_the_recomputation_has_fired(self, reentrant: bool) -> None:
+        model = wide()
+        with hl.edit(model, "*:grad_output", torch.zeros_like):
+            output = checkpoint(model, X.clone().requires_grad_(), use_reentrant=reentrant)
+        output.sum().backward()
+        assert not model[0].weight.grad.any()
