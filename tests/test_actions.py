@@ -15,7 +15,7 @@ from tests.models import GPT, Nested, mlp, tokens
 
 @pytest.mark.parametrize(
     "value",
-    [0.0, 3, True, torch.ones(2, 8), torch.ones(8), torch.ones(2, 1), torch.tensor(2.0), torch.ones(1, 1, 8)[0]],
+    [0.0, 3, torch.ones(2, 8), torch.ones(8), torch.ones(2, 1), torch.tensor(2.0), torch.ones(1, 1, 8)[0]],
 )
 def test_a_patch_is_broadcast_onto_what_passes(value: Any) -> None:
     model, x = mlp(), torch.ones(2, 4)

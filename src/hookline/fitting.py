@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from hookline.copies import copy_all, copy_tensor
 from hookline.errors import EditError
-from hookline.values import check_fits, check_kind, children, describe, rebuild
+from hookline.values import check_fits, check_kind, check_number, children, describe, rebuild
 
 
 def fit(new: Any, old: Any) -> Any:
@@ -20,7 +21,7 @@ def fit(new: Any, old: Any) -> Any:
         return _fit_tensor(new, old)
     parts = children(old)
     if parts is None:
-        return copy_all(new)
+        return copy_all(_fit_array(new, old) if _is_array(old) else _of_its_kind(new, old))
     new_parts = children(new)
     if new_parts is None or len(new_parts) != len(parts) or isinstance(new, Mapping) != isinstance(old, Mapping):
         part = f'["{next(iter(parts), "name")}"]' if isinstance(old, Mapping) else "[0]"
@@ -33,7 +34,7 @@ def fit(new: Any, old: Any) -> Any:
 
 
 def agree(new: Any, old: Any) -> None:
-    """Raise unless `new` has the structure, shapes, dtypes and devices of `old`."""
+    """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`."""
     if isinstance(old, Tensor):
         if not isinstance(new, Tensor):
             raise EditError(f"{describe(new)} given where {describe(old)} passes")
@@ -43,6 +44,10 @@ def agree(new: Any, old: Any) -> None:
         return
     parts, new_parts = children(old), children(new)
     if parts is None:
+        if not _is_array(old):
+            _of_its_kind(new, old)
+        elif not (_is_array(new) and (new.shape, new.dtype) == (old.shape, old.dtype)):
+            raise EditError(f"{_told(new)} given where {_told(old)} passes")
         return
     if new_parts is None or type(new) is not type(old) or parts.keys() != new_parts.keys():
         raise EditError(f"{describe(new)} given where {describe(old)} passes")
@@ -78,6 +83,47 @@ def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
 def _holds_fractions(value: Any) -> bool:
     """Whether a value is a tensor that takes any number."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
+
+
+def _of_its_kind(new: Any, old: Any) -> Any:
+    """Return an object that can stand for another one: of its type, or a number for a number; for None anything."""
+    are_numbers = isinstance(new, Number) and isinstance(old, Number)
+    fits = are_numbers and (isinstance(old, complex) or not isinstance(new, complex))
+    if isinstance(new, bool) or isinstance(old, bool) or not are_numbers:
+        fits = old is None or (isinstance(new, type(old)) and isinstance(new, bool) == isinstance(old, bool))
+    if not fits:
+        raise EditError(f"{describe(new)} given where {_named(old)} passes; with check=False anything takes its place")
+    return new
+
+
+def _named(value: Any) -> str:
+    return f"the {type(value).__name__} {value!r}" if isinstance(value, (Number, str)) else describe(value)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__name__ == "ndarray"
+
+
+def _told(value: Any) -> str:
+    return f"an array of {value.dtype} {value.shape}" if _is_array(value) else describe(value)
+
+
+def _fit_array(new: Any, old: Any) -> Any:
+    """The same for an array of numpy: a number, or an array of its dtype that broadcasts."""
+    if _is_array(new) and new.dtype != old.dtype:
+        raise EditError(f"{_told(new)} given where {_told(old)} passes; cast it with .astype('{old.dtype}')")
+    if not _is_array(new):
+        try:
+            like = torch.from_numpy(old)
+        except TypeError:  # A dtype that torch does not have.
+            raise EditError(f"{describe(new)} given where {_told(old)} passes; give such an array") from None
+        check_number(new, like)
+    filled = old.copy()
+    try:
+        filled[...] = new
+    except ValueError:
+        raise EditError(f"shape {new.shape} does not fit where {old.shape} passes") from None
+    return filled
 
 
 def _fit_tensor(new: Any, old: Tensor) -> Tensor:

@@ -394,7 +394,7 @@ def check_fits(new: Any, old: Tensor) -> None:
         check_kind(new, old)
         _check_broadcast(new, old)
     else:
-        _check_number(new, old)
+        check_number(new, old)
 
 
 def check_kind(new: Tensor, old: Tensor) -> None:
@@ -416,8 +416,9 @@ def _check_broadcast(new: Tensor, old: Tensor) -> None:
         raise EditError(f"shape {tuple(new.shape)} does not fit where {tuple(old.shape)} passes")
 
 
-def _check_number(new: Any, old: Tensor) -> None:
-    if not isinstance(new, (bool, int, float, complex)):
+def check_number(new: Any, old: Tensor) -> None:
+    """Raise unless `new` is a number that `old` can hold."""
+    if not isinstance(new, (int, float, complex)) or (isinstance(new, bool) and old.dtype is not torch.bool):
         raise EditError(f"{describe(new)} given where {describe(old)} passes; give a tensor or a number")
     whole = isinstance(new, (bool, int)) or (isinstance(new, float) and new.is_integer())
     if isinstance(new, complex) and not old.is_complex():

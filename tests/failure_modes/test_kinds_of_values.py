@@ -1,0 +1,143 @@
+"""Values that are no tensors are checked too: what is put in the place of one has to be of its kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+
+
+class Options:
+    """What a model may pass from one part to another."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+
+class MoreOptions(Options):
+    """A kind of them."""
+
+
+class Gives(nn.Module):
+    """Returns what it was made with."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, _x: Tensor) -> Any:
+        return self.value
+
+
+def changed(passing: Any, new: Any, how: str, check: bool = True) -> Any:
+    """Return what comes out where a value passes and another one is put in its place."""
+    model = nn.Sequential(Gives(passing))
+    block = {
+        "patch": lambda: hl.patch(model, {"0": new}, check=check),
+        "edit": lambda: hl.edit(model, "0", lambda _: new, check=check),
+    }[how]()
+    with block:
+        return model(torch.ones(1))
+
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+HOWS = ("patch", "edit")
+
+OTHER = {
+    "text for an integer": (3, "hello", "str given where the int 3 passes"),
+    "text for None in a tuple": ((1, 2), (1, "two"), "str given where the int 2 passes"),
+    "a boolean for an integer": (3, True, "True given where the int 3 passes"),
+    "an integer for a boolean": (True, 1, "1 given where the bool True passes"),
+    "a complex number for a float": (0.5, 1j, "1j given where the float 0.5 passes"),
+    "a tensor for a float": (0.5, torch.ones(()), r"float32 \(\) given where the float 0.5 passes"),
+    "a number for text": ("gelu", 1, "1 given where the str 'gelu' passes"),
+    "None for an integer": ((1, 2), (1, None), "None given where the int 2 passes"),
+    "another class": (Options(), 3, "3 given where Options passes"),
+    "a class above": (MoreOptions(), Options(), "Options given where MoreOptions passes"),
+    "an array of another dtype": (
+        ARRAY,
+        ARRAY.astype(np.float64),
+        r"an array of float64 \(2, 3\) given where an array of",
+    ),
+    "a tensor for an array": (ARRAY, torch.ones(2, 3), "given where"),
+    "text for an array": (ARRAY, "hello", "str given where"),
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", OTHER)
+def test_a_value_of_another_kind_is_refused(name: str, how: str) -> None:
+    passing, new, message = OTHER[name]
+    with pytest.raises(hl.EditError, match=message):
+        changed(passing, new, how)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", OTHER)
+def test_a_value_of_another_kind_passes_unchecked_if_that_is_said(name: str, how: str) -> None:
+    passing, new, _ = OTHER[name]
+    assert type(changed(passing, new, how, check=False)) is type(new)
+
+
+ALIKE = {
+    "an integer": (3, 4),
+    "an integer for a float": (0.5, 2),
+    "a float for an integer": (3, 0.5),
+    "a float for a complex number": (1j, 0.5),
+    "a number of numpy's": (0.5, np.float32(2)),
+    "a boolean": (True, False),
+    "text": ("gelu", "relu"),
+    "a value for None": (None, "hello"),
+    "a class below": (Options(), MoreOptions()),
+    "a tuple": ((1, "a", None), (2, "b", 3)),
+    "an array": (ARRAY, ARRAY + 1),
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_value_of_the_same_kind_takes_its_place(name: str, how: str) -> None:
+    passing, new = ALIKE[name]
+    result = changed(passing, new, how)
+    assert type(result) is type(new)
+    if isinstance(new, np.ndarray):
+        assert result is not passing
+        assert (result == new).all()
+    elif not isinstance(new, Options):
+        assert result == new
+
+
+def test_a_number_or_a_row_is_broadcast_onto_an_array_and_what_passed_is_left_alone() -> None:
+    before = ARRAY.copy()
+    assert (changed(ARRAY, 2, "patch") == np.full((2, 3), 2, np.float32)).all()
+    assert (changed(ARRAY, ARRAY[1], "patch") == ARRAY[1]).all()
+    assert (before == ARRAY).all()
+
+
+@pytest.mark.parametrize("new", [ARRAY[:, :2], 1e60, 1j, True], ids=repr)
+def test_what_an_array_can_not_hold_is_refused(new: Any) -> None:
+    with pytest.raises(hl.EditError, match="'0'"):
+        changed(ARRAY, new, "patch")
+
+
+def test_an_array_of_text_takes_such_arrays_only() -> None:
+    words = np.array(["a", "b"])
+    assert list(changed(words, np.array(["c", "d"]), "patch")) == ["c", "d"]
+    with pytest.raises(hl.EditError, match="give such an array"):
+        changed(words, 1, "patch")
+
+
+def test_an_edit_of_an_array_keeps_its_shape() -> None:
+    with pytest.raises(hl.EditError, match=r"float32 \(3,\) given where an array of float32 \(2, 3\)"):
+        changed(ARRAY, ARRAY[0], "edit")
+
+
+def test_a_boolean_is_no_number_for_a_tensor_of_numbers() -> None:
+    with pytest.raises(hl.EditError, match="True given where float32"):
+        changed(torch.ones(2), True, "patch")
+    assert changed(torch.ones(2).bool(), False, "patch").equal(torch.zeros(2).bool())
