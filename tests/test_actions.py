@@ -64,7 +64,6 @@ def test_a_patch_takes_any_place_for_a_key() -> None:
         with hl.patch(model, {where: 0.0}), hl.capture(model, "h.0.mlp") as acts:
             model(x)
         assert acts["h.0.mlp"][0].count_nonzero() == 0
-    assert torch.equal(hl.run(model, x, patch={}), model(x))
 
 
 BAD_VALUES: dict[str, tuple[Any, str]] = {

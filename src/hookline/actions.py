@@ -6,6 +6,7 @@ returns what passes on: the very same object, if it leaves the value alone.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,7 +30,7 @@ from hookline.copies import (
     versions,
 )
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit, put_number, returns_another_structure, takes_tensor
+from hookline.fitting import agree, fit, put_number, returns_another_structure, stand_in, takes_tensor
 from hookline.operands import Operand, plain
 from hookline.origins import is_parameter, is_private, may_move
 from hookline.parallel import Gathering, arrived, replicate, share_part, whole
@@ -324,15 +325,18 @@ class Skip:
     observes = False
     gathering = None
 
-    def __init__(self, value: Any = NOTHING) -> None:
+    def __init__(self, value: Any = NOTHING, check: bool = True) -> None:
         self.value = value
+        self.check = check
 
     def output(self, module: nn.Module | None, first: Any) -> Any:
         """Return what is given instead of running; a module is asked whether its input can stand for its output."""
         refuse_tracers(first)
         if self.value is not NOTHING:
             plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
-            return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
+            if plain or not self.check or torch.compiler.is_dynamo_compiling():
+                return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
+            return stand_in(self.value, module, first)
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
@@ -371,7 +375,32 @@ def _kept_random_state() -> Iterator[None]:
 
 def _ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
     """Call a user's function with a value, and the call if it asks for it; the hooks on the model rest meanwhile."""
-    return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
+    try:
+        return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
+    except TypeError as error:
+        _refuse_arguments(function, with_call, error)
+        raise
+
+
+def _refuse_arguments(function: Any, with_call: bool, error: TypeError) -> None:
+    """Raise if a user's function does not take what it is called with, and say what it is."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):  # Of a builtin.
+        return
+    given, other = ("value, call", "value") if with_call else ("value", "value, call")
+    if _takes(takes, given):
+        return
+    advice = f"; with_call={not with_call} calls it with ({other})" if _takes(takes, other) else ""
+    raise EditError(f"the function takes {takes} and is called with ({given}){advice}") from error
+
+
+def _takes(signature: inspect.Signature, names: str) -> bool:
+    try:
+        signature.bind(*names.split(", "))
+    except TypeError:
+        return False
+    return True
 
 
 def _spare(own: Tensor) -> Guarded:

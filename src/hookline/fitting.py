@@ -14,6 +14,12 @@ from hookline.copies import copy_all, copy_tensor
 from hookline.errors import EditError
 from hookline.values import check_fits, check_kind, check_number, children, describe, rebuild
 
+# The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
+_KEEPING = [
+    f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
+]
+_NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
+
 
 def fit(new: Any, old: Any) -> Any:
     """Return `new` as a value that can stand where `old` passes: broadcast, of its type, no tensor the caller's own."""
@@ -139,6 +145,43 @@ def _filled(number: complex, old: Tensor) -> Tensor:
     except (TypeError, NotImplementedError) as error:  # A subclass that torch can't fill, such as a MaskedTensor.
         kind = type(old).__name__
         raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
+
+
+def stand_in(value: Any, module: nn.Module | None, first: Any) -> Any:
+    """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that."""
+    shape = _shape_returned(module, first) if type(first) is Tensor else None
+    if shape is not None:
+        weight = next(iter(module.parameters()), first)  # type: ignore[union-attr]
+        dtype = weight.dtype if weight.is_floating_point() and not _casts(weight) else getattr(value, "dtype", None)
+        return fit(value, weight.new_empty(shape, dtype=dtype, requires_grad=False))
+    if isinstance(first, Tensor) and isinstance(value, Number):
+        what = "this" if module is None else type(module).__name__
+        raise EditError(
+            f"{value!r} given for what {what} returns, whose shape is not known before it runs; give a tensor, or "
+            "check=False"
+        )
+    return copy_all(value)
+
+
+def _casts(tensor: Tensor) -> bool:
+    return torch.is_autocast_enabled(tensor.device.type)
+
+
+def _shape_returned(module: nn.Module | None, first: Tensor) -> tuple[int, ...] | None:
+    """Return the shape of what a layer of torch.nn makes of a tensor, None if it is not known without a run."""
+    shape = tuple(first.shape)
+    if type(module) is nn.Sequential:
+        for child in module:
+            found = _shape_returned(child, first.new_empty(shape, device="meta"))
+            if found is None:
+                return None
+            shape = found
+        return shape
+    if type(module) is nn.Linear:
+        return (*shape[:-1], module.out_features)
+    if type(module) is nn.Embedding:
+        return (*shape, module.embedding_dim)
+    return shape if type(module).__module__ in _KEEPING and type(module) not in _NOT_KEEPING else None
 
 
 def returns_another_structure(module: nn.Module, first: Any) -> str:

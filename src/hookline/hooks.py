@@ -20,7 +20,7 @@ from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import Exit, Owner, still_open
 from hookline.narrowing import is_at, names_output
-from hookline.options import budget_of, calls_of, refuse_clone, refuse_options, refuse_skip, refuse_stop
+from hookline.options import budget_of, calls_of, refuse_clone, refuse_flags, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
 from hookline.records import Record
 from hookline.sites import Site
@@ -117,6 +117,7 @@ class Hooks(Tabular):
     def __init__(self, model: nn.Module, active: bool = True) -> None:
         if not isinstance(model, nn.Module):
             raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        refuse_flags(active=active)
         self._model = model
         self._active = active  # Whether hooks act as soon as they are added.
         self._cache = Cache()
@@ -169,6 +170,7 @@ class Hooks(Tabular):
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
+        refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
         refuse_options(clone, device, dtype, transform, with_call)
         gathering = gathering_of(self._model, gather)
         action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
@@ -196,6 +198,11 @@ class Hooks(Tabular):
         """
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
+        if not values:
+            raise EditError(
+                f"patch what? This {type(values).__name__} is empty; give values, as in patch({{site: value}})"
+            )
+        refuse_flags(check=check)
         if isinstance(values, Cache):
             values._refuse_several_calls()
         model = self._model
@@ -206,7 +213,7 @@ class Hooks(Tabular):
     def edit(
         self,
         where: Where,
-        function: Callable[..., Any],
+        function: Callable[..., Any] = NOTHING,
         name: str = "",
         with_call: bool = False,
         check: bool = True,
@@ -222,21 +229,32 @@ class Hooks(Tabular):
             clone: False gives the function the model's own tensors: what it writes there, the model sees.
             gather: Give it whole what is cut among ranks, and cut its result again. False gives it this rank's part.
         """
+        if function is NOTHING:
+            raise EditError(
+                "edit takes a place and a function of the value, as in edit('h.0', torch.relu); "
+                "hl.run takes several: edit={site: function}"
+            )
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
+        refuse_flags(with_call=with_call, check=check, gather=gather)
         refuse_clone(clone)
         action = Apply(function, with_call, check, clone, gathering_of(self._model, gather))
         return self._add(self._make(find(self._model, [where]), action, name))
 
-    def skip(self, where: Where, value: Any = NOTHING, name: str = "") -> Hooks:
-        """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own)."""
+    def skip(self, where: Where, value: Any = NOTHING, name: str = "", check: bool = True) -> Hooks:
+        """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own).
+
+        Args:
+            check: Raise if a layer of torch.nn is known to return something else than the value.
+        """
+        refuse_flags(check=check)
         places = find(self._model, [where])
         for place in places:
             refuse_skip(place.site)
         if not isinstance(value, Cache):
-            return self._add(self._make(places, Skip(value), name))
+            return self._add(self._make(places, Skip(value, check), name))
         value._refuse_several_calls(*(place.site for place in places))
-        given, group = [(place, Skip(value[place.site])) for place in places], object()
+        given, group = [(place, Skip(value[place.site], check)) for place in places], object()
         return self._add([self._tap(place, action, name, group) for place, action in given])
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:

@@ -434,11 +434,11 @@ def _explain_misses(taps: list[Tap]) -> list[tuple[bool, str]]:
 
 
 def _speak(messages: list[tuple[bool, str]]) -> None:
+    messages.sort(key=lambda message: "implementation" not in message[1])  # The fix, where one of them has it.
     certain = [message for exact, message in messages if exact]
     if certain:
         more = f" (and {len(certain) - 1} more)" if len(certain) > 1 else ""
         raise NeverFired(certain[0] + more)
-    messages.sort(key=lambda message: "implementation" not in message[1])  # The fix, where one of them has it.
     if messages:
         more = f" (and {len(messages) - 1} more that the pattern matches)" if len(messages) > 1 else ""
         warn(messages[0][1] + more)

@@ -62,6 +62,14 @@ def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
     return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
 
 
+def refuse_flags(**flags: Any) -> None:
+    """Raise for an option that is neither True nor False: "no" would count as True."""
+    if {*map(type, flags.values())} == {bool}:
+        return
+    name, value = next((name, value) for name, value in flags.items() if type(value) is not bool)
+    raise HooklineError(f"{name}={value!r} is not True or False")
+
+
 def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:
     """Raise for an option of capture that means nothing, before the model runs."""
     refuse_clone(clone)
@@ -81,7 +89,7 @@ def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_cal
 
 def refuse_clone(clone: Any) -> None:
     """Raise for what `clone` can't be."""
-    if clone not in (None, True, False):
+    if clone is not None and type(clone) is not bool:
         raise HooklineError(f"clone={clone!r} is not None, True or False")
 
 

@@ -29,6 +29,10 @@ _MEMBER = re.compile(r"[\w*{},]+")
 
 Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
 Segments = tuple[Alternatives | None, ...]  # For each name its alternatives; None is `**`.
+_RANGE = (
+    "; for several name each ('h.0#1', 'h.0#2'), capture with keep='all', or look at call.number in an edit with "
+    "with_call=True"
+)
 _ANY_NAME = (("", ""),)  # A `*` alone.
 _ROOT = ((("",),),)  # The path of the model itself.
 
@@ -269,7 +273,9 @@ def _parse_call(text: str, position: int) -> tuple[int | None, int]:
         return None, position
     match = re.compile(r"\d{1,10}").match(text, position + 1)
     if match is None:
-        _refuse(text, position, "'#' takes the number of a call, from 0")
+        _refuse(text, position, f"'#' takes the number of a call, from 0{_RANGE}")
+    if re.compile(r":\d*(?![\w])|[-,]").match(text, match.end()):
+        _refuse(text, match.end(), f"'#' takes the number of one call{_RANGE}")
     return int(match.group()), match.end()
 
 

@@ -15,6 +15,7 @@ from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.hooks import Hooks
+from hookline.options import refuse_flags
 from hookline.ranks import after_stop, is_running
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
@@ -100,7 +101,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Ho
 def edit(
     model: nn.Module,
     where: Where,
-    function: Callable[..., Any],
+    function: Callable[..., Any] = NOTHING,
     with_call: bool = False,
     check: bool = True,
     clone: bool | None = None,
@@ -119,8 +120,8 @@ def edit(
     return hooks
 
 
-def skip(model: nn.Module, where: Where, value: Any = NOTHING) -> Hooks:
-    """Don't run these modules: they pass their first argument on, or give `value`.
+def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = True) -> Hooks:
+    """Don't run these modules: they pass their first argument on, or give `value`. `check` is as in `Hooks.skip`.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
     >>> with skip(model, "0"):
@@ -128,7 +129,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING) -> Hooks:
     tensor([0.5000, 0.5000])
     """
     hooks = brief(model)
-    hooks.skip(where, value)
+    hooks.skip(where, value, check=check)
     hooks._ledger.verb = "skip"
     return hooks
 
@@ -178,14 +179,18 @@ def run(
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     if not isinstance(owner, nn.Module):
         raise SiteError(f"run takes a model or a method of one, not {getattr(model, '__name__', model)!r}")
+    refuse_flags(stop=stop)
     if stop and capture is None:
         raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
     _refuse_options(model, kwargs)
     hooks = brief(owner)
     if patch is not None:
         hooks.patch(patch)
-    if not isinstance(edit or {}, Mapping):
+    if edit is not None and not isinstance(edit, Mapping):
         raise EditError(f"edit= takes a mapping of site to function, not {type(edit).__name__}")
+    for name, given in (("edit", edit), ("skip", skip)):
+        if isinstance(given, Mapping) and not given:
+            raise EditError(f"{name}= is empty; give places, as in {name}={{site: ...}}, or leave it out")
     for where, function in (edit or {}).items():
         hooks.edit(where, function)
     if skip is not None:

@@ -66,6 +66,11 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
         return _find_pair(model, names, *where)
     if callable(where):
         return _find_all(model, names, where)
+    if isinstance(where, dict):
+        raise SiteError(
+            "a dict names no places, and what it holds would be ignored; to keep a function of what passes write "
+            "capture(site, transform=function), and to name its keys list(...)"
+        )
     if isinstance(where, Iterable) and not isinstance(where, torch.Tensor):
         found = _each_once(place for one in where for place in _find_one(model, names, one))
         if not found:

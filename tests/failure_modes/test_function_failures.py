@@ -234,7 +234,10 @@ def test_a_pattern_that_ran_nowhere_says_so_in_a_listing_and_gives_the_reason_th
 
     model, x = Fused(), torch.randn(1, 3, 4)
     assert "none of these ran" in repr(hl.sites(model, "**/softmax", run=(x,)))
-    with pytest.warns(hl.HooklineWarning, match="'attn/softmax'.*scaled_dot_product_attention.*eager implementation"):
+    reason = "'attn/softmax'.*scaled_dot_product_attention.*eager implementation"
+    with pytest.warns(hl.HooklineWarning, match=reason):
+        hl.run(model, x, capture="**/softmax")
+    with pytest.raises(hl.NeverFired, match=reason):
         hl.run(model, x, patch={"**/softmax": 0.0})
 
 

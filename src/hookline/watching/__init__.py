@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hookline.errors import HooklineError
+from hookline.options import refuse_flags
 from hookline.watching.checks import Rule
 from hookline.watching.watcher import Watcher
 from hookline.where import Where
@@ -68,6 +69,7 @@ def watch(
         raise HooklineError(f"every={every!r} is no number of steps; every=100 keeps statistics of each hundredth")
     if to is not None and every is None:
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
+    refuse_flags(inf=inf, backward=backward, at_once=at_once, again=again)
     optimizers = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Iterable) else list(optimizer)
     rule = Rule(limit, inf)
     watcher = Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -63,11 +63,12 @@ def replace_layer_input_arguments(
     ...     layer(layer.weight.new_ones(1)).shape
     torch.Size([1])
     """
-    blocks = []
-    for name, layer in layers_of(network_layers)[0]:
-        bound = inspect.signature(layer.forward).bind_partial(*input_args_to_use, **input_kwargs_to_use)
-        blocks.append(([name], hl.edit(layer, ":inputs", partial(_bind, bound), check=False, clone=False)))
-    with entered(blocks):
+
+    def bound(layer: nn.Module) -> hl.Hooks:
+        given = inspect.signature(layer.forward).bind_partial(*input_args_to_use, **input_kwargs_to_use)
+        return hl.edit(layer, ":inputs", partial(_bind, given), check=False, clone=False)
+
+    with entered(([name], bound(layer)) for name, layer in layers_of(network_layers)[0]):
         yield
 
 
@@ -104,17 +105,19 @@ def named_modules_of_type(module: nn.Module, module_type: Kind) -> ModulesOfType
 
 
 @contextmanager
-def entered(blocks: list[tuple[list[Any], hl.Hooks]], each: bool = True) -> Iterator[None]:
+def entered(blocks: Iterable[tuple[list[Any], hl.Hooks]], each: bool = True) -> Iterator[None]:
     """Open the blocks of these layers; warn at the end of each in which nothing ran, or only if that is all of them."""
+    opened = []
     with ExitStack() as stack:
-        for _, hooks in blocks:
+        for names, hooks in blocks:
+            opened.append((names, hooks))
             stack.enter_context(hooks.when_missing("ignore"))
         yield
-    missing = [names for names, hooks in blocks if not any(hook.fired for hook in hooks)]
-    names = [repr(name) for one in missing for name in one]
-    if names and (each or len(missing) == len(blocks)):
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        warn(f"nothing passed {', '.join(names[:3])}{more}: {NOT_RUN}")
+    missing = [names for names, hooks in opened if not any(hook.fired for hook in hooks)]
+    unseen = [repr(name) for one in missing for name in one]
+    if unseen and (each or len(missing) == len(opened)):
+        more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
+        warn(f"nothing passed {', '.join(unseen[:3])}{more}: {NOT_RUN}")
 
 
 @contextmanager
@@ -166,7 +169,7 @@ def _replaced(network_layers: Layers, port: str, values: Mapping[str, Any]) -> I
     for name, layer in others:
         if name in values:
             warn(f"the value for {name!r} is not used: a {type(layer).__name__} is never called where it could be seen")
-    with entered([([name], _patched(name, layer, port, values[name])) for name, layer in called]):
+    with entered(([name], _patched(name, layer, port, values[name])) for name, layer in called):
         yield
 
 

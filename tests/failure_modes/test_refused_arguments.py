@@ -1,0 +1,168 @@
+"""Arguments that would be ignored, or mean something else than they say, are refused with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+from tests.models import mlp
+
+X = torch.ones(3, 4)
+FLAGS: dict[str, Callable[[nn.Module], Any]] = {
+    "detach": lambda model: hl.capture(model, "0", detach="no"),
+    "gather": lambda model: hl.capture(model, "0", gather="no"),
+    "stop": lambda model: hl.capture(model, "0", stop="0"),
+    "with_call": lambda model: hl.edit(model, "0", torch.relu, with_call="yes"),
+    "check": lambda model: hl.patch(model, {"0": 0.0}, check=None),
+    "active": lambda model: hl.Hooks(model, active="no"),
+    "again": lambda model: hl.watch(model, again="no"),
+    "clone": lambda model: hl.capture(model, "0", clone=1),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_option_that_is_on_or_off_takes_nothing_else(name: str) -> None:
+    with pytest.raises(hl.HooklineError, match=rf"{name}=.* is not .*True or False"):
+        FLAGS[name](mlp())
+
+
+def test_every_verb_checks_each_of_its_flags() -> None:
+    model = mlp()
+    for refused in (
+        lambda: hl.edit(model, "0", torch.relu, check="no"),
+        lambda: hl.edit(model, "0", torch.relu, gather=0),
+        lambda: hl.skip(model, "0", X, check="no"),
+        lambda: hl.capture(model, "0", transform=torch.relu, with_call=1),
+        lambda: hl.run(model, X, capture="0", stop="no"),
+    ):
+        with pytest.raises(hl.HooklineError, match="is not True or False"):
+            refused()
+
+
+EMPTY: dict[str, Callable[[nn.Module], Any]] = {
+    "hl.patch": lambda model: hl.patch(model, {}),
+    "hooks.patch": lambda model: hl.Hooks(model).patch(hl.Cache()),
+    "patch": lambda model: hl.run(model, X, patch={}),
+    "edit": lambda model: hl.run(model, X, edit={}),
+    "skip": lambda model: hl.run(model, X, skip={}),
+    "capture": lambda model: hl.run(model, X, capture=[]),
+    "a list": lambda model: hl.edit(model, [], torch.relu),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_nothing_to_do_is_an_error_however_it_is_said(name: str) -> None:
+    with pytest.raises((hl.EditError, hl.SiteError), match="empty"):
+        EMPTY[name](mlp())
+
+
+def test_functions_in_a_dict_of_places_to_capture_are_not_ignored() -> None:
+    for refused in (
+        lambda: hl.run(mlp(), X, capture={"0": torch.sum}),
+        lambda: hl.capture(mlp(), {"0": torch.sum}),
+        lambda: hl.capture(mlp(), ["1", {"0": torch.sum}]),
+    ):
+        with pytest.raises(hl.SiteError, match=r"a dict names no places.*transform=function"):
+            refused()
+    with hl.capture(mlp(), hl.Cache({"0": X})) as acts:  # The places of another cache.
+        pass
+    assert not len(acts)
+
+
+def test_an_edit_of_a_mapping_says_how_edits_are_written() -> None:
+    with pytest.raises(hl.EditError, match=r"edit\('h.0', torch.relu\); hl.run takes several: edit="):
+        hl.edit(mlp(), {"0": torch.relu})
+    with pytest.raises(hl.EditError, match="edit takes a place and a function"):
+        hl.Hooks(mlp()).edit("0")
+    with pytest.raises(hl.EditError, match="edit= takes a mapping"):
+        hl.run(mlp(), X, edit=[])
+
+
+class TestFunctionsOfAnotherSignature:
+    def test_an_edit_that_wants_the_call_is_told_how_to_get_it(self) -> None:
+        with pytest.raises(hl.EditError, match=r"'0': the function takes \(value, call\).*with_call=True"):
+            hl.run(mlp(), X, edit={"0": lambda value, call: value})
+
+    def test_one_that_does_not_want_it_is_told_so_too(self) -> None:
+        with pytest.raises(hl.EditError, match=r"\(value\) and is called with \(value, call\); with_call=False"):
+            with hl.edit(model := mlp(), "0", lambda value: value, with_call=True):
+                model(X)
+
+    def test_a_transform_is_told_the_same(self) -> None:
+        with pytest.raises(hl.EditError, match="with_call=True"), hl.capture(model := mlp(), "0", transform=divmod_):
+            model(X)
+
+    def test_a_function_that_can_be_called_neither_way_says_what_it_takes(self) -> None:
+        with pytest.raises(hl.EditError, match=r"takes \(\) and is called with \(value\)$"):
+            hl.run(mlp(), X, edit={"0": lambda: None})
+
+    def test_a_type_error_of_the_function_itself_comes_through(self) -> None:
+        with pytest.raises(TypeError, match="NoneType") as caught:
+            hl.run(mlp(), X, edit={"0": lambda value: value + None})
+        assert not isinstance(caught.value, hl.HooklineError)
+        with pytest.raises(TypeError) as caught:
+            hl.run(mlp(), X, edit={"0": torch.matmul})
+        assert not isinstance(caught.value, hl.HooklineError)
+
+
+def divmod_(value: Any, call: Any) -> Any:
+    return value
+
+
+class Block(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :2]
+
+
+class TestSkipping:
+    @pytest.mark.parametrize("site", ["0", "1", "2", ""])
+    def test_a_value_that_the_layer_would_not_return_is_refused(self, site: str) -> None:
+        with pytest.raises(hl.EditError, match=r"shape \(3, 3\) does not fit"):
+            hl.run(mlp(), X, skip={site: torch.zeros(3, 3)})
+
+    def test_its_dtype_is_checked_too(self) -> None:
+        with pytest.raises(hl.EditError, match="float64 given where torch.float32"):
+            hl.run(mlp(), X, skip={"0": torch.zeros(3, 8).double()})
+
+    def test_a_number_or_a_row_is_broadcast_as_in_a_patch(self) -> None:
+        model = mlp()
+        for value in (0.5, torch.full((8,), 0.5)):
+            _, acts = hl.run(model, X, skip={"0": value}, capture="0")
+            assert acts["0"].equal(torch.full((3, 8), 0.5))
+
+    def test_an_embedding_gives_vectors(self) -> None:
+        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+        words = torch.tensor([[1, 2, 3]])
+        hl.run(model, words, skip={"0": torch.zeros(1, 3, 4)})
+        with pytest.raises(hl.EditError, match=r"shape \(1, 3\) does not fit where \(1, 3, 4\)"):
+            hl.run(model, words, skip={"0": torch.zeros(1, 3)})
+
+    def test_what_is_not_known_is_let_through_but_for_numbers(self) -> None:
+        model = nn.Sequential(Block(), nn.LSTM(2, 2))
+        output, _ = hl.run(model, X, skip={"0": torch.zeros(5, 2)})
+        assert output.shape == (5, 2)
+        with pytest.raises(hl.EditError, match=r"'0': 0.0 given for what Block returns.*give a tensor"):
+            hl.run(model, X, skip={"0": 0.0})
+
+    def test_under_autocast_the_dtype_is_up_to_the_caller(self) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert hl.run(mlp(), X, skip={"": torch.zeros(3, 2).bfloat16()}).dtype is torch.bfloat16
+
+    def test_unchecked_anything_goes(self) -> None:
+        model = mlp()
+        with hl.skip(model, "", "hello", check=False):
+            assert model(X) == "hello"
+        hooks = hl.Hooks(model, active=False)
+        hooks.skip("2", torch.zeros(1), check=False)
+        assert hooks.run(X).shape == (1,)
+
+
+@pytest.mark.parametrize("text", ["0#1:", "0#:2", "0#1:3", "0#1:3:input", "0#1:[0]", "0#-1", "0#1,2", "0#*", "0#1-3"])
+def test_a_range_of_calls_says_how_several_calls_are_named(text: str) -> None:
+    with pytest.raises(hl.SiteError, match=r"'#' takes the number of .*'h.0#1', 'h.0#2'.*keep='all'.*call.number"):
+        hl.sites(mlp(), text)
