@@ -19,6 +19,7 @@ from hookline.context import RESTING, Token, close_block, not_left, open_blocks,
 from hookline.errors import HooklineError, Line, NeverFired, user_line, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
+from hookline.refusals import refuse_opening
 from hookline.sites import Site
 from hookline.tables import count
 from hookline.tree import Names, replaced_by, unwrap
@@ -181,9 +182,10 @@ class Ledger:
 
     def enter(self, taps: list[Tap], renew: bool) -> Block:
         """Open a block: these taps act here, from call 0 on, until it is left."""
+        self.verb, self.added_at = "", None
         if not taps:
             raise HooklineError(NO_HOOKS)
-        self.added_at = None
+        refuse_opening()
         self._refuse_second_thread(taps)
         block = Block(taps, self.session, renew)
         here = not_left() | {block}

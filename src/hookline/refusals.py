@@ -15,10 +15,23 @@ from hookline.sites import Site
 from hookline.values import leaves
 
 
+def refuse_opening() -> None:
+    """Raise where a forward that is being traced or exported opens a block itself, and can't leave it first."""
+    if _is_traced() or _symbolic_trace._is_fx_tracing_flag:
+        raise HooklineError(
+            "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
+            "let that forward return or change the value in its own code, or use torch.compile, which breaks its graph there"
+        )
+
+
+def _is_traced() -> bool:
+    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
+    return getattr(torch.compiler, "_is_exporting_flag", False) or torch._C._get_tracing_state() is not None
+
+
 def refuse_tracing() -> None:
     """Raise while the model is being traced, scripted or exported: the result would keep what the hooks do for ever."""
-    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
-    if getattr(torch.compiler, "_is_exporting_flag", False) or torch._C._get_tracing_state() is not None:
+    if _is_traced():
         raise HooklineError(
             "the model is being traced or exported, and the result would keep the hooks; leave the block first"
         )

@@ -186,3 +186,35 @@ def test_a_traced_graph_module_is_a_model_like_any_other() -> None:
     assert all(torch.equal(acts[site], expected[site]) for site in expected)
     with hl.patch(graph, {"h.1.attn": 0.0}), hl.patch(model, {"h.1.attn": 0.0}):
         assert torch.equal(graph(x), model(x))
+
+
+class OpensBlocks(nn.Module):
+    """Uses hookline in its own forward."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.way = mlp(), way
+
+    def forward(self, x: Tensor) -> Any:
+        if self.way == "run":
+            return hl.run(self.inner, x, capture="0")[1]["0"]
+        with hl.patch(self.inner, {"0": 0.0}):
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("way", ["run", "a block"])
+@pytest.mark.parametrize("how", ["trace", "export", "fx"])
+def test_a_forward_that_opens_a_block_itself_is_told_what_it_can_do(way: str, how: str) -> None:
+    model, x = OpensBlocks(way), torch.ones(2, 4)
+    before = state_of(model)
+    trace: dict[str, Callable[[], Any]] = {
+        "trace": lambda: torch.jit.trace(model, (x,)),
+        "export": lambda: torch.export.export(model, (x,), strict=False),
+        "fx": lambda: torch.fx.symbolic_trace(model),
+    }
+    with pytest.raises(
+        hl.HooklineError, match=r"opened inside a forward that is being traced.*own code.*torch.compile"
+    ):
+        trace[how]()
+    assert state_of(model) == before
+    assert model(x).shape == (2, 8 if way == "run" else 2)
