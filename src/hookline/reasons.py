@@ -50,8 +50,13 @@ def _why_never_fired(tap: Tap, model: nn.Module) -> str:
     called = f"{site.path}.{site.member}".lstrip(".") if site.method else site.path
     if tap.wanted_call is not None and tap.count:
         return f"'{site}' was not reached: '{called}' was called {count(tap.count, 'time')}, and '#' counts from 0"
-    if tap.count:
+    if tap.count and site.port.endswith("input"):
         return f"'{site}' did not fire: '{called}' was called without arguments"
+    if tap.count:
+        return (
+            f"'{site}' did not fire: '{called}' was called and did not return. A stop inside it ended its forward, or "
+            "the model caught an exception there."
+        )
     if session.stopped:
         return f"'{site}' was not reached: the forward was ended early, by a stop at another site"
     times = count(session.since, "forward") if session.since else "a compiled forward"
@@ -160,9 +165,24 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
             )
         if isinstance(found, (nn.TransformerEncoderLayer, nn.TransformerEncoder)) and found is not module:
             return f": {type(found).__name__} {_FAST_PATH}"
+        resting = _why_adapter_rests(path.rpartition(".")[2], found) if isinstance(parent, nn.ModuleDict) else ""
+        if resting:
+            return f": {resting} at '{name}'. Hook '{name}' itself, or run the model with this adapter."
     if type(module).__call__ is not nn.Module.__call__:
         return f": {type(module).__name__} has a __call__ of its own, which does not call forward."
     return ""
+
+
+def _why_adapter_rests(adapter: str, layer: nn.Module | None) -> str:
+    """Say why a layer that holds adapters, as those of peft do, does not call this one, or nothing."""
+    active = getattr(layer, "active_adapters", None)
+    if getattr(layer, "disable_adapters", None) is True:
+        return "the adapters are disabled"
+    if not isinstance(active, list):
+        return ""
+    if getattr(layer, "merged", None) is True:
+        return "the adapters are merged into the weight"
+    return f"the adapter {adapter!r} is not active" if adapter not in active else ""
 
 
 def _prefixes(path: str) -> list[str]:

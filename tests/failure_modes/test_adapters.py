@@ -156,3 +156,21 @@ def test_gradients_reach_lora_weights_through_hooked_layers() -> None:
     assert acts[f"{QUERY}:grad_output"].count_nonzero() > 0
     for name, weight in model.named_parameters():
         assert name not in plain or torch.equal(weight.grad, plain[name])
+
+
+def test_an_adapter_that_is_not_used_is_given_as_the_reason_why_its_layers_do_not_fire() -> None:
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), peft.LoraConfig(target_modules=["0"]))
+    x = torch.ones(2, 4)
+    with pytest.raises(
+        hl.NeverFired, match=r"'0.lora_A.default' .*: the adapters are disabled at '0'. Hook '0' itself"
+    ):
+        with model.disable_adapter():
+            hl.run(model, x, capture="0.lora_A.default")
+    model.add_adapter("other", peft.LoraConfig(target_modules=["0"]))
+    with pytest.raises(hl.NeverFired, match="the adapter 'other' is not active at '0'"):
+        hl.run(model, x, patch={"0.lora_B.other": 0.0})
+    model.merge_adapter()
+    with pytest.raises(hl.NeverFired, match="the adapters are merged into the weight at '0'"):
+        hl.run(model, x, capture="0.lora_A.default")
+    model.unmerge_adapter()
+    assert list(hl.run(model, x, capture="0.lora_A.default")[1]) == ["0.lora_A.default"]

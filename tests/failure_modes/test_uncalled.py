@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -45,6 +46,28 @@ def test_a_module_that_is_not_called_is_an_error_when_named_beside_a_pattern(whe
     """B05"""
     with pytest.raises(hl.NeverFired, match="'dead' was not called"):
         hl.run(Branching(), torch.ones(2, 4), capture=where)
+
+
+class Catches(nn.Module):
+    """Goes on without its part if that raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with suppress(RuntimeError):
+            self.inner(x)
+        return x
+
+
+def test_a_module_that_did_not_return_is_not_said_to_have_no_arguments() -> None:
+    model = Catches()
+    with pytest.raises(hl.NeverFired, match=r"'inner' was called and did not return. A stop inside it"):
+        with hl.capture(model, "inner"), hl.capture(model.inner, "0", stop=True):
+            model(torch.ones(2, 4))
+    with pytest.raises(hl.NeverFired, match=r"'inner' was called and did not return.*caught an exception"):
+        hl.run(model, torch.ones(2, 3), patch={"inner": 0.0})
 
 
 @pytest.mark.parametrize("kind", ["edit", "patch", "skip"])
