@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 import hookline as hl
+from hookline.verbs import brief
 
 Run = Callable[[], object]
 
@@ -286,7 +287,7 @@ def one_by_one(subject: Subject) -> Run:
 
 def find(where: Callable[[Subject], Any]) -> Prepare:
     """A short form that is made and not entered."""
-    return lambda subject: lambda: hl.Hooks(subject.model, active=False).capture(where(subject))
+    return lambda subject: lambda: brief(subject.model).capture(where(subject))
 
 
 def read(subject: Subject) -> Run:

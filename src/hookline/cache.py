@@ -69,7 +69,20 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
                 f"'{record.site}' was captured by several asyncio tasks or threads in one block, and only the latest "
                 "value is kept; keep='all' keeps every call, a block in each task keeps them apart"
             )
+        if record.read_at != self._session.forwards:
+            self._warn_of_old(record)
         return record.latest()
+
+    def _warn_of_old(self, record: Record) -> None:
+        """Warn where the very value is read again that was read before the latest forward, which did not pass here."""
+        forwards = self._session.forwards
+        is_old = -1 < record.read_at < forwards and record.seen <= record.read_at and record.keep == 1
+        if is_old and not record.is_traced and not record.site.is_gradient:
+            warn(
+                f"'{record.site}' is the value that was read before: the model ran, and nothing passed here since; "
+                "cache.clear() before a forward lets reading raise then"
+            )
+        record.read_at = forwards
 
     def __iter__(self) -> Iterator[str]:
         return (str(record.site) for record in self._fired())

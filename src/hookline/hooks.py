@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -18,7 +20,7 @@ from hookline.display.spreads import spread
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
-from hookline.living import Exit, Owner, still_open
+from hookline.living import Exit, Owner, still_open, yielding
 from hookline.narrowing import is_at, names_output
 from hookline.options import budget_of, calls_of, refuse_clone, refuse_flags, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
@@ -31,6 +33,7 @@ from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap, plain_taps
 
 PLAIN = ("output", "", None, "", None)  # What follows the path of a site that is a module's output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class Hook:
@@ -117,7 +120,8 @@ class Hooks(Tabular):
     def __init__(self, model: nn.Module, active: bool = True) -> None:
         if not isinstance(model, nn.Module):
             raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
-        refuse_flags(active=active)
+        if type(active) is not bool:
+            refuse_flags(active=active)
         self._model = model
         self._active = active  # Whether hooks act as soon as they are added.
         self._cache = Cache()
@@ -170,7 +174,8 @@ class Hooks(Tabular):
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
-        refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
+        if {type(detach), type(with_call), type(gather), type(stop)} != {bool}:
+            refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
         refuse_options(clone, device, dtype, transform, with_call)
         gathering = gathering_of(self._model, gather)
         action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
@@ -178,14 +183,14 @@ class Hooks(Tabular):
         is_usual = calls == 1 and transform is None and not stop and action.budget is None
         found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
         if found is not None:
-            return self._add_captures(plain_taps(*found, action, self._ledger.session, name))
+            return self._add_captures(plain_taps(*found, action, self._ledger.session, name), where)
         places = find(self._model, where)
         if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
             modules = [(place.site.path, place.module, place.siblings) for place in places]
-            return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name))
+            return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name), where)
         if stop:
             refuse_stop(self._model, [place.site for place in places], detach)
-        self._add_captures([self._capture(place, action, calls, name) for place in places])
+        self._add_captures([self._capture(place, action, calls, name) for place in places], where)
         if stop:
             self._add(self._stops(places, name))
         return self._cache
@@ -208,7 +213,8 @@ class Hooks(Tabular):
         model = self._model
         made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
         actions = zip(values, made, strict=True)
-        return self._add([tap for where, action in actions for tap in self._make(find(model, [where]), action, name)])
+        taps = [tap for where, action in actions for tap in self._make(find(model, [where]), action, name)]
+        return self._add(taps, values)
 
     def edit(
         self,
@@ -239,7 +245,7 @@ class Hooks(Tabular):
         refuse_flags(with_call=with_call, check=check, gather=gather)
         refuse_clone(clone)
         action = Apply(function, with_call, check, clone, gathering_of(self._model, gather))
-        return self._add(self._make(find(self._model, [where]), action, name))
+        return self._add(self._make(find(self._model, [where]), action, name), [where])
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "", check: bool = True) -> Hooks:
         """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own).
@@ -252,17 +258,17 @@ class Hooks(Tabular):
         for place in places:
             refuse_skip(place.site)
         if not isinstance(value, Cache):
-            return self._add(self._make(places, Skip(value, check), name))
+            return self._add(self._make(places, Skip(value, check), name), [where])
         value._refuse_several_calls(*(place.site for place in places))
         given, group = [(place, Skip(value[place.site], check)) for place in places], object()
-        return self._add([self._tap(place, action, name, group) for place, action in given])
+        return self._add([self._tap(place, action, name, group) for place, action in given], [where])
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward when all these places have fired; the model's call returns None."""
         places = find(self._model, where)
         if any(place.site.is_gradient for place in places):
             raise SiteError("a forward can't wait for a gradient, which comes after it")
-        return self._add(self._stops(places, name))
+        return self._add(self._stops(places, name), where)
 
     def __getitem__(self, name: str) -> Hooks:
         chosen = [tap for tap in self._taps if tap.name == name]
@@ -324,6 +330,9 @@ class Hooks(Tabular):
 
     def __enter__(self) -> Cache:
         self._open[self._ledger.enter(self._taps, renew=self._brief)] = None
+        opener = sys._getframe(1)
+        if opener.f_code.co_flags & _GENERATOR:
+            self._ledger.session.generator = yielding(opener)
         return self._cache
 
     @Exit
@@ -403,17 +412,17 @@ class Hooks(Tabular):
             tap.record.family = {}
         return tap
 
-    def _add_captures(self, taps: list[Tap]) -> Cache:
+    def _add_captures(self, taps: list[Tap], asked: Iterable[Where]) -> Cache:
         taken = {tap.site for tap in self._taps if tap.record is not None}
         for tap in taps if taken else ():
             if tap.site in taken:
                 raise SiteError(
                     f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
                 )
-        self._ledger.add(taps, self._active, self._brief)
+        self._ledger.add(taps, self._active, self._brief, asked)
         self._cache._asked += [tap.record for tap in taps]  # type: ignore[misc]
         return self._cache
 
-    def _add(self, taps: list[Tap]) -> Hooks:
-        self._ledger.add(taps, self._active, self._brief)
+    def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
+        self._ledger.add(taps, self._active, self._brief, asked)
         return self._narrow(taps)

@@ -22,8 +22,9 @@ from hookline.records import EMPTY, Session
 from hookline.refusals import refuse_opening
 from hookline.sites import Site
 from hookline.tables import count
-from hookline.tree import Names, replaced_by, unwrap
+from hookline.tree import Children, Names, replaced_by, unwrap
 from hookline.twins import warn_of_twins
+from hookline.where import Where, find
 from hookline.wiring.forwards import Forward
 from hookline.wiring.modules import attach, attached_to, detach, following
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, TOGETHER, Tap
@@ -76,13 +77,15 @@ class Ledger:
         self.session = session
         session.model = weakref.ref(self.model)
         self.taps: list[Tap] = []
+        self.asked: list[Where] = []  # What hooks that stay were asked for.
+        self.parents: dict[int, tuple[Children, int]] = {}  # Where patterns found modules, and how many stood there.
         self.blocks: list[Block] = []
         self.may_have_fired = False
         self.is_dropped = False  # Whether nobody holds the `Hooks` any more, and its hooks are off.
         self.forward = Forward()
         self.around = Tap(Site(""), self.model, self.forward, session, False, "")  # type: ignore[arg-type]
 
-    def add(self, taps: list[Tap], active: bool, brief: bool) -> None:
+    def add(self, taps: list[Tap], active: bool, brief: bool, asked: Iterable[Where] = ()) -> None:
         """Take new taps in, and let them act, or not yet; those of a short form get their order when it is entered."""
         if brief and self.blocks:
             raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
@@ -94,8 +97,11 @@ class Ledger:
             self.forward.has_gradients = True
         if brief:
             return
+        self.asked += asked
         for tap in taps:
             tap.order = next(_order)
+            if tap.missing != RAISE and tap.siblings is not None:
+                self.parents[id(tap.siblings)] = tap.siblings, len(tap.siblings)
         if not active:
             return
         self.added_at = user_line()
@@ -152,7 +158,8 @@ class Ledger:
         self.session.say_dropped()
         self.detach_all()
         self.is_dropped = True
-        self._warn_of_unused()
+        if self.verb or self.added_at is not None:
+            self._warn_of_unused()
 
     def _warn_of_unused(self) -> None:
         """Warn of hooks that go without having done anything: never entered, or not kept in a variable."""
@@ -162,7 +169,7 @@ class Ledger:
         if verb and not self.may_have_fired:
             stays = f"; hooks = hl.Hooks(model), then hooks.{verb}(...) acts at once" if verb != "watch" else ""
             warn(f"hl.{verb} at {self._where()} was never entered and did nothing; write `with hl.{verb}(...):`{stays}")
-        elif self.added_at is not None and self.forward.active and not self.session.any_forward:
+        elif self.forward.active and not self.session.any_forward:
             may_rest = all([tap.fired or tap.missing == IGNORE for tap in self.taps])
             if self.added_at == user_line() and not may_rest:
                 warn(
@@ -238,6 +245,7 @@ class Ledger:
             self.session.over = "its block is over"
         if failed is None and self.session.since:
             messages += self._find_replaced(taps)
+            messages += self._find_new() if self.parents else []
         began, failures = block.session_before
         self.session.began = began
         self.session.failed += failures
@@ -338,6 +346,18 @@ class Ledger:
                     )
                 )
         return messages
+
+    def _find_new(self) -> list[tuple[bool, str]]:
+        """Say which modules were added where patterns found others: they have no hooks."""
+        if all([len(siblings) <= size for siblings, size in self.parents.values()]):
+            return []
+        self.parents = {key: (siblings, len(siblings)) for key, (siblings, _) in self.parents.items()}
+        hooked = {id(tap.module) for tap in self.taps}
+        try:
+            new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in hooked]
+        except HooklineError:  # What was asked for is not there any more.
+            return []
+        return [(False, f"'{site}' was added after the hooks were made, and has none; make them anew") for site in new]
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""

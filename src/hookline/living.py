@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import cache, partial
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from hookline.context import Blocks, open_blocks
@@ -76,6 +77,13 @@ def still_open(hooks: Hooks) -> list[Block]:
         if block not in hooks._ledger.blocks:
             hooks._open.pop(block, None)  # Another thread may have done so.
     return list(hooks._open)
+
+
+def yielding(frame: FrameType) -> tuple[int, CodeType] | None:
+    """Return the generator that a frame is of, but no context manager or fixture: these yield on purpose."""
+    driver = frame.f_back
+    name = driver.f_globals.get("__name__", "") if driver is not None else ""
+    return None if name.split(".")[0] in ("contextlib", "_pytest", "pytest_asyncio") else (id(frame), frame.f_code)
 
 
 def note(ledger: Ledger) -> None:

@@ -64,10 +64,9 @@ def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
 
 def refuse_flags(**flags: Any) -> None:
     """Raise for an option that is neither True nor False: "no" would count as True."""
-    if {*map(type, flags.values())} == {bool}:
-        return
-    name, value = next((name, value) for name, value in flags.items() if type(value) is not bool)
-    raise HooklineError(f"{name}={value!r} is not True or False")
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise HooklineError(f"{name}={value!r} is not True or False")
 
 
 def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:

@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from types import CodeType
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Session:
     missed = False  # Whether subscripts selected nothing of what passed.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
+    generator: tuple[int, CodeType] | None = None  # Whose block it is, by its frame, if one opened it.
     over = ""  # Why no further value will come.
     forked = False  # Whether this process is a copy of the one that placed the hooks.
 
@@ -62,6 +64,7 @@ class Session:
         self.failed = 0
         self.ran = self.gave_up = self.stopped = self.rested = self.missed = False
         self.over = ""
+        self.generator = None
         self.others = Others()
 
     def say_dropped(self) -> None:
@@ -239,6 +242,7 @@ class Record:
     keep: int | None = 1
     repeated = False  # Whether it fired several times in one forward.
     is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
+    read_at = -1  # How many forwards there had been when it was last read.
     reason = ""  # Why there is nothing to read.
     family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site met so far.
 

@@ -20,8 +20,8 @@ def refuse_opening() -> None:
     if _is_traced() or _symbolic_trace._is_fx_tracing_flag:
         raise HooklineError(
             "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
-            "let that forward return or change the value in its own code, or use torch.compile instead, which breaks the "
-            "graph there"
+            "let that forward return or change the value in its own code, or use torch.compile, which breaks the graph "
+            "there"
         )
 
 

@@ -264,9 +264,10 @@ def test_a_change_on_a_worker_thread_is_not_passed_over_in_silence(kind: str, pa
     """F03"""
     model, x = GPT(depth=2), tokens()
     places = {"parameter": {"h.1.attn.weight:param": 0.0}, "function": {"h.1.attn/linear": 0.0}}
-    block = hl.patch(model, places[kind]) if kind in places else KINDS[kind](model)
     if kind == "stop" and part == "a part":
         block = hl.capture(model, "h.1", stop=True)
+    else:
+        block = hl.patch(model, places[kind]) if kind in places else KINDS[kind](model)
     with pytest.raises(hl.NeverFired, match=PASSED_OVER), ThreadPoolExecutor(1) as pool, block:
         pool.submit(PARTS[part](model), x).result()
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import torch
@@ -93,6 +94,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         has_gradients = has_gradients or forward.has_gradients
         if tap.blocks:
             beside += (tap.session.others.begin(),)
+            if tap.session.generator is not None:
+                _warn_of_generator(tap)
     try:
         with gradients.settled() if has_gradients else _UNFOLLOWED:
             output = run_until(waiting, run, following[0].module) if waiting else run()
@@ -186,6 +189,19 @@ def _warn_of_replaced(forward: Forward) -> None:
             one.record.clear()
             one.record.explain(f"'{one.site}' was replaced by another {kind}; make the hooks anew")
         warn(f"'{one.site}' was replaced by another {kind} while hooked, and its hooks act no more; make them anew")
+
+
+def _warn_of_generator(tap: Tap) -> None:
+    """Warn of a block that a generator has open while it is suspended: it acts on what runs in between."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (id(frame), frame.f_code) != tap.session.generator:
+        frame = frame.f_back
+    if frame is None:
+        tap.session.generator = None  # Once is enough.
+        warn(
+            f"{type(tap.module).__name__} runs under a block of a generator that has yielded inside it: the block acts "
+            "on its consumer too; leave the block before `yield`"
+        )
 
 
 def _counters(model: nn.Module) -> list[tuple[Any, int]]:

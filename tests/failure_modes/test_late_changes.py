@@ -1,0 +1,198 @@
+"""What changes around hooks: forwards that take another branch, layers that are added, generators that yield."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from tests.models import mlp
+
+X = torch.ones(2, 4)
+
+
+def said(run: Callable[[], Any]) -> list[str]:
+    """Return what a run warns of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in found]
+
+
+class Branching(nn.Module):
+    """Takes its branch if the input is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.branch = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.trunk(x)
+        return self.branch(y) if x.sum() > 0 else y
+
+
+class TestBranches:
+    @pytest.mark.parametrize("site", ["branch", "branch:input", "branch[:, 0]"])
+    def test_a_value_that_is_read_again_after_a_forward_that_did_not_pass_it_warns(self, site: str) -> None:
+        model, read = Branching(), []
+        with hl.capture(model, "trunk", site) as acts:
+            for x in (X, -X):
+                model(x)
+                assert acts["trunk"].any()
+                if x.sum() > 0:
+                    read.append(acts[site])
+                else:
+                    with pytest.warns(hl.HooklineWarning, match=r"is the value that was read before.*cache.clear\(\)"):
+                        read.append(acts[site])
+        assert read[0].equal(read[1])
+
+    def test_hooks_that_stay_are_held_to_it_too(self) -> None:
+        model = Branching()
+        hooks = hl.Hooks(model)
+        acts = hooks.capture("branch")
+        model(X)
+        assert len(said(lambda: (acts["branch"], acts["branch"]))) == 0
+        model(-X)
+        assert len(said(lambda: (acts["branch"], acts["branch"]))) == 1
+        hooks.remove()
+
+    def test_a_value_that_is_read_once_or_that_came_again_says_nothing(self) -> None:
+        model = Branching()
+
+        def run() -> None:
+            with hl.capture(model, "branch") as acts:
+                model(X)
+                model(-X)  # As the steps of a generation, of which the first alone runs an encoder.
+            assert acts["branch"].shape == acts["branch"].shape
+            with hl.capture(model, "branch") as acts:
+                for _ in range(3):
+                    model(X)
+                    assert acts["branch"].any()
+
+        assert said(run) == []
+
+    def test_calls_that_are_all_kept_and_gradients_say_nothing(self) -> None:
+        model = Branching()
+
+        def run() -> None:
+            with hl.capture(model, "branch", keep="all") as acts, hl.capture(model, "branch:grad_output") as gradients:
+                model(X).sum().backward()
+                assert acts["branch"].any()
+                assert gradients["branch:grad_output"].any()
+                model(-X)
+                assert acts["branch"].any()
+                assert gradients["branch:grad_output"].any()
+
+        assert said(run) == []
+
+    def test_clearing_the_cache_before_each_forward_lets_reading_raise(self) -> None:
+        model = Branching()
+        with hl.capture(model, "branch") as acts:
+            model(X)
+            assert acts["branch"].any()
+            acts.clear()
+            model(-X)
+            with pytest.raises(hl.NotCaptured):
+                acts["branch"]
+
+
+class TestLayersAddedLater:
+    @pytest.mark.parametrize("where", ["*", "**", nn.Linear])
+    def test_a_layer_that_a_pattern_means_and_that_was_added_later_is_named(self, where: Any) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        hooks = hl.Hooks(model, active=False)
+        hooks.capture(where)
+        with hooks:
+            model(X)
+        model.append(nn.Linear(4, 4))
+        with pytest.warns(hl.HooklineWarning, match="'2' was added after the hooks were made, and has none"), hooks:
+            model(X)
+
+        def again() -> None:
+            with hooks:
+                model(X)
+
+        assert said(again) == []  # Once.
+
+    @pytest.mark.parametrize("where", ["0", "{0,1}", nn.Linear])
+    def test_a_layer_that_was_not_asked_for_is_not(self, where: Any) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        hooks = hl.Hooks(model, active=False)
+        hooks.edit(where, torch.relu)
+        model.append(nn.ReLU())
+
+        def run() -> None:
+            with hooks:
+                model(X)
+
+        assert said(run) == []
+
+
+def patched_batches(model: nn.Module) -> Iterator[Tensor]:
+    with hl.patch(model, {"": 0.0}):
+        yield model(X)
+        yield model(X)
+
+
+@contextmanager
+def patched(model: nn.Module) -> Iterator[None]:
+    with hl.patch(model, {"": 0.0}):
+        yield
+
+
+@pytest.fixture
+def patched_model() -> Iterator[nn.Module]:
+    model = mlp()
+    with hl.patch(model, {"": 0.0}):
+        yield model
+
+
+class TestGenerators:
+    def test_a_block_of_a_suspended_generator_that_acts_on_its_consumer_warns_once(self) -> None:
+        model = mlp()
+        batches = patched_batches(model)
+        assert not next(batches).any()
+        with pytest.warns(
+            hl.HooklineWarning, match=r"Sequential runs under a block of a generator.*before `yield`"
+        ) as all_:
+            assert not model(X).any()
+            assert not model(X).any()
+        assert len(all_) == 1
+        assert not next(batches).any()
+        assert next(batches, None) is None
+        assert model(X).any()
+
+    def test_an_asynchronous_generator_warns_too(self) -> None:
+        model = mlp()
+
+        async def batches() -> AsyncIterator[Tensor]:
+            with hl.patch(model, {"": 0.0}):
+                yield model(X)
+
+        async def consume() -> None:
+            async for _ in batches():
+                model(X)
+
+        with pytest.warns(hl.HooklineWarning, match="generator that has yielded"):
+            asyncio.run(consume())
+
+    def test_a_generator_that_runs_the_model_itself_says_nothing(self) -> None:
+        model = mlp()
+        assert said(lambda: list(patched_batches(model))) == []
+
+    def test_a_context_manager_and_a_fixture_act_on_their_blocks(self, patched_model: nn.Module) -> None:
+        model = mlp()
+
+        def run() -> None:
+            with patched(model):
+                assert not model(X).any()
+            assert not patched_model(X).any()
+
+        assert said(run) == []
