@@ -120,7 +120,7 @@ class Hooks(Tabular):
     def __init__(self, model: nn.Module, active: bool = True) -> None:
         if not isinstance(model, nn.Module):
             raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
-        if type(active) is not bool:
+        if active is not False:
             refuse_flags(active=active)
         self._model = model
         self._active = active  # Whether hooks act as soon as they are added.
@@ -174,7 +174,7 @@ class Hooks(Tabular):
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
-        if {type(detach), type(with_call), type(gather), type(stop)} != {bool}:
+        if not (detach is True and with_call is False and gather is True and stop is False):
             refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
         refuse_options(clone, device, dtype, transform, with_call)
         gathering = gathering_of(self._model, gather)

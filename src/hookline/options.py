@@ -64,9 +64,9 @@ def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
 
 def refuse_flags(**flags: Any) -> None:
     """Raise for an option that is neither True nor False: "no" would count as True."""
-    for name, value in flags.items():
-        if type(value) is not bool:
-            raise HooklineError(f"{name}={value!r} is not True or False")
+    for name in flags:
+        if flags[name] is not True and flags[name] is not False:
+            raise HooklineError(f"{name}={flags[name]!r} is not True or False")
 
 
 def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:

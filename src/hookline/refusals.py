@@ -14,10 +14,12 @@ from hookline.records import INSIDE_TRANSFORM
 from hookline.sites import Site
 from hookline.values import leaves
 
+_MAY_EXPORT = hasattr(torch.compiler, "_is_exporting_flag")
+
 
 def refuse_opening() -> None:
     """Raise where a forward that is being traced or exported opens a block itself, and can't leave it first."""
-    if _is_traced() or _symbolic_trace._is_fx_tracing_flag:
+    if _symbolic_trace._is_fx_tracing_flag or _is_traced():
         raise HooklineError(
             "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
             "let that forward return or change the value in its own code, or use torch.compile, which breaks the graph "
@@ -26,8 +28,10 @@ def refuse_opening() -> None:
 
 
 def _is_traced() -> bool:
+    if torch._C._get_tracing_state() is not None:
+        return True
     # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
-    return getattr(torch.compiler, "_is_exporting_flag", False) or torch._C._get_tracing_state() is not None
+    return _MAY_EXPORT and torch.compiler._is_exporting_flag
 
 
 def refuse_tracing() -> None:
