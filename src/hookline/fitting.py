@@ -92,8 +92,8 @@ def _holds_fractions(value: Any) -> bool:
 
 
 def _of_its_kind(new: Any, old: Any) -> Any:
-    """Return an object that can stand for another one: of its type, or a number for a number; for None anything."""
-    are_numbers = isinstance(new, Number) and isinstance(old, Number)
+    """Return what can stand for an object: one of its type, a number or a tensor for a number; for None anything."""
+    are_numbers = isinstance(new, (Number, Tensor)) and isinstance(old, Number)
     fits = are_numbers and (isinstance(old, complex) or not isinstance(new, complex))
     if isinstance(new, bool) or isinstance(old, bool) or not are_numbers:
         fits = old is None or (isinstance(new, type(old)) and isinstance(new, bool) == isinstance(old, bool))

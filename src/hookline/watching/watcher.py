@@ -129,6 +129,7 @@ class Watcher:
         self.check_graphs()
 
     def __enter__(self) -> Watcher:
+        self._hooks._ledger.verb = ""  # It is entered, or an error says why not.
         self._forget()
         self.is_over = False
         self.statistics.targets = targets_of(self._to)
