@@ -274,7 +274,8 @@ class Ledger:
     ) -> list[tuple[bool, str]]:
         """Note why these sites did not fire; return what to say, unless the model never ran or something failed."""
         session = self.session
-        was_called = len(missing) < len(taps) or any([not tap.is_plain and tap.count for tap in missing])
+        called = [not tap.is_plain and (tap.count or tap.ran is not None) for tap in missing]
+        was_called = len(missing) < len(taps) or any(called)
         ran = session.any_forward or (not session.failed and was_called)
         messages = []
         if not ran and failed is None and not session.failed:

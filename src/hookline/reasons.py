@@ -45,7 +45,8 @@ def _why_never_fired(tap: Tap, model: nn.Module) -> str:
     site, session, name = tap.site, tap.session, type(model).__name__
     if tap.holders:
         return f"'{site}' did not fire: {_why_not_taken(tap, model)}"
-    if tap.is_inside and tap.count and (tap.ran is not None or site.within is None or tap.count > site.within):
+    has_run = tap.ran is not None or (tap.count and (site.within is None or tap.count > site.within))
+    if tap.is_inside and has_run:
         return f"'{site}' did not fire: {_why_not_run(tap, model)}"
     called = f"{site.path}.{site.member}".lstrip(".") if site.method else site.path
     if tap.wanted_call is not None and tap.count:
@@ -79,7 +80,8 @@ def _why_not_run(tap: Tap, model: nn.Module) -> str:
     ran, path, function = list(tap.ran or {}), tap.path, tap.function
     if isinstance(tap.module, FAST) and tap.ran is None:
         return f"{type(tap.module).__name__} {_FAST_PATH}"
-    where = f"in the forward of {path!r}" if path else f"in the forward of {type(model).__name__}"
+    what = "the forward" if tap.count else "the methods that were called"
+    where = f"in {what} of {path!r}" if path else f"in {what} of {type(model).__name__}"
     if tap.often:
         return f"{function!r} ran {count(tap.often, 'time')} {where}, and '#' counts from 0, within one call"
     if any(map(tap.wants, ran)):

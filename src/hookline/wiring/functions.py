@@ -1,7 +1,7 @@
 """Functions inside a forward: a `TorchFunctionMode`, entered for those calls of a module that were asked for.
 
 A function belongs to the innermost forward that runs: helper functions and methods are the module's own, what its
-children compute is theirs.
+children compute is theirs. While no forward of the model runs, it belongs to the module of the innermost method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.overrides import (
 from torch.utils.checkpoint import CheckpointFunction
 
 from hookline.actions import Skip
-from hookline.context import call_user
+from hookline.context import call_user, open_blocks
 from hookline.errors import HooklineError
 from hookline.operations import (
     gives_tensors,
@@ -38,7 +38,7 @@ from hookline.refusals import refuse_fx
 from hookline.sites import Site
 from hookline.values import leaves, map_tensors
 from hookline.wiring import arguments, gradients
-from hookline.wiring.checkpoints import Event
+from hookline.wiring.checkpoints import Event, event_of
 from hookline.wiring.taps import Tap
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
 
 
 def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numbered, event: Event, act: Pass) -> Any:
-    """Run a module's forward, with taps on the functions that it calls."""
+    """Run a module's forward, or a method that is called by itself, with taps on the functions that it calls."""
     refuse_fx(taps[0][0].site)
     if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
         return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
@@ -80,6 +80,45 @@ def pauses_below(tap: Tap) -> list[Tap]:
     """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
     below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, FAST)]
     return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
+
+
+class Entry:
+    """Stands at a method of a module that has a tap on a function: called by itself, it counts as a forward."""
+
+    kind = "entry"
+    observes = True
+    gathering = None
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+
+
+def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
+    """Return what stands at these methods of a tap's module."""
+    sites = [Site(tap.path, member=f"{name}()") for name in names]
+    return [Tap(site, tap.module, Entry(tap), tap.session, False, "") for site in sites]  # type: ignore[arg-type]
+
+
+def entering(watch: Watch, module: nn.Module) -> Event | None:
+    """Return this call of a method, with the taps on functions for which it is called by itself; None without any."""
+    mode = _get_current_function_mode()
+    if isinstance(mode, Inside) and mode.module is module:  # Its forward runs, or another of its methods.
+        return None
+    taps = [entry.action.tap for entry in watch.entries if _is_outside(entry.session.model())]  # type: ignore[union-attr]
+    event = event_of((module, watch.name, "/"), taps, open_blocks.get(), lambda _: (0, True)) if taps else None
+    return event if event is not None and event.taps else None
+
+
+def _is_outside(model: nn.Module | None) -> bool:
+    """Whether no forward of a model runs here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not call_user.__code__:
+        if frame.f_code is nn.Module._call_impl.__code__ or frame.f_code.co_name.endswith("forward"):
+            owner = _first_argument(frame)
+            if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
+                return False
+        frame = frame.f_back
+    return True
 
 
 def without_modes(run: Callable[[], Any]) -> Any:
@@ -147,17 +186,20 @@ class Inside(TorchFunctionMode):
         return operate(Function(function, name, args, kwargs or {}, event), self.module, self.act)
 
     def _is_own(self, frame: FrameType | None) -> bool:
-        """Whether a function was called by the module's own forward, and not inside that of another module."""
-        forwards = []
+        """Whether the module's own forward or method called a function, and not that of another module."""
+        forwards, is_method = [], self.watch.is_method
         while frame is not self.home:
             if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in _MACHINERY:
                 return False
-            if frame.f_code is self.watch.code:
+            if frame.f_code is self.watch.code or (is_method and frame.f_code.co_varnames[:1] == ("self",)):
                 forwards.append(frame)
             elif frame.f_code.co_name.endswith("forward") and self._is_of_another(frame):
                 return False
             frame = frame.f_back
         # The outermost is the module's. Others are of its class, and may be of a child that was not called as a module.
+        if is_method:
+            owners = (_first_argument(one) for one in forwards[:-1])
+            return next((one is self.module for one in owners if isinstance(one, nn.Module)), True)
         return not any(map(self._is_of_another, forwards[:-1]))
 
     def _is_of_another(self, frame: FrameType) -> bool:
@@ -165,9 +207,12 @@ class Inside(TorchFunctionMode):
 
         Up to Python 3.12 reading a frame's variables keeps them alive, so the module's own forward is not asked.
         """
-        names = frame.f_code.co_varnames
-        owner = frame.f_locals.get(names[0]) if names and frame.f_code.co_argcount else None
+        owner = _first_argument(frame)
         return isinstance(owner, nn.Module) and owner is not self.module
+
+
+def _first_argument(frame: FrameType) -> Any:
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
 
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from torch import nn
 
 from hookline.context import Blocks, Others, call_user, current_task
 from hookline.copies import Loan, address, state_of
+from hookline.members import method_names
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters, watches
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
@@ -89,8 +90,8 @@ def _put_on(tap: Tap) -> None:
         tap.watch = watch = Watch(module, name, before)
         watch.change((tap,))
         module.__dict__[name] = watch.method
-    if tap.is_inside:
-        _pause_below(tap)
+    if tap.is_inside and not isinstance(tap.action, functions.Pause):
+        _add_helpers(tap)
 
 
 def _leave_hot_path(plain: Tap, tap: Tap) -> None:
@@ -115,9 +116,19 @@ def _take_hot_path(plain: Tap, watch: Watch) -> None:
     watch.leave()
 
 
-def _pause_below(tap: Tap) -> None:
-    tap.pauses = functions.pauses_below(tap)
-    attach(tap.pauses)
+def _add_helpers(tap: Tap) -> None:
+    """Attach what a tap on a function needs besides: see functions.py."""
+    tap.helpers = functions.pauses_below(tap)
+    if tap.site.within is None:  # Only forwards are numbered.
+        tap.helpers += functions.entries_of(tap, _written_methods(tap.module))
+    attach(tap.helpers)
+
+
+def _written_methods(module: nn.Module) -> list[str]:
+    """Return the methods that a module's classes define, but for those in whose place its instance holds something."""
+    kind, held = type(module), module.__dict__
+    names = [name for name in method_names(module) if name not in held or watches.is_shadow(held[name])]
+    return [name for name in names if type(methods.written_in(kind, name)) is FunctionType]
 
 
 def detach(taps: Iterable[Tap]) -> None:
@@ -148,8 +159,8 @@ def _detach(tap: Tap, watch: Watch) -> None:
         _take_hot_path(others[0], watch)
     else:
         watch.change(others)
-    if tap.pauses:
-        detach(tap.pauses)
+    if tap.helpers:
+        detach(tap.helpers)
 
 
 def strip(module: nn.Module) -> None:

@@ -88,7 +88,7 @@ class Tap:
     has_warned = False  # Of a gradient that can't come, or a part that is not there.
     problem = ""  # Why it could do nothing with what passed, the last time that it could not.
     misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
-    pauses: list[Tap] | None = None  # Those below it that take its mode away: see functions.py.
+    helpers: list[Tap] | None = None  # What one on a function needs at other places: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
     counted = -1  # The forward that those counts are of.
     ran: dict[str, None] | None = None  # The functions that ran while it waited for one of its own.

@@ -165,9 +165,10 @@ class Watch:
     home: weakref.ref[nn.Module] | None = None
     heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
     pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
+    entries: tuple[Tap, ...] = ()  # Of a method: those that let it count as a forward when it is called by itself.
     choices: tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # The taps, and what functions.py knows of them.
     is_traceable = True
-    is_function = False
+    is_function = is_method = False
     code: CodeType | None = None  # Of the forward in which functions run that taps are on.
     parameters = arguments.NO_PARAMETERS
 
@@ -198,7 +199,12 @@ class Watch:
             return self.before.__func__(module, *args, **kwargs)  # A copy of a module with a forward of its own.
         if self.name == "forward":
             return type(module).forward(module, *args, **kwargs)
-        return methods.bound(methods.written_in(type(module), self.name), module)(*args, **kwargs)
+        own = methods.bound(methods.written_in(type(module), self.name), module)
+        if self.entries and module is self.module:
+            event = functions.entering(self, module)
+            if event is not None:
+                return calls.run_event(MethodCall(own, event), module, (args, kwargs), event)
+        return own(*args, **kwargs)
 
     def successor(self, module: nn.Module) -> Watch | None:
         """Return what watches the module in the place of this one, which somebody holds from before."""
@@ -221,7 +227,7 @@ class Watch:
 
     def change(self, taps: tuple[Tap, ...]) -> None:
         """Set the taps, and work out what a call needs to know of them."""
-        around, pauses, others = [], [], []
+        around, pauses, entries, others = [], [], [], []
         is_traceable = True
         sees_inside = sees_arguments = False
         for tap in sorted(taps, key=_order) if len(taps) > 1 else taps:
@@ -231,6 +237,9 @@ class Watch:
                 is_traceable = is_traceable and not action.stops
             elif isinstance(action, functions.Pause):
                 pauses.append(tap)
+            elif isinstance(action, functions.Entry):
+                entries.append(tap)
+                is_traceable = False
             else:
                 others.append(tap)
                 is_traceable = is_traceable and tap.is_traceable
@@ -244,12 +253,12 @@ class Watch:
         self.is_traceable = is_traceable
         chosen = tuple(others)
         self.choices = chosen, {}  # In one step, and before the taps: another thread may be running.
-        self.around, self.pauses, self.taps = tuple(around), tuple(pauses), chosen
+        self.around, self.pauses, self.entries, self.taps = tuple(around), tuple(pauses), tuple(entries), chosen
 
     @property
     def all(self) -> tuple[Tap, ...]:
         """Every tap on it."""
-        return (*self.around, *self.pauses, *self.taps)
+        return (*self.around, *self.pauses, *self.entries, *self.taps)
 
     def _parameters(self) -> arguments.Parameters:
         if self.found is not None:
@@ -280,8 +289,24 @@ class Watch:
         if self.around:
             self.around = ()
         self.choices = (), {}
-        if self.pauses:
-            self.pauses = ()
+        if self.pauses or self.entries:
+            self.pauses = self.entries = ()
+
+
+class MethodCall(Watch):
+    """One call of a method by itself, which counts as a forward of its module for the functions inside."""
+
+    is_method = True
+
+    def __init__(self, method: Callable[..., Any], event: checkpoints.Event) -> None:
+        held = event.taps[0][0].watch
+        self.found = method
+        self.code = getattr(inspect.unwrap(method), "__code__", None)
+        self.choices = held.choices if isinstance(held, Watch) else ((), {})  # Else another thread has taken it off.
+
+    def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it."""
+        return self.found(*args, **kwargs)  # type: ignore[misc]
 
 
 def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:
