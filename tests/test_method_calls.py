@@ -1,4 +1,4 @@
-"""Methods that are called by themselves, while no forward of the model runs: the functions inside are their module's."""
+"""Methods that are called by themselves while no forward of the model runs: the functions inside are their module's."""
 
 from __future__ import annotations
 

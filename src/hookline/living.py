@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from hookline.context import Blocks, open_blocks
-from hookline.wiring.modules import forget_locks
+from hookline.wiring.modules import copy_as_before, forget_locks
 
 if TYPE_CHECKING:
     from hookline.hooks import Hooks
@@ -96,6 +96,8 @@ def note(ledger: Ledger) -> None:
 def forget(ledger: Ledger) -> None:
     """Forget a ledger whose hooks are off."""
     _living.pop(id(ledger), None)
+    if not _living:
+        copy_as_before(_living)
 
 
 def ledgers() -> list[Ledger]:

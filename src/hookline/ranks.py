@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -47,6 +47,14 @@ class Replica(NamedTuple):
 def is_running() -> bool:
     """Whether this process is one of several, or was started as such."""
     return dist.is_available() and dist.is_initialized()
+
+
+def refuse_data_parallel(*_: nn.Module) -> NoReturn:
+    """Raise for a model of which torch is about to make the copies that DataParallel runs."""
+    raise HooklineError(
+        "DataParallel runs copies of the model on other threads and devices; use DistributedDataParallel, or hook "
+        "model.module on one device"
+    )
 
 
 def replica(model: nn.Module) -> Replica | None:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hookline import members
-from hookline.errors import HooklineError, SiteError, did_you_mean
+from hookline.errors import SiteError, did_you_mean
 from hookline.members import Held, Holders
-from hookline.ranks import may_be_a_stage
+from hookline.ranks import may_be_a_stage, refuse_data_parallel
 from hookline.sites import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
 from hookline.tree import Children, Named, Names, Survey, children_of, is_container, is_scripted, unwrap, wrapping
 
@@ -47,10 +47,7 @@ def find(model: nn.Module, where: Iterable[Where]) -> list[Found]:
 
 def _refuse_replicas(model: nn.Module) -> None:
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise HooklineError(
-            "DataParallel runs copies of the model on other threads and devices; use DistributedDataParallel, or hook "
-            "model.module on one device"
-        )
+        refuse_data_parallel()
 
 
 def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import io
 import pickle
 from collections.abc import Callable
@@ -87,6 +88,111 @@ def test_a_copy_can_be_hooked_itself_while_the_original_is(how: str) -> None:
     expected = twin.h[1](twin.h[0](x, scale=0.5) + 1, scale=0.5)
     assert torch.equal(inner["h.1"], expected)
     assert torch.equal(outer["h.1"], model.h[1](model.h[0](x, scale=0.5), scale=0.5))
+
+
+class Heads(nn.Module):
+    """Has a method, a function, a parameter and a child, each of which can be hooked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.eye(4))
+        self.child = nn.Linear(4, 4)
+
+    def project(self, x: Tensor) -> Tensor:
+        return x @ self.W
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.project(x))
+
+
+SITES = ("", ":input", ":inputs", "[0]", "#0", ".project()", ".project():input", "/relu", "/*", ".W/matmul", ".W:param")
+GRADIENTS = (":grad_output", ":grad_input", "/relu:grad_output", ".W/matmul:grad_output", ".project():grad_output")
+
+
+@pytest.mark.parametrize("site", SITES + GRADIENTS)
+def test_a_shallow_copy_made_inside_a_block_is_an_unhooked_module_with_its_own_weights(site: str) -> None:
+    """E14"""
+    model, x = nn.Sequential(Heads()), torch.ones(2, 4, requires_grad=True)
+    with hl.capture(model, f"0{site}", keep="all") as acts:
+        twin = copy.copy(model[0])
+        assert vars(twin).keys() == vars(Heads()).keys()
+        assert type(twin) is Heads
+        assert twin.W is model[0]._parameters["W"]
+        twin._parameters = {"W": nn.Parameter(torch.zeros(4, 4))}
+        assert torch.equal(twin(x), torch.zeros(2, 4))
+        twin.forward(x)
+        twin.project(x).sum().backward()
+        assert len(hl.attached(twin)) == 0
+        assert not any(acts.calls(one) for one in acts)
+        model(x).sum().backward()
+    assert all(len(acts.calls(one)) == 1 for one in acts)
+    assert torch.equal(model(x), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_shallow_copy_of_a_model_runs_the_hooks_of_the_children_that_it_shares(kind: str) -> None:
+    """E14"""
+    model, x = GPT(depth=2), tokens()
+    plain = model(x)
+    with EVERY_KIND[kind](model):
+        changed = model(x)
+        twin = copy.copy(model)
+        assert torch.equal(twin(x), plain if kind == "stop" else changed)  # The end of a forward is the model's own.
+        alone = copy.copy(model.h[1])
+        assert torch.equal(alone(x, scale=0.5), copy.deepcopy(model).h[1](x, scale=0.5))
+    assert torch.equal(twin(x), plain)
+
+
+def test_a_shallow_copy_of_a_module_with_a_forward_of_its_own_has_that_forward() -> None:
+    """E14"""
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4)
+    model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
+    with hl.capture(model, "0"):
+        twin = copy.copy(model[0])
+        assert vars(twin)["forward"] is not vars(model[0])["forward"]
+        assert torch.equal(twin(x), x + 1)
+
+
+def test_modules_are_copied_as_before_once_no_hooks_are_left() -> None:
+    """E14"""
+
+    class Counted(nn.Linear):
+        def __reduce_ex__(self, protocol: object) -> object:
+            copied.append(protocol)
+            return super().__reduce_ex__(protocol)  # type: ignore[arg-type]
+
+    copied: list[object] = []
+    before = dict(copyreg.dispatch_table)
+    model = nn.Sequential(Counted(4, 4))
+    copyreg.pickle(nn.Sequential, lambda one: (nn.Sequential, tuple(one)))  # type: ignore[arg-type, return-value]
+    try:
+        with hl.capture(model, "0", "0.weight:param"):
+            with hl.capture(model, ""):
+                assert type(copy.copy(model)) is nn.Sequential
+            copy.copy(model[0])
+            assert len(copied) == 1
+        assert copyreg.dispatch_table[nn.Sequential] is not before.get(nn.Sequential)
+    finally:
+        del copyreg.dispatch_table[nn.Sequential]
+    assert copyreg.dispatch_table == before
+
+
+@pytest.mark.parametrize("site", ["", "/relu", ":input", ".W:param", ".W/matmul"])
+def test_replicas_for_data_parallel_are_refused_while_hooked(site: str) -> None:
+    """E14"""
+    model, x = nn.Sequential(Heads()), torch.ones(2, 4)
+    hooks = hl.Hooks(model)
+    hooks.capture(f"0{site}")
+    for module in (model, model[0]):
+        with pytest.raises(hl.HooklineError, match="DataParallel runs copies of the model"):
+            module._replicate_for_data_parallel()
+    assert type(model[0].child._replicate_for_data_parallel()) is nn.Linear
+    model(x)
+    hooks.deactivate()
+    replica = model[0]._replicate_for_data_parallel()
+    replica.W = torch.zeros(4, 4)
+    assert torch.equal(replica(x), torch.zeros(2, 4))
+    hooks.remove()
 
 
 def test_a_copy_follows_a_change_of_its_class_as_any_module_does() -> None:

@@ -1,14 +1,16 @@
 """Watching modules: their `forward`, or another method, is shadowed on the instance; taps act around the class's own.
 
-Nothing but that name in the instance's `__dict__` is touched, and the last tap to go takes the shadow away.
+Nothing in the instance's `__dict__` is touched but that name and the one by which DataParallel makes replicas, which is
+refused. The last tap to go takes both away.
 """
 
 from __future__ import annotations
 
+import copyreg
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import CellType, CodeType, FunctionType, MethodType
@@ -19,10 +21,12 @@ from torch import nn
 from hookline.context import Blocks, Others, call_user, current_task
 from hookline.copies import Loan, address, state_of
 from hookline.members import method_names
+from hookline.ranks import refuse_data_parallel
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters, watches
 from hookline.wiring.taps import Tap, blame
-from hookline.wiring.watches import GONE, Watch, code_for, gone, plain_tap, shadow, watch_of
+from hookline.wiring.watches import GONE, REPLICATE, Watch, code_for, gone, plain_tap, shadow, watch_of
 
+_reducers: dict[type, Any] = {}  # The classes of hooked modules, each with what copyreg had for it before.
 Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
 _changing = threading.RLock()
 
@@ -50,11 +54,13 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
             function.__dict__, code = common
             if code is not None:
                 function.__code__ = code
+            names[REPLICATE] = refuse_data_parallel
             tap.watch = names["forward"] = MethodType(function, module)
 
 
 def _note(kind: type[nn.Module], noted: dict[type, Common | None]) -> Common | None:
     """Note what all shadows of a class have in common; None if its forward is no function, but a staticmethod, say."""
+    _copy_unhooked(kind)
     is_function = type(kind.__dict__.get("forward") or methods.written_in(kind, "forward")) is FunctionType
     noted[kind] = _common(kind) if is_function else None
     return noted[kind]
@@ -76,7 +82,10 @@ def _attach(tap: Tap) -> None:
 def _put_on(tap: Tap) -> None:
     if tap.holders:
         parameters.attach(tap)
+        for module, _ in tap.holders:
+            _copy_unhooked(type(module))
         return
+    _copy_unhooked(type(tap.module))
     module, name = tap.module, tap.method
     before = module.__dict__.get(name)
     plain = plain_tap(before, module)
@@ -89,6 +98,8 @@ def _put_on(tap: Tap) -> None:
     else:
         tap.watch = watch = Watch(module, name, before)
         watch.change((tap,))
+        if name == "forward":
+            module.__dict__[REPLICATE] = refuse_data_parallel
         module.__dict__[name] = watch.method
     if tap.is_inside and not isinstance(tap.action, functions.Pause):
         _add_helpers(tap)
@@ -142,6 +153,8 @@ def detach(taps: Iterable[Tap]) -> None:
                 names = tap.module.__dict__
                 if names.get("forward") is watch:  # Else somebody wrapped it meanwhile: theirs stays, ours passes on.
                     del names["forward"]
+                if REPLICATE in names:
+                    del names[REPLICATE]
                 # A copy of the module may hold the shadow for longer: not all that it saw.
                 watch.__func__.__closure__[0].cell_contents = GONE  # type: ignore[index]
             elif tap.holders:
@@ -161,6 +174,39 @@ def _detach(tap: Tap, watch: Watch) -> None:
         watch.change(others)
     if tap.helpers:
         detach(tap.helpers)
+
+
+def _copy_unhooked(kind: type[nn.Module]) -> None:
+    """Let modules of a class be copied and pickled without what hookline has put on them, while any are hooked.
+
+    A shallow copy takes the shadow along as it is, bound to the original, and would run that.
+    """
+    table = copyreg.dispatch_table
+    if kind not in _reducers:
+        _reducers[kind] = table[kind] if kind in table else None  # noqa: SIM401  # Without a call.
+        table[kind] = _reduce
+
+
+def _reduce(module: nn.Module) -> Any:
+    reduce = _reducers.get(type(module))
+    reduced = reduce(module) if reduce is not None else module.__reduce_ex__(4)
+    if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
+        return reduced
+    return (*reduced[:2], watches.unhooked(module, reduced[2]), *reduced[3:])
+
+
+def copy_as_before(hooked: Mapping[Any, Any]) -> None:
+    """Let modules be copied as they were before, unless some are hooked."""
+    with _changing:
+        if hooked:
+            return
+        table = copyreg.dispatch_table
+        for kind, reduce in _reducers.items():
+            if reduce is not None:
+                table[kind] = reduce
+            elif kind in table:
+                del table[kind]
+        _reducers.clear()
 
 
 def strip(module: nn.Module) -> None:

@@ -24,6 +24,7 @@ from hookline.context import open_blocks
 from hookline.errors import HooklineError
 from hookline.operands import Role, operand, watched
 from hookline.operations import gives_tensors, is_followed, may_give_tensors, name_of, read_name
+from hookline.ranks import refuse_data_parallel
 from hookline.refusals import refuse_fx, refuse_tracing
 from hookline.wiring import calls, checkpoints
 from hookline.wiring.functions import FAST, Function, may_be_fused, operate, refuse_in_autograd_function
@@ -203,7 +204,7 @@ def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module
 def _make_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     members: dict[str, Any] = {name: _reader(name) for name in names}
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    members |= {"__reduce_ex__": _reducer(kind), _KIND: kind}
+    members |= {"__reduce_ex__": _reducer(kind), "_replicate_for_data_parallel": refuse_data_parallel, _KIND: kind}
     if hasattr(kind, "__deepcopy__"):
         members["__deepcopy__"] = _copier(kind)
     try:

@@ -35,6 +35,7 @@ from hookline.wiring.taps import Tap, blame
 _graph_task = torch._C._current_graph_task_id
 _open_blocks = open_blocks.get
 _OUTPUTS = ("output", "grad_output")
+REPLICATE = "_replicate_for_data_parallel"  # By this torch makes the copies that DataParallel runs on other devices.
 _order = operator.attrgetter("order")
 
 
@@ -283,6 +284,8 @@ class Watch:
                 del names[self.name]
             else:
                 names[self.name] = self.before
+            if self.name == "forward":
+                names.pop(REPLICATE, None)
         # The module first: see calls.run. All of it: a copy of the module may hold the watch for longer.
         self.module = self.method = None
         self.taps = ()
@@ -343,14 +346,25 @@ def _behind(held: Any) -> Watch | None:
 
 def strip(module: nn.Module) -> None:
     """Take hookline's shadows off a module, whatever state they are in, and put back what they stand over."""
-    names = module.__dict__
-    for name, held in list(names.items()):
+    left = unhooked(module, module.__dict__)
+    for name in list(module.__dict__):
+        if name in left:
+            module.__dict__[name] = left[name]
+        else:
+            del module.__dict__[name]
+
+
+def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
+    """Return what a module holds without hookline's shadows, and with what they stand over."""
+    left = {}
+    for name, held in names.items():
         watch = _behind(held) if is_shadow(held) else None
         if watch is not None and watch.before is not None:
-            if watch.home is not None and watch.home() is module:  # Else this is a copy of that module.
-                names[name] = watch.before
-        elif is_shadow(held):
-            del names[name]
+            is_own = watch.home is not None and watch.home() is module  # Else this is a copy of that module.
+            left[name] = watch.before if is_own else held
+        elif not is_shadow(held) and name != REPLICATE:
+            left[name] = held
+    return left
 
 
 def plain_tap(held: object, module: nn.Module) -> Tap | None:
