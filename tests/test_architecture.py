@@ -41,6 +41,7 @@ ORDER = [
     "ranks",
     "parallel",
     "members",
+    "suggestions",
     "where",
     "operations",
     "operands",

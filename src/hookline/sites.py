@@ -135,17 +135,30 @@ def parse(text: str) -> Pattern:
         segments, member, position = _parse_member(text, position, segments)
         within, (call, position) = call, _parse_call(text, position)
     port, position = _parse_port(text, position)
+    before = position
     index, position = _parse_index(text, position)
     if call is None:
         call, position = _parse_call(text, position)
     if position < len(text):
-        hint = ": a function is named alone, as in '/softmax'" if member[:1] == "/" and text[position] in ".(" else ""
-        _refuse(text, position, f"unexpected {text[position]!r}{hint}")
+        _refuse(text, position, f"unexpected {text[position]!r}{_hint(text, position, before, member)}")
     if port == "param" and (member or call is not None):
         _refuse(text, text.index(":param"), "':param' is a parameter as it is read: it has no calls and no members")
     literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)
     path = ".".join(names[0][0] for names in segments if names) if literal else None
     return Pattern(text, path, segments, port, index, call, member, within)
+
+
+def _hint(text: str, position: int, index: int, member: str) -> str:
+    """Say what to write in place of a text that goes on where it should end; its subscripts begin at `index`."""
+    mark, subscripts, rest = text[position], text[index:position], text[position:]
+    if member[:1] == "/" and mark in ".(":
+        return ": a function is named alone, as in '/softmax'"
+    if mark == "." and subscripts:
+        dotted = re.sub(r"\W+", ".", subscripts).rstrip(".")
+        return f": a module is named with dots, as in {text[:index] + dotted + rest!r}"
+    if mark == ":" and subscripts:
+        return f": the port comes before the subscripts: {text[:index] + rest + subscripts!r}"
+    return ""
 
 
 @lru_cache(maxsize=4096)
@@ -285,7 +298,9 @@ def _parse_port(text: str, position: int) -> tuple[str, int]:
     match = re.compile(r"\w*").match(text, position + 1)
     name = match.group() if match else ""
     if name not in PORTS:
-        _refuse(text, position, f"{name!r} is not a port{did_you_mean(name, PORTS) or ': ' + ', '.join(PORTS)}")
+        by_name = f"; an argument by its name is ':inputs[\"{name}\"]'" if name else ""
+        near = did_you_mean(name, PORTS) or f": {', '.join(PORTS)}{by_name}"
+        _refuse(text, position, f"{name!r} is not a port{near}")
     return name, position + 1 + len(name)
 
 
@@ -306,7 +321,9 @@ def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
         match = _TOKEN.match(text, position)
         if match is None:
             position += len(text[position:]) - len(text[position:].lstrip())
-            _refuse(text, position, "not a subscript: integers, slices, '...', None, '*' and quoted keys are")
+            key = re.match(r"[^\W\d]\w*(?=\s*\])", text[position:])
+            quoted = f'; a key is quoted: ["{key.group()}"]' if key else ""
+            _refuse(text, position, f"not a subscript: integers, slices, '...', None, '*' and quoted keys are{quoted}")
         token, kind = match.group().strip(), match.lastindex
         if kind in (6, 7):  # A comma or the closing bracket.
             items.append(_finish_item(text, start, parts))

@@ -17,6 +17,7 @@ from hookline.errors import SiteError, did_you_mean
 from hookline.members import Held, Holders
 from hookline.ranks import may_be_a_stage, refuse_data_parallel
 from hookline.sites import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
+from hookline.suggestions import EVERY_NAME, in_list, near
 from hookline.tree import Children, Named, Names, Survey, children_of, is_container, is_scripted, unwrap, wrapping
 
 Predicate = Callable[[str, nn.Module], bool]
@@ -95,12 +96,25 @@ def _find_text(model: nn.Module, names: Names, text: str) -> list[Found]:
         path, module, siblings = place
         _refuse_blind(path, module)
         return [Found(Site(path), module, True, siblings)]
-    pattern = parse(text)
+    pattern = _parse(names, text)
     if pattern.path is not None:
         return _exact(model, names, pattern.at(pattern.path))
     if pattern.port == "param":
         return _find_parameters(model, names, pattern)
     return _find_all(model, names, pattern, pattern)
+
+
+def _parse(names: Names, text: str) -> Pattern:
+    """Read a text; where its port is the name of a parameter of that module, say so."""
+    try:
+        return parse(text)
+    except SiteError:
+        path, _, port = text.partition(":")
+        module = names.find(path) if port.isidentifier() else None
+        if module is not None and (port in module._parameters or port in module._buffers):
+            held = f"{path}.{port}".lstrip(".")
+            raise SiteError(f"{text!r}: {port!r} is a parameter or buffer; did you mean '{held}:param'?") from None
+        raise
 
 
 def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Found]:
@@ -148,7 +162,7 @@ def _exact(model: nn.Module, names: Names, site: Site) -> list[Found]:
         raise SiteError(f"{site.path!r} {_why_not_there(model, names, site, place)}")
     path, module, siblings = place
     if not site.method or is_scripted(module):
-        _refuse_blind(path, module)
+        _refuse_blind(path, module, site)
     return _with_methods(Found(site._replace(path=path), module, not is_pattern(site.function), siblings))
 
 
@@ -163,11 +177,14 @@ def _why_not_there(model: nn.Module, names: Names, site: Site, place: Any) -> st
         return f"is a method; did you mean '{site.path}()'?"
     if parent is not None and name in parent._modules:
         return "is None in this model: it was left out, or is on another stage of the pipeline"
-    everything = [name for name, _, _ in names.walk()]
-    if site.member or site.port == "param":
-        everything += [held.path for held in members.parameters(names)]
-    near = did_you_mean(site.path, everything) or "; hl.sites(model) lists every name"
-    return f"matches nothing in {type(unwrap(model)).__name__}{_or_elsewhere(near)}"
+    of_parameters = [held.path for held in members.parameters(names)] if site.member or site.port == "param" else []
+    if parent is None and name in PORTS and members.locate(names, above) is not None:
+        return f"is written with ':'; did you mean '{above}:param'?"
+    found = near(site.path, names.walk(), of_parameters)
+    if found == EVERY_NAME and not site.member:
+        of_parameters = [held.path for held in members.parameters(names)]
+        found = near(site.path, [], of_parameters).replace("'?", ":param'?")
+    return f"matches nothing in {type(unwrap(model)).__name__}{_or_elsewhere(found)}"
 
 
 def _or_elsewhere(near: str) -> str:
@@ -211,11 +228,12 @@ def _with_methods(place: Found) -> list[Found]:
     return [place._replace(site=site._replace(member=f"{name}()"), exact=exact) for name in chosen]
 
 
-def _refuse_blind(path: str, module: nn.Module) -> None:
+def _refuse_blind(path: str, module: nn.Module, site: Site | None = None) -> None:
     if is_scripted(module):
         raise SiteError(f"{path!r} is compiled by torch.jit, and nothing inside its graph can be seen; hook its parent")
     if is_container(module):
-        below = f"; did you mean {(path + '.*').lstrip('.')!r}?" if children_of(module) else ""
+        index, subscripts = (site.index, site.subscripts) if site is not None else ("", ())
+        below = f"; did you mean {in_list(path, module, index, subscripts)!r}?" if children_of(module) else ""
         raise SiteError(f"{path!r} is a {type(module).__name__}, which is never called{below}")
 
 
@@ -325,7 +343,9 @@ def _why(where: Any, model: nn.Module, chosen: list[Named], everything: list[Nam
         return f"; {name!r} is a {type(module).__name__} and {blind}"
     if isinstance(where, (Pattern, re.Pattern)):
         text = _label(where).strip("'\"")
-        return did_you_mean(text, (name for name, _, _ in everything)) or "; hl.sites(model) lists every name"
+        if isinstance(where, Pattern):
+            return near(text, everything)
+        return did_you_mean(text, (name for name, _, _ in everything)) or EVERY_NAME
     types = sorted({type(module).__name__ for _, module, _ in everything})
     return did_you_mean(_label(where), types) or f"; it has {', '.join(types[:12])}"
 

@@ -286,7 +286,13 @@ def test_regular_expressions_match_whole_names() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
-    [("h.1.mpl", r"h\.1\.mlp"), ("h.*.atn", r"h\.\d\.attn"), ("hed", "head"), ("blocks.0", "hl.sites")],
+    [
+        ("h.1.mpl", r"h\.1\.mlp"),
+        ("h.*.atn", r"h\.\d\.attn"),
+        ("hed", "head"),
+        ("blocks.0", r"h\.0"),
+        ("stem", "hl.sites"),
+    ],
 )
 def test_a_pattern_that_matches_nothing_says_what_is_near(wrong: str, near: str) -> None:
     """B17"""
