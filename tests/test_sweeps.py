@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -173,3 +174,18 @@ def test_it_can_be_drawn(model, x) -> None:
 def test_the_table_shows_what_was_measured_also_where_the_change_is_no_number():
     assert "1e+20" in str(Sweep(float("inf"), {"h.0": 1e20}))
     assert re.search(r"h\.0 +3 ", str(Sweep(1e20, {"h.0": 3.0})))
+
+
+@pytest.mark.parametrize("measure", [None, 3, "loss", torch.ones(1), [1.0]])
+def test_what_can_not_be_called_is_no_measure(measure: Any) -> None:
+    with pytest.raises(
+        hl.HooklineError, match=r"measure is a function that runs the model .*`lambda: loss\(model\(x\)\)`, not"
+    ):
+        hl.sweep(mlp(), "0", measure)
+
+
+def test_a_measure_that_needs_arguments_is_refused_before_anything_runs() -> None:
+    with pytest.raises(hl.HooklineError, match=r"measure is called without arguments.*<lambda>\(model\) can't be"):
+        hl.sweep(mlp(), "0", lambda model: 1.0)  # type: ignore[arg-type, misc]
+    with pytest.raises(hl.EditError, match="edit= takes a function of the value, not 3; patch= puts a value in"):
+        hl.sweep(mlp(), "0", lambda: 1.0, edit=3)  # type: ignore[arg-type]

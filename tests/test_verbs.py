@@ -77,6 +77,40 @@ def test_run_takes_a_model_or_a_method_of_one() -> None:
             hl.run(thing, torch.ones(2), capture="0")
 
 
+def test_run_takes_any_function_that_runs_the_model_that_is_given() -> None:
+    model, x = GPT(), tokens()
+    output, acts = hl.run(lambda x: model(x) + 1, x, capture=["h.0", ""], patch={"h.1": 0.0}, model=model)
+    assert torch.equal(output, acts[""] + 1)
+    assert torch.equal(acts["h.0"], model.h[0](x, scale=0.5))
+    output, acts = hl.run(lambda x: model(x) + 1, x, capture="h.0", stop=True, model=model)
+    assert output is None
+    assert list(acts) == ["h.0"]
+    _, acts = hl.run(model.h[0].forward, x, capture="h.0", model=model)
+    assert list(acts) == ["h.0"]
+    _, acts = hl.run(nn.Sequential(model, nn.ReLU()), x, capture="h.0", model=model)
+    assert list(acts) == ["h.0"]
+    _, acts = hl.run(lambda x: model.h[0](x), x, capture="h.0", model=model)  # A part of it is enough.
+    assert list(acts) == ["h.0"]
+    assert hl.run(lambda model, x: x, model, x, model=model) is x
+
+
+def test_run_refuses_a_function_that_does_not_run_the_model_and_one_without_a_model() -> None:
+    model, x = GPT(), tokens()
+    with pytest.raises(hl.NeverFired, match="<lambda> did not run GPT, the model that it was given with"):
+        hl.run(lambda x: x + 1, x, patch={"h.0": 0.0}, model=model)
+    with pytest.raises(hl.SiteError, match=r"takes it as model=: run\(<lambda>, \.\.\., model=model\)"):
+        hl.run(lambda x: model(x), x, capture="h.0")
+    with pytest.raises(hl.SiteError, match="model= takes the model that is run, a torch.nn.Module, not"):
+        hl.run(lambda x: model(x), x, capture="h.0", model="GPT")  # type: ignore[call-overload]
+
+    class Judge(nn.Module):
+        def forward(self, x: Tensor, model: nn.Module) -> Tensor:
+            return model(x)
+
+    with pytest.raises(hl.HooklineError, match="model= is the model that run calls"):
+        hl.run(Judge(), x, model=model)
+
+
 class Encoder(nn.Module):
     """A model with methods: one goes through forward, one around it."""
 

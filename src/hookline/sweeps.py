@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -99,6 +100,7 @@ def sweep(
         progress: Whether to show how far it is; None does in a terminal.
     """
     change = _Change(where, patch, edit, skip)
+    _refuse_measure(measure)
     base, sites = _first_run(model, change, measure)
     measured: dict[str, Any] = {}
     with Bar("sweep", total=len(sites), progress=progress) as shown:
@@ -118,6 +120,8 @@ class _Change:
     def __init__(self, where: Any, patch: Any, edit: Callable[[Any], Any] | None, skip: bool) -> None:
         if not isinstance(skip, bool):
             raise EditError(f"skip= of a sweep is True or False, not {describe(skip)}; patch= puts a value in")
+        if edit is not None and not callable(edit):
+            raise EditError(f"edit= takes a function of the value, not {describe(edit)}; patch= puts a value in")
         given = {"patch": patch is not NOTHING, "edit": edit is not None, "skip": skip}
         several = [name for name, is_given in given.items() if is_given]
         if isinstance(where, Mapping) and several:
@@ -149,6 +153,23 @@ class _Change:
         if self.values is not None:
             return "set to what another run had" if isinstance(self.values, Cache) else "set to a value of its own"
         return f"set to {describe(self.patch)}"
+
+
+def _refuse_measure(measure: Any) -> None:
+    """Raise for what can't be called without arguments, before the model runs."""
+    if not callable(measure):
+        what = "measure is a function that runs the model and returns a number, as in `lambda: loss(model(x))`"
+        raise HooklineError(f"{what}, not {describe(measure)}")
+    try:
+        signature = inspect.signature(measure)
+    except (TypeError, ValueError):  # A builtin may have none.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(measure, "__name__", type(measure).__name__)
+        what = "measure is called without arguments, as in `lambda: loss(model(x))`"
+        raise HooklineError(f"{what}; {name}{signature} can't be: {error}") from None
 
 
 def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:

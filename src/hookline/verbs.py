@@ -13,10 +13,11 @@ from torch import nn
 from hookline.actions import NOTHING
 from hookline.cache import Cache
 from hookline.context import open_blocks
-from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
+from hookline.errors import EditError, HooklineError, NeverFired, SiteError, did_you_mean
 from hookline.hooks import Hooks
 from hookline.options import refuse_flags
 from hookline.ranks import after_stop, is_running
+from hookline.values import describe
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
 from hookline.wiring.watches import is_shadow
@@ -33,7 +34,7 @@ OPTIONS_OF_CAPTURE = (
     "spill",
     "gather",
 )
-KEYWORDS = ("capture", "patch", "edit", "skip", "stop")
+KEYWORDS = ("capture", "patch", "edit", "skip", "stop", "model")
 
 
 def capture(
@@ -136,7 +137,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = Tru
 
 @overload
 def run(
-    model: Callable[..., Any],
+    call: Callable[..., Any],
     /,
     *args: Any,
     capture: None = None,
@@ -144,11 +145,12 @@ def run(
     edit: Mapping[Any, Callable[..., Any]] | None = None,
     skip: Where | Mapping[Any, Any] | None = None,
     stop: bool = False,
+    model: nn.Module | None = None,
     **kwargs: Any,
 ) -> Any: ...
 @overload
 def run(
-    model: Callable[..., Any],
+    call: Callable[..., Any],
     /,
     *args: Any,
     capture: Where,
@@ -156,10 +158,11 @@ def run(
     edit: Mapping[Any, Callable[..., Any]] | None = None,
     skip: Where | Mapping[Any, Any] | None = None,
     stop: bool = False,
+    model: nn.Module | None = None,
     **kwargs: Any,
 ) -> tuple[Any, Cache]: ...
 def run(
-    model: Callable[..., Any],
+    call: Callable[..., Any],
     /,
     *args: Any,
     capture: Where | None = None,
@@ -167,22 +170,23 @@ def run(
     edit: Mapping[Any, Callable[..., Any]] | None = None,
     skip: Where | Mapping[Any, Any] | None = None,
     stop: bool = False,
+    model: nn.Module | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call a model, or a bound method of one, once; return its output, or (output, cache) when `capture` is given.
+
+    With `model=` it calls any function that runs that model: `run(lambda x: model.encode(x) + 1, x, model=model)`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> output, acts = run(model, torch.ones(3, 4), capture="1", stop=True)
     >>> output, acts["1"].shape
     (None, torch.Size([3, 8]))
     """
-    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    if not isinstance(owner, nn.Module):
-        raise SiteError(f"run takes a model or a method of one, not {getattr(model, '__name__', model)!r}")
+    owner = model_of("run", call, model)
     refuse_flags(stop=stop)
     if stop and capture is None:
         raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
-    _refuse_options(model, kwargs)
+    _refuse_options(call, kwargs, model)
     hooks = brief(owner)
     if patch is not None:
         hooks.patch(patch)
@@ -199,19 +203,38 @@ def run(
     if capture is not None:
         hooks.capture(capture, stop=stop)
     if not len(hooks):
-        return model(*args, **kwargs)
+        return call(*args, **kwargs)
     with hooks as cache:
-        output = _run_method(hooks, model, args, kwargs) if owner is not model else model(*args, **kwargs)
+        output = call(*args, **kwargs) if owner is call else _run_other(hooks, call, args, kwargs)
     return output if capture is None else (output, cache)
 
 
-def _refuse_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+def model_of(name: str, call: Any, model: Any) -> nn.Module:
+    """Return the model that a call runs: itself, the one it is a method of, or the one that was given with it."""
+    if isinstance(model, nn.Module):
+        return model
+    if model is not None:
+        raise SiteError(f"model= takes the model that is run, a torch.nn.Module, not {describe(model)}")
+    owner = call if isinstance(call, nn.Module) else getattr(call, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return owner
+    what = getattr(call, "__name__", call)
+    hint = f"; a function that runs one takes it as model=: {name}({what}, ..., model=model)"
+    is_function = callable(call) and not isinstance(call, type)
+    raise SiteError(f"{name} takes a model or a method of one, not {what!r}{hint if is_function else ''}")
+
+
+def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None) -> None:
     """Refuse what is meant for hookline, but would go to the model: options of `capture`, and misspelt keywords."""
-    function = model.forward if isinstance(model, nn.Module) else model
+    function = call.forward if isinstance(call, nn.Module) else call
     try:
         taken = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
+    if model is not None and "model" in taken and isinstance(getattr(function, "__self__", None), nn.Module):
+        raise HooklineError(
+            "model= is the model that run calls; what the call itself takes by that name goes by position"
+        )
     for name in kwargs:
         if name in taken:
             continue
@@ -222,15 +245,21 @@ def _refuse_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> Non
             raise HooklineError(f"run has no option {name!r}{near}")
 
 
-def _run_method(hooks: Hooks, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of the model inside a block; it ends, and gives None, when the stops of the block are reached."""
-    ledger = hooks._ledger
-    shadow = ledger.model.__dict__.get(getattr(method, "__name__", ""))  # It was read before the block was entered.
-    if is_shadow(shadow) and getattr(method, "__self__", None) is ledger.model:
-        method = cast(Callable[..., Any], shadow)
-    output = run_until(ledger.forward.left(open_blocks.get()), lambda: method(*args, **kwargs), ledger.model)
+def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method or function inside a block; it ends, and gives None, when the stops of the block are reached."""
+    ledger, owner = hooks._ledger, getattr(call, "__self__", None)
+    is_method = isinstance(owner, nn.Module)
+    shadow = vars(owner).get(getattr(call, "__name__", "")) if is_method else None
+    if is_shadow(shadow):  # The method was read before the block was entered.
+        call = cast(Callable[..., Any], shadow)
+    output = run_until(ledger.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), ledger.model)
     if output is STOPPED and is_running():
         after_stop(ledger.model, is_over=True)
+    if not ledger.session.since and not is_method and not any(hook.fired for hook in hooks):
+        what = getattr(call, "__name__", None) or type(call).__name__
+        raise NeverFired(
+            f"{what} did not run {type(ledger.model).__name__}, the model that it was given with, nor a part"
+        )
     if not ledger.session.since:
         ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.
     return None if output is STOPPED else output

@@ -575,3 +575,26 @@ def test_gpt2_of_twelve_layers_is_under_ten_megabytes_and_takes_seconds(path):
     assert 1_000_000 < page.bytes < 10_000_000
     assert taken < 20  # Seconds of work: two to three where nothing else runs.
     assert site_of(data, "transformer.h.11.attn/softmax")["picture"][0]["left_out"] == ""
+
+
+def test_a_page_of_a_method_or_of_a_function_that_runs_the_model(model, ids, path):
+    class Writer(Net):
+        def write(self, ids, steps):
+            for _ in range(steps):
+                ids = torch.cat([ids, self(ids)[:, -1:].argmax(-1)], 1)
+            return ids
+
+    writer = Writer().eval()
+    written = hl.explore(writer.write, run={"ids": ids, "steps": 2}, to=path)
+    assert site_of(data_of(written), "head")["shape"] == [2, 6, 20]
+    assert data_of(written)["title"] == "Writer"
+    written = hl.explore(
+        lambda ids: model(ids).sum(), run=(ids,), model=model, at="h.*", loss=lambda total: total, to=path
+    )
+    assert site_of(data_of(written), "h.0")["shape"] == site_of(data_of(written), "h.0:grad_output")["shape"]
+    with pytest.raises(hl.SiteError, match=r"takes it as model=: explore\(<lambda>, \.\.\., model=model\)"):
+        hl.explore(lambda ids: model(ids), run=(ids,), to=path)
+    with pytest.raises(hl.NeverFired, match="<lambda> did not run Net, nor a part of it"):
+        hl.explore(lambda ids: ids, run=(ids,), model=model, to=path)
+    with pytest.raises(hl.HooklineError, match="a page of a model needs its arguments"):
+        hl.explore(writer.write, to=path)

@@ -30,8 +30,8 @@ def arguments(run: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (run if isinstance(run, tuple) else (run,)), {}
 
 
-def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None) -> Cache:
-    """Run a model once and return what passed; with a loss of its output, the gradients too."""
+def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Callable[..., Any] | None = None) -> Cache:
+    """Run a model once, or a function that runs it; return what passed, and with a loss of its output the gradients."""
     if any(map(is_lazy, model.parameters())):
         raise HooklineError(
             f"{type(model).__name__} has parameters without a shape yet: run the model once, then explore"
@@ -45,9 +45,12 @@ def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None) -> Cache:
     if at is None:
         hooks.when_missing("ignore")  # The page lists what is never called.
     with put_back(model), hooks as acts, torch.set_grad_enabled(loss is not None or torch.is_grad_enabled()):
-        output = model(*args, **kwargs)
+        output = (model if call is None else call)(*args, **kwargs)
         if loss is not None:
             _backward(model, loss(output), (args, kwargs))
+    if not acts and call is not None and at is None:
+        name = getattr(call, "__name__", type(call).__name__)
+        raise NeverFired(f"{name} did not run {type(model).__name__}, nor a part of it, so there is no page to write")
     if not acts:
         raise NeverFired(
             f"nothing passed at any place of at={at!r}, so there is no page to write; the warning says why"

@@ -25,6 +25,7 @@ from hookline.scan import Scan
 from hookline.store.store import Store
 from hookline.tables import count
 from hookline.values import describe
+from hookline.verbs import model_of
 
 MARK = "/*HOOKLINE-DATA*/"
 NAMES = ("first", "second")
@@ -76,15 +77,17 @@ def explore(
     """Write a page on which to browse what passed: pictures, statistics, two runs side by side, gradients, warnings.
 
     `what` is a Cache, a Store, any mapping from site to value, the path of a capture file or of a store, or a model:
-    `explore(model, run=(ids,))`. A page is one HTML file; it needs no network, and a page that is there is replaced.
+    `explore(model, run=(ids,))`, a method of one, or with `model=` any function that runs it. A page is one HTML file;
+    it needs no network, and a page that is there is replaced.
 
     Args:
-        run: The model's arguments as a tuple, or its keywords as a mapping. It is run for real, and left as it was.
+        run: The arguments as a tuple, or keywords as a mapping. The model is run for real, and left as it was.
         against: A second run, beside the first and as a difference. For a model its arguments, or what was captured: a
             Cache, a Store or the path of one; else what `what` may be.
         at: Where to look in a model; every module's output by default. In a cache, which sites to show.
         loss: A function from the model's output to a number: the gradients of it are shown too.
-        model: With a cache, the model it is of: for types, parameters, and what was never called.
+        model: With a cache, the model it is of: for types, parameters, and what was never called. With a function, the
+            model that it runs.
         tokens: The tokens of each sample as text, for labels.
         names: What to call the runs.
         measured: A sweep, or {title: {site: number}}: what came of changing one place after the other.
@@ -94,14 +97,21 @@ def explore(
     refuse_to_replace(target)
     called = _names(names, 1 if against is None else 2)
     scan: Scan | None = None
-    if isinstance(what, nn.Module):
-        runs, scan, model = _runs_of_model(what, run, against, at, loss, called), scanned(what, run), what
+    if isinstance(what, nn.Module) or (callable(what) and not isinstance(what, type)):
+        is_model = isinstance(what, nn.Module) and model is None
+        model = model_of("explore", what, model)
+        runs = _runs_of_model(model, run, against, at, loss, called, None if is_model else what)
+        scan = scanned(model, run) if is_model else None
     else:
         _refuse_for_values(run, loss, model)
         runs = [run_of(_chosen(one, at), name) for one, name in zip((what, against), called, strict=False)]
     title = title if title is not None else _title(what, model)
     given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
-    notes = ["the model was run in training mode: dropout and batch norm act as they do there"] if _trains(what) else []
+    notes = (
+        ["the model was run in training mode: dropout and batch norm act as they do there"]
+        if run is not None and _trains(model)
+        else []
+    )
     data = contents(runs, title=title, notes=notes, bytes=bytes_of(most) - len(page.encode()), **given)
     text = page.replace(MARK, text_of(data))
     _write(target, text)
@@ -128,17 +138,19 @@ def refuse_to_replace(target: Path) -> None:
         raise StoreError(f"'{target}' exists and is no page of hookline's; remove it, or give another path as to=")
 
 
-def _runs_of_model(model: nn.Module, run: Any, against: Any, at: Any, loss: Loss | None, names: list[str]) -> list[Run]:
-    """Run a model once or twice; what it is held against may have been captured before."""
+def _runs_of_model(
+    model: nn.Module, run: Any, against: Any, at: Any, loss: Loss | None, names: list[str], call: Any
+) -> list[Run]:
+    """Run a model, or a call that runs it, once or twice; what it is held against may have been captured before."""
     if run is None:
         raise HooklineError(
             "a page of a model needs its arguments: explore(model, run=(ids,)), or a mapping of keywords"
         )
-    runs = [run_of(captured(model, run, at, loss), names[0])]
+    runs = [run_of(captured(model, run, at, loss, call), names[0])]
     if isinstance(against, (Cache, Store, str, os.PathLike)):
         runs.append(run_of(against, names[1]))
     elif against is not None:
-        runs.append(run_of(captured(model, against, at, loss), names[1]))
+        runs.append(run_of(captured(model, against, at, loss, call), names[1]))
     return runs
 
 
