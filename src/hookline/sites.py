@@ -54,6 +54,8 @@ class Site(NamedTuple):
     @staticmethod
     def parse(text: str) -> Site:
         """Read the text of one site; wildcards in the path are refused."""
+        if not isinstance(text, str):  # It may be what can't be hashed.
+            raise SiteError(f"a site is text, not {type(text).__name__}")
         pattern = parse(text)
         if pattern.path is None:
             raise SiteError(f"{text!r} has a wildcard and names no single site; hl.sites(model, {text!r}) lists them")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -95,6 +95,8 @@ def explore(
     """
     target, page = Path(to), template()
     refuse_to_replace(target)
+    if title is not None and not isinstance(title, str):
+        raise HooklineError(f"title= takes text, not {describe(title)}")
     called = _names(names, 1 if against is None else 2)
     scan: Scan | None = None
     if isinstance(what, nn.Module) or (callable(what) and not isinstance(what, type)):
@@ -113,6 +115,8 @@ def explore(
         else []
     )
     data = contents(runs, title=title, notes=notes, bytes=bytes_of(most) - len(page.encode()), **given)
+    if not data["sites"]:
+        raise HooklineError(f"there is nothing to show: {describe(what)} holds no values")
     text = page.replace(MARK, text_of(data))
     _write(target, text)
     return Page(target, len(data["sites"]), len(text.encode()))
@@ -170,6 +174,8 @@ def _chosen(what: Any, at: Any) -> Any:
         what = Cache.load(what)
     if not isinstance(what, Cache):
         raise HooklineError(f"at= chooses the places of a model or of a cache, not of {describe(what)}")
+    if at in ([], ()):
+        raise HooklineError("at=[] chooses nothing; without at= every place is shown")
     return what.select(*(at if isinstance(at, (list, tuple)) else (at,)))
 
 
@@ -183,6 +189,8 @@ def _names(names: Sequence[str] | None, wanted: int) -> list[str]:
     """Return what the runs are called."""
     if names is None:
         return list(NAMES) if wanted == 2 else ["run"]
+    if isinstance(names, Mapping):
+        raise HooklineError(f"names= takes a list of what the runs are called, not {describe(names)}")
     found = [names] if isinstance(names, str) else list(map(str, names))
     if len(found) != wanted:
         raise HooklineError(f"names= has {count(len(found), 'name')} for {count(wanted, 'run')}")
@@ -193,7 +201,7 @@ def _tokens(tokens: Any) -> list[list[str]] | None:
     """Return the tokens of each sample."""
     if tokens is None:
         return None
-    if isinstance(tokens, (Tensor, str)):
+    if isinstance(tokens, (Tensor, str, Mapping)):
         raise HooklineError("tokens= takes text: [tokenizer.convert_ids_to_tokens(one) for one in ids]")
     samples = [tokens] if all(isinstance(one, str) for one in tokens) else tokens
     return [[str(token) for token in sample] for sample in samples]

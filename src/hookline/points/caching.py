@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from hookline.cache import Cache
 from hookline.copies import share_detached
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
 from hookline.hooks import Hooks
+from hookline.options import refuse_options
 from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
 from hookline.points.roots import Points, Wanted
 from hookline.sites import Site
@@ -57,7 +58,11 @@ class Options(NamedTuple):
         if isinstance(self.pos_slice, int):
             where = [chosen]  # So that the dimension stays.
         index = (..., where, *(slice(None),) * (dimension - 1))
-        return tensor[index].clone()  # A view would hold the whole.
+        try:
+            return tensor[index].clone()  # A view would hold the whole.
+        except (IndexError, TypeError) as error:
+            shape = tuple(tensor.shape)
+            raise EditError(f"pos_slice={self.pos_slice!r} chooses nothing of {name!r}, {shape}: {error}") from None
 
 
 class Saver:
@@ -82,6 +87,9 @@ def caching_hooks(
     points: Points, names: NamesFilter, incl_bwd: bool, options: Options, cache: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
     """Return a dict, and the hook functions by name that fill it when they are added."""
+    refuse_options(None, options.device, None, None, False)
+    if cache is not None and not isinstance(cache, MutableMapping):
+        raise EditError(f"cache= takes the dict to fill, not {describe(cache)}")
     kept = Activations() if cache is None else cache
     chosen, otherwise = _choose(points, names)
     forward, backward = (Saver(kept, options, suffix, otherwise) for suffix in ("", "_grad"))

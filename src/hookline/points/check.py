@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hookline.context import resting
 from hookline.copies import share_for_now
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, SiteError
 from hookline.hooks import Hooks
 from hookline.points.caching import Options, captures, collect
 from hookline.points.hooked import HookedRoot, auto_hook, points_of
@@ -107,10 +107,17 @@ def check(
     """
     if not isinstance(input_kwargs, Mapping):
         raise HooklineError(f"check calls model(**input_kwargs): give a dict, not {describe(input_kwargs)}")
+    if init_kwargs is not None and not isinstance(init_kwargs, Mapping):
+        raise HooklineError(f"init_kwargs is what the class is called with: give a dict, not {describe(init_kwargs)}")
     if isinstance(model, nn.Module) and init_kwargs:
         raise HooklineError("init_kwargs is for a class, and this is a model")
+    given: Any = model
+    if not callable(given):
+        raise SiteError(f"check takes a torch.nn.Module, or a class of them, not {describe(given)}")
     with kept_random_numbers():
-        instance = model if isinstance(model, nn.Module) else model(**init_kwargs or {})
+        instance: Any = model if isinstance(model, nn.Module) else model(**init_kwargs or {})
+        if not isinstance(instance, nn.Module):
+            raise SiteError(f"check takes a torch.nn.Module, or a class of them; {model!r} gave {describe(instance)}")
         if any(map(is_lazy, instance.parameters())):
             raise HooklineError(f"{type(instance).__name__} has parameters that its first run makes; run it once")
         report = _report(instance, input_kwargs)

@@ -10,19 +10,20 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 
-from hookline.errors import HooklineError
+from hookline.errors import EditError, HooklineError
 from hookline.points.caching import NamesFilter, Options, Saver, caching_hooks, loss_of, run_with_cache
 from hookline.points.lens import as_root
 from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint
 from hookline.points.roots import NameOrFilter, Points, Wanted
 from hookline.tree import Names, is_scripted, unwrap
+from hookline.values import describe
 
 Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
@@ -95,7 +96,7 @@ class HookedRoot(nn.Module):
     ) -> Iterator[Any]:
         """Let hooks act in a `with` block, on this thread: pairs of a name, or a filter of names, and a function."""
         points = points_of(self)
-        pairs = [*((*pair, "fwd") for pair in fwd_hooks), *((*pair, "bwd") for pair in bwd_hooks)]
+        pairs = [*_pairs("fwd", fwd_hooks), *_pairs("bwd", bwd_hooks)]
         wanted = [
             Wanted(point, function, dir, _otherwise(where, function))
             for where, function, dir in pairs
@@ -346,6 +347,15 @@ def _chained(hooked: HookedModel, method: Callable[..., Any]) -> Callable[..., A
         return hooked if result is hooked._hooked_model else result
 
     return call
+
+
+def _pairs(dir: str, given: Pairs) -> list[tuple[Any, Any, str]]:
+    """Return pairs of a name and a function, each with its direction; anything else is refused."""
+    found = [given] if isinstance(given, (str, Mapping)) else list(given)
+    for pair in found:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise EditError(f"{dir}_hooks takes pairs, [(name, function), ...], not {describe(pair)}")
+    return [(where, function, dir) for where, function in found]
 
 
 def _otherwise(where: NameOrFilter, function: HookFunction) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import nn
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, SiteError
 from hookline.options import refuse_flags
 from hookline.watching.checks import Rule
 from hookline.watching.watcher import Watcher
@@ -63,9 +64,11 @@ def watch(
         at_once: Look at each value of a device as it passes, and wait for it, instead of once for each pass.
         again: Whether a module that gave a bad value, or on a device the model, may be run again to see what made it.
     """
-    if limit is not None and not (limit > 0 and math.isfinite(limit)):
+    if not _is_a(nn.Module, model):
+        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    if limit is not None and not (_is_a(Real, limit) and limit > 0 and math.isfinite(limit)):
         raise HooklineError(f"limit={limit!r} is no size that a value may have; give a positive number")
-    if every is not None and (every is True or every < 1):
+    if every is not None and (not _is_a(Integral, every) or every < 1):
         raise HooklineError(f"every={every!r} is no number of steps; every=100 keeps statistics of each hundredth")
     if to is not None and every is None:
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
@@ -75,3 +78,8 @@ def watch(
     watcher = Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)
     watcher._hooks._ledger.verb = "watch"
     return watcher
+
+
+def _is_a(kind: type, given: Any) -> bool:
+    """Return True if it is of a kind; True itself is no number."""
+    return isinstance(given, kind) and not isinstance(given, bool)
