@@ -201,9 +201,9 @@ def copy_as_before(hooked: Mapping[Any, Any]) -> None:
         if hooked:
             return
         table = copyreg.dispatch_table
-        for kind, reduce in _reducers.items():
-            if reduce is not None:
-                table[kind] = reduce
+        for kind in _reducers:
+            if _reducers[kind] is not None:
+                table[kind] = _reducers[kind]
             elif kind in table:
                 del table[kind]
         _reducers.clear()
