@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -237,6 +239,20 @@ def test_nothing_is_left_and_nothing_of_torch_or_of_the_instance_is_touched(mode
         model.enc.encode(X)
         assert len(hl.attached(model)) == 1
     assert state_of(model) == before
+
+
+def test_a_model_is_freed_when_only_what_was_captured_is_left() -> None:
+    model = Coder()
+    with hl.capture(model, "enc/relu", "enc.encode()") as acts:
+        model.enc.encode(X)
+    alive = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert list(acts) == ["enc/relu", "enc.encode()"]
 
 
 def test_a_copy_made_in_the_block_runs_its_methods_without_hooks(model: Coder) -> None:

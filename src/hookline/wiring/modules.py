@@ -174,6 +174,7 @@ def _detach(tap: Tap, watch: Watch) -> None:
         watch.change(others)
     if tap.helpers:
         detach(tap.helpers)
+        tap.helpers = None  # They know the tap: the two would keep each other, and the model, alive.
 
 
 def _copy_unhooked(kind: type[nn.Module]) -> None:
