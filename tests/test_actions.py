@@ -50,14 +50,6 @@ def test_a_patch_comes_from_another_run() -> None:
     assert torch.equal(last[:, :-1], model(corrupted)[:, :-1])
 
 
-def test_a_patch_from_a_run_with_several_calls_is_the_latest() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    with hl.capture(model, "0", keep="all") as acts:
-        model(x)
-        model(x * 2)
-    assert torch.equal(hl.run(model, x, patch=acts), model(x * 2))
-
-
 def test_a_patch_takes_any_place_for_a_key() -> None:
     model, x = GPT(), tokens()
     for where in ("h.*.mlp", nn.Sequential, hl.Site("h.0.mlp"), model.h[0].mlp, (nn.Sequential, "[0]")):

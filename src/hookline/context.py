@@ -33,7 +33,8 @@ def open_block(token: object) -> None:
 
 def not_left() -> Blocks:
     """Return what is open here, without the blocks that were left and could not be closed at that moment."""
-    return open_blocks.get().difference(_left)
+    here = open_blocks.get()
+    return here.difference([token() for token in tuple(_left)]) if _left else here
 
 
 def close_block(token: object) -> None:
@@ -44,12 +45,12 @@ def close_block(token: object) -> None:
     until another block opens or closes here.
     """
     if next(reversed(_phases)) == "start":
-        _left.add(token)
+        _left.add(weakref.ref(token, _left.discard))
     else:
         open_blocks.set(not_left() - {token})
 
 
-_left = weakref.WeakSet[object]()
+_left = set[weakref.ref[object]]()
 # The last key is the phase that Python's garbage collector is in. A function in C moves it there: in one in Python a
 # Ctrl-C would be lost.
 _phases = OrderedDict.fromkeys(("start", "stop"))
