@@ -38,6 +38,7 @@ from hookline.store.writer import Unit
 from tests.harvest import small
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(2))
 
 
 def net() -> nn.Sequential:
@@ -1197,3 +1198,63 @@ def test_a_model_whose_weights_are_elsewhere_is_harvested_and_known_by_them(to):
     assert len(hl.harvest(net(), X, "0", "1", to=to, batch_size=8)["1"]) == 50  # The same model, all of it here.
     with pytest.raises(hl.StoreError, match="model.weights"):
         hl.harvest(offloaded(changed(net())), X, "0", "1", to=to, batch_size=8)
+
+
+def test_a_row_rule_for_a_place_that_is_not_kept_is_refused(to):
+    model = Tagger().eval()
+    with pytest.raises(hl.HooklineError, match="rows= names 'mix', which this harvest does not keep; it keeps 'embed'"):
+        hl.harvest(model, IDS, "embed", to=to, batch_size=4, rows={"mix": "tokens"})
+    with pytest.raises(hl.SiteError, match="'mux' matches nothing"):
+        hl.harvest(model, IDS, "embed", to=to, batch_size=4, rows={"mux": "tokens"})
+    store = hl.harvest(model, IDS, "embed", to=to, batch_size=4, rows={"*": "tokens", "side": "batch"},
+                       columns={"side": lambda batch: batch})  # fmt: skip
+    assert len(store["embed"]) == IDS.numel()
+
+
+def test_a_loss_without_a_gradient_to_keep_is_refused(to):
+    with pytest.raises(hl.HooklineError, match=r"loss= is for gradients, and none is kept; .*'0:grad_output'"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, loss=lambda output, batch: output.sum())
+
+
+def test_a_loss_may_be_a_function_of_the_output_alone(to):
+    model = net()
+    of_both = hl.harvest(model, X, "0:grad_output", to=to / "a", batch_size=8, loss=lambda output, batch: output.sum())
+    alone = hl.harvest(model, X, "0:grad_output", to=to / "b", batch_size=8, loss=lambda output: output.sum())
+    module = hl.harvest(model, X, "0:grad_output", to=to / "c", batch_size=8, loss=Sum())
+    assert of_both["0:grad_output"][:].equal(alone["0:grad_output"][:])
+    assert of_both["0:grad_output"][:].equal(module["0:grad_output"][:])
+
+
+class Sum(nn.Module):
+    """A loss that is a module, whose call takes anything."""
+
+    def forward(self, output, _batch):
+        return output.sum()
+
+
+@pytest.mark.parametrize("column", [torch.arange(50), torch.arange(50).numpy(), list(range(50))])
+def test_a_column_of_all_samples_is_refused_with_the_way_to_give_it(to, column):
+    with pytest.raises(
+        hl.HooklineError, match="column 'label' is .* entry of the batch, or a function of it; .*columns="
+    ):
+        hl.harvest(net(), X, "0", to=to, batch_size=50, columns={"label": column})
+
+
+def test_a_harvest_at_which_nothing_passes_keeps_nothing_and_says_so(to):
+    model = nn.Sequential(OrderedDict(used=nn.Linear(4, 4), spare=nn.ModuleDict({"a": nn.ReLU()}))).eval()
+    model.forward = model.used.forward
+    with (
+        pytest.warns(hl.HooklineWarning, match="'spare.a'"),
+        pytest.raises(hl.NeverFired, match=r"nothing passed at any place of 'spare\.\*', so there is nothing to keep"),
+    ):
+        hl.harvest(model, X, "spare.*", to=to, batch_size=8)
+    assert not to.exists()
+
+
+def test_texts_and_names_in_the_wrong_place_are_told_where_they_go(to):
+    with pytest.raises(hl.HooklineError, match="the samples are texts: .*give hl.Texts"):
+        hl.harvest(Tagger().eval(), ["the cat", "sat"], "mix", to=to, batch_size=2)
+    with pytest.raises(hl.HooklineError, match="harvest takes a model or a function that makes one, not str"):
+        hl.harvest("gpt2", X, "0", to=to, batch_size=8)
+    with pytest.raises(hl.HooklineError, match=r"a unit is a whole number, not '0'; write run_unit\(int\(\.\.\.\)\)"):
+        hl.Harvest(net(), X, "0", to=to, batch_size=8).run_unit("0")

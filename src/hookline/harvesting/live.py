@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hookline.errors import HooklineError, StoreError, warn
+from hookline.errors import HooklineError, NeverFired, StoreError, warn
 from hookline.harvesting.batches import Batch
 from hookline.harvesting.models import agreed, function_text, model_digest, steady, written
 from hookline.harvesting.passes import Manner, Part, Pass, needs_output
@@ -46,7 +46,7 @@ class Live:
 
     def __init__(self, plan: Harvest) -> None:
         self.plan = plan
-        self.model = plan.model if isinstance(plan.model, nn.Module) else plan.model()
+        self.model = plan.model if isinstance(plan.model, nn.Module) or not callable(plan.model) else plan.model()
         if not isinstance(self.model, nn.Module):
             raise HooklineError(f"harvest takes a model or a function that makes one, not {type(plan.model).__name__}")
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
@@ -73,6 +73,7 @@ class Live:
         """Run the first batch to its end: which sites there are, how often they are called, and what their rows are."""
         trial = Pass(self.model, self.plan.where, manner, stop=False)
         try:
+            trial.refuse_idle_options()
             batch, found = self._first_good(trial, batch)
         finally:
             trial.close()
@@ -84,6 +85,9 @@ class Live:
         if trial.has_gradients and self.plan.on_error == "skip":
             raise HooklineError('on_error="skip" is not for gradients: those of a batch change with who is in it, for '
                                 "most losses are means; leave the bad samples out of the data")  # fmt: skip
+        if found.keys() <= (manner.columns or {}).keys():
+            where = ", ".join(map(repr, self.plan.where))
+            raise NeverFired(f"nothing passed at any place of {where}, so there is nothing to keep; a warning says why")
         self.stops = self._stops(manner, trial)
         return batch, {name: replace(part, rows=torch.empty(0)) for name, part in found.items()}  # Without the rows.
 
@@ -221,6 +225,8 @@ def _with_defaults(manner: Manner) -> Manner:
 
 def _hint(batch: object) -> str:
     """Return what is often wrong with data that a model does not take."""
+    if isinstance(batch, (tuple, list)) and batch and all(isinstance(one, str) for one in batch):
+        return "; the samples are texts: to put them through a tokenizer give hl.Texts(texts, tokenizer)"
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         return (
             f"; the batch, a {type(batch).__name__} of {len(batch)}, was given as {len(batch)} arguments: "

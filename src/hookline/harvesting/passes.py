@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ class Manner:
     columns: Mapping[str, Column] | None = None
     call: Callable[[nn.Module, Any], Any] | None = None
     calls: str = "one"
-    loss: Callable[[Any, Any], Tensor] | None = None
+    loss: Callable[..., Tensor] | None = None
     device: torch.device | None = None
     gather: bool = True
     give: Callable[[nn.Module, Any], Any] | None = None  # The data's own way to call a model, where the user has none.
@@ -125,7 +126,7 @@ class Pass:
                 return call(self.model, value)
         with torch.enable_grad(), _own_gradients(self.model):
             output = call(self.model, value)
-            loss = getattr(output, "loss", None) if self.manner.loss is None else self.manner.loss(output, value)
+            loss = _loss(self.manner.loss, output, value)
             if not isinstance(loss, Tensor):
                 raise HooklineError(
                     "gradients need a loss, and the model gives none; give loss=, a function of (output, batch)"
@@ -182,6 +183,21 @@ class Pass:
             self._rules[name] = rules[name] if name in rules else (means[0] if means else "batch")
         return self._rules[name]
 
+    def refuse_idle_options(self) -> None:
+        """Refuse a loss, or a row rule, that no place which is kept has a use for."""
+        if self.manner.loss is not None and not self.has_gradients:
+            near = self.places[0].site._replace(port="grad_output", index="")
+            raise HooklineError(
+                f"loss= is for gradients, and none is kept; name some, as in '{near}', or leave loss= out"
+            )
+        if not isinstance(self.manner.rows, Mapping):
+            return
+        kept = [str(place.site) for place in self.places]
+        for where in self.manner.rows:
+            if where not in (self.manner.columns or {}) and not self._names(where).intersection(kept):
+                named = ", ".join(map(repr, kept[:3])) + (", …" if len(kept) > 3 else "")
+                raise HooklineError(f"rows= names {where!r}, which this harvest does not keep; it keeps {named}")
+
     def _names(self, where: str) -> set[str]:
         if where in (self.manner.columns or {}):
             return set()
@@ -195,6 +211,19 @@ def give(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)) and leaves(batch):
         return model(*batch)
     return model(batch)
+
+
+def _loss(function: Callable[..., Any] | None, output: Any, batch: Any) -> Any:
+    """Return what the loss function gives, which may take the output alone; without one, the model's own."""
+    if function is None:
+        return getattr(output, "loss", None)
+    try:
+        inspect.signature(function).bind(output, batch)
+    except TypeError:
+        return function(output)
+    except ValueError:  # Of a function in C nobody knows.
+        pass
+    return function(output, batch)
 
 
 def needs_output(manner: Manner) -> bool:

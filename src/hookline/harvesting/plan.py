@@ -26,6 +26,7 @@ from hookline.store.store import Store
 from hookline.store.writer import committed, how_many, read_record
 from hookline.tables import Table, count
 from hookline.tables import size as written
+from hookline.values import describe
 from hookline.where import Where
 
 ENGINES = (None, "ray")
@@ -94,7 +95,7 @@ class Harvest:
         columns: More to keep: names of the batch's entries, or name to function of the batch.
         call: How a batch is given to the model, `call(model, batch)`.
         calls: "one", or how the calls of a place in one batch are joined: along the "sequence" or the "batch".
-        loss: `loss(output, batch)`, for gradients.
+        loss: `loss(output, batch)` or `loss(output)`, for gradients.
         batch_size: How many samples to a batch.
         collate: Makes a batch of a list of samples.
         sort_by_length: Put samples of like length into a batch; rows are found in the samples' order all the same.
@@ -124,7 +125,7 @@ class Harvest:
         columns: Sequence[Any] | Mapping[str, Any] | None = None,
         call: Callable[[nn.Module, Any], Any] | None = None,
         calls: str | None = None,
-        loss: Callable[[Any, Any], Tensor] | None = None,
+        loss: Callable[..., Tensor] | None = None,
         batch_size: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         sort_by_length: bool = False,
@@ -271,6 +272,11 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
     if isinstance(columns, str):
         columns = [columns]
     pairs = columns.items() if isinstance(columns, Mapping) else [(str(key), key) for key in columns]
+    for name, column in pairs:
+        if isinstance(column, list) or hasattr(column, "__array__"):
+            raise HooklineError(f"column {name!r} is {describe(column)}, and a column is an entry of the batch, or a "
+                                "function of it; put all samples' into the data: TensorDataset(x, labels), call=lambda "
+                                "model, batch: model(batch[0]), columns={'label': lambda batch: batch[1]}")  # fmt: skip
     return {name: column if callable(column) else Entry(column) for name, column in pairs}
 
 
