@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -614,3 +615,49 @@ def test_a_saved_cache_is_read_back_with_its_calls_and_structure(tmp_path: Any) 
     assert loaded[""]["hidden"][1].equal(acts[""]["hidden"][1])
     assert (loaded[""]["loss"], loaded[""]["steps"]) == (None, 3)
     torch.testing.assert_close((loaded - acts)["body"], torch.zeros(2, 4))
+
+
+def test_numbers_have_statistics_and_what_has_none_shows_no_shares() -> None:
+    means = hl.Cache({"h.0": torch.tensor([1.0, 3.0]), "h.1": torch.zeros(2)}).map(lambda value: value.mean().item())
+    assert means.stats()["h.0"].mean == 2.0
+    assert means.stats()["h.1"].zeros == 1.0
+    nothing = hl.Cache({"text": "a", "empty": torch.zeros(0)}).stats()
+    assert all(math.isnan(number) for row in nothing.values() for number in row)
+    with pytest.raises(hl.NotCaptured, match="'h.2' has no statistics here; did you mean 'h.0' or 'h.1'"):
+        means.stats()["h.2"]
+
+
+def test_select_takes_lists_and_modules_and_says_what_it_does_not_take() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    _, acts = hl.run(model, torch.ones(1, 2), capture="*")
+    assert list(acts.select(["0", "1"])) == ["0", "1"]
+    assert list(acts.select(model[2], "0")) == ["2", "0"]
+    assert acts.stack(["0", "2"]).shape == (2, 1, 2)
+    with pytest.raises(hl.SiteError, match=r"ReLU: a cache knows its sites by name only; give text, .*or a list"):
+        acts.select(nn.ReLU)
+    with pytest.raises(hl.SiteError, match=r"re.compile.*: a cache knows its sites by name only"):
+        acts.select(re.compile("0|1"))  # type: ignore[arg-type]
+
+
+def test_a_cache_works_with_numbers_of_numpy_on_either_side() -> None:
+    numpy = pytest.importorskip("numpy")
+    cache = hl.Cache({"a": torch.tensor([1.0, 2.0])})
+    assert (numpy.float32(2) * cache)["a"].tolist() == [2.0, 4.0]
+    assert (numpy.float64(2) * cache)["a"].tolist() == [2.0, 4.0]
+    with pytest.raises(TypeError):
+        numpy.ones(2) + cache
+
+
+def test_a_dtype_may_be_given_to_a_cache_by_its_name() -> None:
+    cache = hl.Cache({"a": torch.ones(2)})
+    assert cache.to("float16")["a"].dtype is torch.float16
+    assert cache.to("cpu")["a"].dtype is torch.float32
+    with pytest.raises(hl.HooklineError, match="'float17' is no device, and no dtype"):
+        cache.to("float17")
+
+
+def test_a_cache_is_made_of_pairs_too_and_maps_functions_only() -> None:
+    cache = hl.Cache([("a", torch.ones(2))])  # type: ignore[arg-type]
+    assert cache["a"].sum() == 2
+    with pytest.raises(TypeError, match="map takes a function of a value, not 'mean'"):
+        cache.map("mean")  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from hookline.untrusted import brief
 from hookline.values import ATOMS, STAR, children, describe, expand, get, leaves, map_tensors, rebuild, shape_of
 
 Key = str | Site | nn.Module
+Selected = str | Site | nn.Module | Iterable[Any]
 Operation = Callable[[Any, Any], Any]
 
 
@@ -44,15 +45,17 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     torch.Size([2, 2, 3])
     """
 
+    __array_ufunc__ = None  # So that a number of numpy leaves `number * cache` to the cache.
     _along: tuple[str, Sequence[int]] | None = None  # What the calls of all sites are, as "step", and their numbers.
 
-    def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
+    def __init__(self, values: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None = None) -> None:
         self._asked: list[Record] = []
         self._index: dict[Site, Record] = {}
         self._names: Names | None = None
         self._session = Session()
         keys: dict[Site, Any] = {}
-        for key, value in (values or {}).items():
+        pairs = values.items() if isinstance(values, Mapping) else values or ()
+        for key, value in pairs:
             site = key if isinstance(key, Site) else Site.parse(key)
             if site in keys:
                 raise SiteError(f"{str(keys[site])!r} and {str(key)!r} are the same site; give one value for it")
@@ -116,10 +119,10 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         """Return every value kept of a site, oldest call first; empty if it has not fired."""
         return self._find(key).all()
 
-    def select(self, *where: str | Site) -> Cache:
+    def select(self, *where: Selected) -> Cache:
         """Return the sites that match, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
         result = self._like()
-        for text in map(str, where):
+        for text in self._texts(where):
             pattern = parse(text)
             chosen = [(record, rest) for record in self._fired() if (rest := _rest(pattern, record.site)) is not None]
             if not chosen and pattern.path is not None:
@@ -132,8 +135,25 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
                     result._keep(record.site._replace(index=record.site.index + index), values)
         return result
 
+    def _texts(self, where: Iterable[Any]) -> Iterator[str]:
+        """Return what each of some places is called: text, sites, modules, and lists of these."""
+        for one in where:
+            if isinstance(one, (str, Site)):
+                yield str(one)
+            elif isinstance(one, nn.Module):
+                yield str(self._find(one).site)
+            elif isinstance(one, Iterable) and not isinstance(one, type):
+                yield from self._texts(one)
+            else:
+                named = one.__name__ if isinstance(one, type) else repr(one)
+                raise SiteError(
+                    f"{named}: a cache knows its sites by name only; give text, as in 'h.*', a Site, a module, or a list"
+                )
+
     def map(self, function: Callable[[Any], Any]) -> Cache:
         """Return a cache with `function(value)` in place of each value, of every call; this one stays as it is."""
+        if not callable(function):
+            raise TypeError(f"map takes a function of a value, not {function!r:.80}")
         return self._map(lambda value, site: _called(function, value, site))
 
     def _map(self, function: Callable[[Any, Site], Any]) -> Cache:
@@ -144,11 +164,13 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
 
     def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
         """Return a cache on another device or in another dtype; integers and booleans keep their dtype."""
+        if isinstance(target, str):
+            target = _device_or_dtype(target)
         if isinstance(target, torch.dtype):
             return self._map(lambda value, _: map_tensors(lambda tensor: _cast(tensor, target), value))
         return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(target), value))
 
-    def stack(self, *where: str | Site, call: int | None = None) -> Tensor:
+    def stack(self, *where: Selected, call: int | None = None) -> Tensor:
         """Return the values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
 
         They come in the order of their names, so that values and gradients of the same layers stand beside each other.
@@ -184,8 +206,8 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     def _tensors(self, record: Record) -> Iterable[Tensor]:
         """Return the tensors of all calls of a site: those of several one by one, as they may be on disk."""
         if len(record.stamps()) == 1:
-            return leaves(self[record.site])
-        return (tensor for value in record.each() for tensor in leaves(value))
+            return _countable(self[record.site])
+        return (tensor for value in record.each() for tensor in _countable(value))
 
     def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
         chosen = self.select(*where) if where else self
@@ -545,6 +567,27 @@ def _check_paired(value: Record, gradient: Record) -> None:
             f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
             "each forward, or leave the block in between"
         )
+
+
+def _countable(value: Any) -> list[Tensor]:
+    """Return the tensors of a value, or a number as one."""
+    if not isinstance(value, (int, float, complex)):
+        return leaves(value)
+    try:
+        return [torch.tensor(value)]
+    except (OverflowError, RuntimeError):  # An integer of more bits than torch has.
+        return []
+
+
+def _device_or_dtype(name: str) -> torch.device | torch.dtype:
+    """Return what a text names: "cuda:1", "float16"."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise HooklineError(f"{name!r} is no device, and no dtype of torch's") from None
 
 
 def _is_real(value: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hookline.errors import NotCaptured, did_you_mean
 from hookline.tables import Table, Tabular
 
 MOST_ELEMENTS = 4096  # Of a tensor, to tell how its values are spread.
@@ -61,6 +62,8 @@ class Stats(Tabular, Mapping[str, Numbers]):
         return stats
 
     def __getitem__(self, site: str) -> Numbers:
+        if site not in self._numbers:
+            raise NotCaptured(f"{site!r} has no statistics here{did_you_mean(site, self._numbers)}")
         return self._numbers[site]
 
     def __iter__(self) -> Iterator[str]:
@@ -83,7 +86,7 @@ def numbers(tensors: list[Tensor]) -> Numbers:
     """Return the statistics of all elements together; NaN and Inf count for their shares only."""
     parts = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not parts:
-        return Numbers(*(float("nan"),) * 5, 0.0, 0.0, 0.0)
+        return Numbers(*(float("nan"),) * 8)
     flat = torch.cat([_real(part) for part in parts])
     finite = flat[flat.isfinite()]
     nothing = finite.numel() == 0
@@ -122,7 +125,7 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
             least, most = min(least, limits[0].item()), max(most, limits[1].item())
     if not seen:
         mean = least = most = squares = float("nan")
-    share = max(count, 1)
+    share = count or float("nan")  # Of nothing there is no share.
     std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if seen else float("nan")
     return Numbers(mean, std, least, most, norm, zeros / share, nan / share, inf / share)
 
