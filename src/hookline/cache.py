@@ -147,7 +147,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             else:
                 named = one.__name__ if isinstance(one, type) else repr(one)
                 raise SiteError(
-                    f"{named}: a cache knows its sites by name only; give text, as in 'h.*', a Site, a module, or a list"
+                    f"{named}: a cache knows its sites by name only; give text ('h.*'), a Site, a module, or a list"
                 )
 
     def map(self, function: Callable[[Any], Any]) -> Cache:

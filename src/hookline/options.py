@@ -30,7 +30,7 @@ def calls_of(keep: str | int) -> int | None:
     return keep
 
 
-def bytes_of(limit: Any) -> int:
+def bytes_of(limit: Any, name: str = "limit") -> int:
     """Return a number of bytes that was given as one, or as text: "500 MB", "2 GiB"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", limit) if isinstance(limit, str) else None
     if found is not None:
@@ -40,7 +40,7 @@ def bytes_of(limit: Any) -> int:
     else:
         size = Decimal(-1)
     if size < 0 or size != int(size):
-        raise HooklineError(f'limit={limit!r} is no number of bytes, nor text such as "500 MB" or "2 GiB"')
+        raise HooklineError(f'{name}={limit!r} is no number of bytes, nor text such as "500 MB" or "2 GiB"')
     return int(size)
 
 

@@ -86,7 +86,7 @@ def numbers(tensors: list[Tensor]) -> Numbers:
     """Return the statistics of all elements together; NaN and Inf count for their shares only."""
     parts = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not parts:
-        return Numbers(*(float("nan"),) * 8)
+        return Numbers(*(float("nan"),) * 5, 0.0, 0.0, 0.0)
     flat = torch.cat([_real(part) for part in parts])
     finite = flat[flat.isfinite()]
     nothing = finite.numel() == 0
@@ -125,7 +125,7 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
             least, most = min(least, limits[0].item()), max(most, limits[1].item())
     if not seen:
         mean = least = most = squares = float("nan")
-    share = count or float("nan")  # Of nothing there is no share.
+    share = max(count, 1)
     std, norm = math.sqrt(squares / max(seen, 1)), math.sqrt(total) if seen else float("nan")
     return Numbers(mean, std, least, most, norm, zeros / share, nan / share, inf / share)
 

@@ -542,12 +542,29 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
         ({"what": nn.LazyLinear(2), "run": (torch.ones(2),)}, "has parameters without a shape yet"),
         ({"what": nn.Linear(2, 2), "run": (torch.ones(2),), "loss": lambda y: y}, r"it gave float32 \(2,\)"),
         ({"what": nn.ReLU(), "run": (torch.ones(2),), "loss": torch.sum}, "no gradient can come of this loss"),
+        (
+            {"what": nn.Linear(2, 2), "run": (torch.ones(2),), "loss": lambda y: y.sum().detach()},
+            r"can come of this loss: it does not depend on the model; leave out \.detach\(\)",
+        ),
+        ({"what": nn.Linear(2, 2), "run": (torch.ones(2),), "loss": "lm"}, "loss= takes a function .*, not 'lm'"),
+        (
+            {"what": nn.Linear(2, 2), "run": (torch.ones(2),), "against": nn.Linear(2, 2)},
+            r"against= takes arguments .*; for another model, give what passed there: hl\.run\(other, .*capture=",
+        ),
+        ({"what": {}}, "there is nothing to show: no site has a value"),
+        ({"what": {"h.0": torch.ones(2)}, "model": nn.Linear(2, 2)}, "model= is a Linear, which has no 'h.0'"),
+        ({"what": {"a": torch.ones(2)}, "most": "8 megs"}, "most='8 megs' is no number of bytes"),
     ],
 )
 def test_a_mistake_is_an_error_that_says_what_to_do(arguments, problem, path):
     with pytest.raises(hl.HooklineError, match=problem):
         hl.explore(arguments.pop("what"), to=path, **arguments)
     assert not path.exists()
+
+
+def test_a_loss_in_inference_mode_is_refused_with_the_reason(path):
+    with torch.inference_mode(), pytest.raises(hl.HooklineError, match="inference_mode is on; explore outside it"):
+        hl.explore(nn.Linear(2, 2), run=(torch.ones(2),), loss=torch.sum, to=path)
 
 
 def test_a_value_that_was_overwritten_is_said_to_be(path):

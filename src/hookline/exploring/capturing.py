@@ -36,6 +36,10 @@ def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Calla
         raise HooklineError(
             f"{type(model).__name__} has parameters without a shape yet: run the model once, then explore"
         )
+    if loss is not None and not callable(loss):
+        raise HooklineError(f"loss= takes a function from the output to one number, not {loss!r}")
+    if loss is not None and torch.is_inference_mode_enabled():
+        raise HooklineError("no gradient can come of this loss: torch.inference_mode is on; explore outside it")
     args, kwargs = arguments(run)
     where = (_everything,) if at is None else tuple(at) if isinstance(at, (list, tuple)) else (at,)
     hooks = brief(model)
@@ -102,6 +106,10 @@ def _backward(model: nn.Module, loss: Any, given: Any) -> None:
             f"loss= takes a function from the output to one number as a tensor; it gave {describe(loss)}"
         )
     ends = [tensor for tensor in (*model.parameters(), *leaves(given)) if tensor.requires_grad]
-    if not loss.requires_grad or not ends:
+    if not ends:
         raise HooklineError("no gradient can come of this loss: no parameter and no input of the model requires one")
+    if not loss.requires_grad:
+        raise HooklineError(
+            "no gradient can come of this loss: it does not depend on the model; leave out .detach() and no_grad"
+        )
     torch.autograd.grad(loss, ends, allow_unused=True)

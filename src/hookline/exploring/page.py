@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookline.cache import Cache
-from hookline.errors import HooklineError, StoreError
+from hookline.errors import HooklineError, NotCaptured, StoreError
 from hookline.exploring.capturing import Loss, captured, scanned
 from hookline.exploring.contents import FORMAT, contents, text_of
 from hookline.exploring.entries import Run, run_of
@@ -24,6 +24,7 @@ from hookline.options import bytes_of
 from hookline.scan import Scan
 from hookline.store.store import Store
 from hookline.tables import count
+from hookline.tree import unwrap
 from hookline.values import describe
 from hookline.verbs import model_of
 
@@ -107,6 +108,7 @@ def explore(
     else:
         _refuse_for_values(run, loss, model)
         runs = [run_of(_chosen(one, at), name) for one, name in zip((what, against), called, strict=False)]
+        _refuse_another_model(model, runs)
     title = title if title is not None else _title(what, model)
     given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
     notes = (
@@ -114,9 +116,9 @@ def explore(
         if run is not None and _trains(model)
         else []
     )
-    data = contents(runs, title=title, notes=notes, bytes=bytes_of(most) - len(page.encode()), **given)
-    if not data["sites"]:
-        raise HooklineError(f"there is nothing to show: {describe(what)} holds no values")
+    data = contents(runs, title=title, notes=notes, bytes=bytes_of(most, "most") - len(page.encode()), **given)
+    if not data["sites"] and measured is None:
+        raise NotCaptured("there is nothing to show: no site has a value; run the model under the hooks first")
     text = page.replace(MARK, text_of(data))
     _write(target, text)
     return Page(target, len(data["sites"]), len(text.encode()))
@@ -153,6 +155,11 @@ def _runs_of_model(
     runs = [run_of(captured(model, run, at, loss, call), names[0])]
     if isinstance(against, (Cache, Store, str, os.PathLike)):
         runs.append(run_of(against, names[1]))
+    elif isinstance(against, nn.Module):
+        raise HooklineError(
+            "against= takes arguments for this model, or a cache; for another model, give what passed there: "
+            "hl.run(other, *args, capture='**')[1]"
+        )
     elif against is not None:
         runs.append(run_of(captured(model, against, at, loss, call), names[1]))
     return runs
@@ -164,6 +171,19 @@ def _refuse_for_values(run: Any, loss: Any, model: Any) -> None:
             raise HooklineError(f"{name}= is for a page of a model; what was captured has run already")
     if model is not None and not isinstance(model, nn.Module):
         raise HooklineError(f"model= takes the model that the values are of, not {describe(model)}")
+
+
+def _refuse_another_model(model: nn.Module | None, runs: Sequence[Run]) -> None:
+    """Raise if a model has none of the modules that the values are of."""
+    if model is None:
+        return
+    inside = unwrap(model)
+    names = {name for name, _ in (*inside.named_modules(remove_duplicate=False), *inside.named_parameters())}
+    sites = [site for run in runs for site in run.entries if site.port != "param" or site.path in names]
+    if sites and names.isdisjoint(site.path for site in sites):
+        raise HooklineError(
+            f"model= is a {type(inside).__name__}, which has no '{sites[0]}': give the model that the values are of"
+        )
 
 
 def _chosen(what: Any, at: Any) -> Any:
