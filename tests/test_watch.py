@@ -571,6 +571,10 @@ def test_a_value_inside_a_transform_is_passed_over():
         ({"limit": 0}, "limit=0 is no size"),
         ({"limit": NAN}, "is no size"),
         ({"every": 0}, "every=0 is no number of steps"),
+        ({"every": 1.5}, "every=1.5 is no number of steps"),
+        ({"limit": "1e4"}, "limit='1e4' is no size"),
+        ({"scaler": True}, "scaler= takes a GradScaler, not True"),
+        ({"optimizer": torch.optim.SGD}, "optimizer= takes optimizers of torch's, not .*SGD"),
         ({"to": print}, "every= says how often"),
         ({"every": 1, "to": 3}, "to=3 is no place for statistics"),
     ],
@@ -818,3 +822,37 @@ def test_of_chosen_places_the_function_is_found_in_what_they_hold_and_no_mask_is
         model(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
     error = raised.value
     assert (str(error.site), str(error.function)) == ("0", "0.inner/div#0")
+
+
+def test_a_place_that_is_named_and_never_called_is_warned_of():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Two()
+    with pytest.warns(hl.HooklineWarning, match="'spare' was not called in 1 forward of Two"), hl.watch(model, "spare"):
+        model(torch.ones(1, 3))
+    with hl.watch(model, "*"):
+        model(torch.ones(1, 3))  # A pattern may mean more than what runs.
+    with hl.watch(model, "spare"):
+        pass  # Nothing ran at all.
+
+
+def test_a_compiled_place_that_is_named_is_not_said_to_be_missing():
+    model = mlp()
+    compiled = torch.compile(model, backend="eager")
+    with hl.watch(compiled, "0"):
+        compiled(torch.ones(1, *model[0].weight.shape[1:]))
+
+
+def test_the_log_of_a_watch_without_statistics_says_how_to_have_some():
+    with hl.watch(mlp()) as watch:
+        pass
+    with pytest.raises(hl.HooklineError, match=r"this watch keeps no statistics: hl.watch\(model, every=100\)"):
+        watch.log.plot()
+    assert watch.logged == []
+    assert "0 steps" in repr(watch)

@@ -74,6 +74,11 @@ def watch(
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
     refuse_flags(inf=inf, backward=backward, at_once=at_once, again=again)
     optimizers = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Iterable) else list(optimizer)
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise HooklineError(f"optimizer= takes optimizers of torch's, not {one!r}; watch.step() counts by hand")
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise HooklineError(f"scaler= takes a GradScaler, not {scaler!r}")
     rule = Rule(limit, inf)
     watcher = Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)
     watcher._hooks._ledger.verb = "watch"

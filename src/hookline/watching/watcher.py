@@ -14,7 +14,7 @@ from torch.autograd import Variable
 
 from hookline.actions import Call
 from hookline.cache import Cache
-from hookline.errors import BadValue
+from hookline.errors import BadValue, HooklineError
 from hookline.hooks import PLAIN
 from hookline.ranks import is_running
 from hookline.sites import Site
@@ -31,7 +31,7 @@ from hookline.watching.scope import in_order_of_calls, outermost, parameters_of,
 from hookline.watching.steps import Steps, span
 from hookline.watching.targets import targets_of
 from hookline.where import Where
-from hookline.wiring.taps import Tap, plain_taps
+from hookline.wiring.taps import WARN, Tap, plain_taps
 
 _NOWHERE: tuple[Check | None, int] = (None, 0)
 
@@ -70,6 +70,10 @@ class Watcher:
         self._forget()
         self._hooks._add(self._taps())
         self._hooks.when_missing("ignore")
+        named = {place.site for place in self._places if place.exact}
+        for tap in self._hooks._taps:
+            if tap.site in named and tap.site != Site(""):
+                tap.missing = WARN
 
     def _forget(self) -> None:
         self.is_over = True
@@ -92,6 +96,10 @@ class Watcher:
     @property
     def log(self) -> Cache:
         """The statistics so far: `watch.log['h.0["rms"]']` is the latest, `.calls(...)` all of them."""
+        if not self.statistics.every:
+            raise HooklineError(
+                "this watch keeps no statistics: hl.watch(model, every=100) keeps those of each hundredth step"
+            )
         self.settle()
         return self.statistics.log.cache()
 
