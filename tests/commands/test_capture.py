@@ -152,3 +152,10 @@ def test_what_a_program_of_the_model_prints_is_not_part_of_the_result(folder, ca
     run("scan", "loud:net", "--shape", "2,3", "--json")
     out, err = capfd.readouterr()
     assert ("loud" in out, "loud" in err) == (False, True)
+
+
+def test_a_loss_without_a_gradient_to_keep_is_refused(folder):
+    asked = ("capture", "mine:net", "--input", "batch.npy", "--to", "x.safetensors", "--loss", "sum")
+    assert refused(*asked, "--at", "stem", "--at", "head") == (
+        "--loss is for gradients, and no --at names one; add --at 'stem:grad_output', or leave --loss out"
+    )

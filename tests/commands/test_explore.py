@@ -131,3 +131,20 @@ def test_what_can_not_be_explored_is_refused_in_one_line(folder):
     assert refused("explore", "mine:net").startswith("'mine:net' is a model: give what goes in, with --input")
     assert refused("explore", "gpt2").startswith("'gpt2' is a model: give what goes in")
     assert refused("explore", "acts.safetensors", "--text", "a").startswith("'acts.safetensors' is no model: --input,")
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        (
+            ("acts.safetensors", "--dtype", "float16"),
+            "--dtype is for one that is to run",
+        ),
+        (("acts.safetensors", "--samples", "1"), "--samples is for one that is to run"),
+        (("gpt2", "--text", "the cat", "--model", "gpt2"), "'gpt2' is a model itself; leave --model out"),
+        (("page.html", "--to", "y.html"), "'page.html' is a page already, which is opened as it is; leave --to out"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(folder, asked, problem):
+    said("explore", "acts.safetensors", "--to", "page.html")
+    assert refused("explore", *asked).endswith(problem)

@@ -168,3 +168,17 @@ def test_more_samples_than_a_batch_should_have_are_asked_for(folder):
 
 def test_an_error_names_the_option_as_it_is_written_here(folder):
     assert refused("scan", "gpt2", "--input", "pairs.jsonl").endswith("; --column names the field")
+
+
+@pytest.mark.parametrize(
+    "option", [("--samples", "1"), ("--max-length", "3"), ("--column", "x"), ("--processor", "gpt2")]
+)
+@pytest.mark.parametrize("given", [("--input", "batch.npy"), ("--input", "batch.safetensors"), ("--shape", "1,3,8,8")])
+def test_options_for_texts_and_images_are_refused_for_tensors(folder, option, given):
+    asked = ("capture", "mine:net", "--at", "stem", "--to", "x.safetensors", *given, *option)
+    assert refused(*asked) == f"{option[0]} is for texts and images, and '{given[1]}' goes in as it is; leave it out"
+
+
+def test_words_on_the_command_line_have_no_columns(folder):
+    asked = ("capture", "gpt2", "--at", "lm_head", "--to", "x.safetensors", "--text", "the cat", "--column", "text")
+    assert refused(*asked) == "--column is for a file, and --text has no columns; leave it out"

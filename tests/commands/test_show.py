@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 import hookline as hl
 from hookline.commands.output import plain, say
@@ -130,3 +131,11 @@ def test_in_a_terminal_rich_draws_the_table(folder, monkeypatch, capsys):
     assert "\x1b[36mtransformer.h.0" in drawn
     plain_text = re.sub(r"\x1b\[[\d;]*m", "", drawn)
     assert max(map(len, plain_text.splitlines())) <= 60
+
+
+def test_a_part_of_a_stores_array_is_refused(folder):
+    hl.harvest(nn.Linear(2, 2).eval(), torch.ones(3, 2), "", to="acts", batch_size=3, progress=False)
+    for where in ("[0]", "[:, 0]"):
+        assert refused("show", "acts", "--at", where) == (
+            f"'{where}': the arrays of a store are shown whole; leave the subscripts out"
+        )

@@ -207,3 +207,10 @@ def test_parquet_files_are_read_with_datasets(folder, tmp_path):
     datasets.Dataset.from_dict({"text": SENTENCES}).to_parquet(str(tmp_path / "corpus.parquet"))
     list(command.run(task(folder, tmp_path / "acts", data=str(tmp_path / "corpus.parquet"))))
     assert len(hl.Store(tmp_path / "acts")["transformer.h.1"]) == sum(len(text.split()) for text in SENTENCES)
+
+
+def test_arrays_are_no_texts_and_go_in_through_a_function(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("batch.npy").write_bytes(b"")
+    with pytest.raises(hl.HooklineError, match=r"'batch.npy' holds no texts or images; .* --data module:function"):
+        list(command.run(task(folder, tmp_path / "acts", data="batch.npy")))

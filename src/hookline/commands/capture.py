@@ -16,7 +16,7 @@ from torch import nn
 import hookline as hl
 from hookline.commands.inputs import Given, Wanted, given
 from hookline.commands.losses import Loss as LossFunction
-from hookline.commands.losses import labelled, loss_of
+from hookline.commands.losses import asks_for_gradients, labelled, loss_of
 from hookline.commands.models import Manner, model_of
 from hookline.commands.options import (
     Attention,
@@ -115,6 +115,9 @@ def captured(
         _check(path, wanted, overwrite)
     calls = _calls(keep)
     backward = loss_of(loss, at)
+    if loss is not None and not asks_for_gradients(at):
+        near = f"{at[0].partition(':')[0].partition('[')[0]}:grad_output"
+        raise HooklineError(f"--loss is for gradients, and no --at names one; add --at '{near}', or leave --loss out")
     net = model_of(runs[0][1].model, manner)()
     entries = [labelled(given(wanted, net), loss) for _, wanted in runs]
     found = [(path, caught(net, entry, at, backward, calls)) for (path, _), entry in zip(runs, entries, strict=True)]

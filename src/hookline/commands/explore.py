@@ -95,11 +95,20 @@ def explore(
     with working():
         if Path(file).suffix.lower() in _PAGES:
             page = _there(file)
+            also = {"--to": to, "--against": against, "--model": model, "--at": at, "--title": title}
+            for option in (name for name, value in also.items() if value is not None):
+                raise HooklineError(f"{file!r} is a page already, which is opened as it is; leave {option} out")
         elif is_model(file):
+            if model is not None:
+                raise HooklineError(f"{file!r} is a model itself; leave --model out")
             second = replace(wanted, input=against, text=against_text or (), shape=())
             page = run_page(wanted, second, manner, loss, to or Path("report.html"), options)
         else:
             _refuse_runs(file, wanted, against_text, loss)
+            if model is None:
+                _refuse_idle(file, {"--attention": attention, "--dtype": dtype, "--device": device})
+            _refuse_idle(file, {"--processor": processor, "--column": column, "--samples": samples,
+                                "--max-length": max_length})  # fmt: skip
             page = file_page(file, against, model, manner, to or Path(f"{_stem(file)}.html"), options)
         opened = shown(page, False if json and open is None else open)
     if json:
@@ -196,6 +205,12 @@ def _refuse_runs(file: str, wanted: Wanted, against_text: list[str] | None, loss
     """Refuse what only a model can be given."""
     if wanted or against_text or loss:
         raise HooklineError(f"{file!r} is no model: --input, --text, --shape and --loss are for one that is to run")
+
+
+def _refuse_idle(file: str, options: dict[str, Any]) -> None:
+    """Refuse options that say how a model runs, where none does."""
+    for option in (name for name, value in options.items() if value is not None):
+        raise HooklineError(f"{file!r} is no model: {option} is for one that is to run")
 
 
 def _there(file: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hookline.commands.inputs import TENSORS
 from hookline.commands.models import Manner, model_of
 from hookline.commands.names import dtype_of, is_function, named
 from hookline.commands.options import Attention, Column, Device, Json, MaxLength, Model, Processor, TrustRemoteCode
@@ -213,6 +214,11 @@ def data_of(task: Task) -> Any:
     path = Path(task.data)
     if not path.exists():
         raise HooklineError(f"{task.data!r} is no file or folder, nor 'module:function'")
+    if path.suffix.lower() in TENSORS:
+        raise HooklineError(
+            f"{task.data!r} holds no texts or images; to harvest tensors, name a function that returns them: "
+            "--data module:function"
+        )
     return samples_of(
         path,
         task.model,

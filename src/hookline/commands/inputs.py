@@ -30,6 +30,9 @@ _ACCEPTED = (
 )
 
 
+TENSORS = (".safetensors", ".npy", ".npz")  # Files of them.
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What was asked to go into a model."""
@@ -104,7 +107,10 @@ def given(wanted: Wanted, model: nn.Module) -> Given:
     kinds = [wanted.input is not None or bool(wanted.text), bool(wanted.shape)]
     if all(kinds):
         raise HooklineError("--shape stands alone: without --input and --text")
+    if wanted.column is not None and wanted.text and wanted.input is None:
+        raise HooklineError("--column is for a file, and --text has no columns; leave it out")
     if wanted.shape:
+        _refuse_for_tensors(wanted, ", ".join(wanted.shape))
         found = _shaped(wanted.shape)
     elif wanted.text:
         found = _written(wanted, model)
@@ -113,11 +119,26 @@ def given(wanted: Wanted, model: nn.Module) -> Given:
     return found.without_cache(model).fitted(model)
 
 
+def _refuse_for_tensors(wanted: Wanted, name: str) -> None:
+    """Refuse options about texts and images for tensors, which go in as they are."""
+    options = {
+        "--samples": wanted.samples,
+        "--max-length": wanted.max_length,
+        "--column": wanted.column,
+        "--processor": wanted.processor,
+    }
+    for option, value in options.items():
+        if value is not None:
+            raise HooklineError(f"{option} is for texts and images, and {name!r} goes in as it is; leave it out")
+
+
 def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
     """Read an input by the kind of its file."""
+    path, suffix = Path(name), Path(name).suffix.lower()
+    if is_function(name) or suffix in TENSORS:
+        _refuse_for_tensors(wanted, name)
     if is_function(name):
         return _of_value(name, named(name)())
-    path, suffix = Path(name), Path(name).suffix.lower()
     if not path.exists():
         raise HooklineError(f"{name!r} is no file or folder; give {_ACCEPTED}, or words with --text")
     if suffix == ".safetensors":

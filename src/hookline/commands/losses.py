@@ -30,10 +30,15 @@ def labelled(given: Given, loss: str | None) -> Given:
     return replace(given, kwargs={**given.kwargs, "labels": labels})
 
 
+def asks_for_gradients(at: Sequence[str]) -> list[str]:
+    """Return those of some places that are gradients."""
+    return [where for where in at if parse(where).at("").is_gradient]
+
+
 def loss_of(name: str | None, at: Sequence[str]) -> Loss | None:
     """Return what makes one number of an output, or None where nothing asks for gradients."""
-    wanted = [where for where in at if parse(where).at("").is_gradient]
     if name is None:
+        wanted = asks_for_gradients(at)
         return _needed(wanted[0]) if wanted else None
     if name == "lm":
         return _needed("--loss lm")

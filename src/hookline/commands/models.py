@@ -50,6 +50,10 @@ class Manner:
         except (RuntimeError, AssertionError) as error:
             first = str(error).partition("\n")[0]
             raise HooklineError(f"the model can't be put on {device!r}: {first}") from error
+        return self.cast(model)
+
+    def cast(self, model: nn.Module) -> nn.Module:
+        """Return a model in the dtype that was asked for."""
         return model if self.dtype is None else model.to(dtype_of(self.dtype))
 
 
@@ -67,7 +71,7 @@ class Pretrained:
     def empty(self) -> nn.Module:
         """Return the model without any numbers: enough to see what it would do."""
         with torch.device("meta"):
-            return _built(_config(self.name, self.manner), self.manner.trusted).eval()
+            return self.manner.cast(_built(_config(self.name, self.manner), self.manner.trusted).eval())
 
 
 @dataclass(frozen=True)

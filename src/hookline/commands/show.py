@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from torch import Tensor
 
 import hookline as hl
 from hookline.commands.options import All, Json
 from hookline.commands.output import say, say_json
-from hookline.errors import NotCaptured, StoreError, did_you_mean
+from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.stats import Stats, numbers_of_pieces
 from hookline.store.places import place
 from hookline.store.records import MANIFEST
@@ -118,11 +119,14 @@ def matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
     """Return the names that some patterns mean, or all."""
     if not at:
         return list(store)
-    names = hl.Cache({name: name for name in store})
+    names = hl.Cache({name: torch.empty(store[name].shape, device="meta") for name in store})
     found: dict[str, None] = {}
     for where in at:
         try:
-            found.update(dict.fromkeys(names.select(where).values()))
+            chosen = names.select(where)
+            if any(site not in store for site in chosen):
+                raise SiteError(f"{where!r}: the arrays of a store are shown whole; leave the subscripts out")
+            found.update(dict.fromkeys(chosen))
         except NotCaptured:
             raise NotCaptured(f"{where!r} matches nothing in this store{did_you_mean(where, names)}") from None
     return list(found)
