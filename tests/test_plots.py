@@ -513,3 +513,46 @@ def test_labels_are_thinned_to_as_many_as_there_is_room_for(count, most):
     assert chosen[0] == 0
     assert len(chosen) <= max(most, 1)
     assert math.log10(chosen.step) % 1 == 0 or str(chosen.step)[0] in "25"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem"),
+    [
+        ("histogram", {"tokens": list("abcde")}, "tokens= has no meaning for 'histogram'; it is for attention, tokens"),
+        ("depth", {"tokens": list("abcde")}, "tokens= has no meaning for 'depth'"),
+        (
+            "histogram",
+            {"statistic": "mean"},
+            "statistic= has no meaning .*; it is for layers, depth, flow",
+        ),
+        ("dead", {"log": True}, "log=True has no meaning for 'dead'"),
+        ("histogram", {"log": True}, "log=True has no meaning for 'histogram' of several"),
+        ("layers", {"statistic": "mean", "log": True}, "log=True is for positive numbers, and the least here is -"),
+    ],
+)
+def test_an_option_that_a_picture_has_no_use_for_is_refused(kind, options, problem):
+    with pytest.raises(HooklineError, match=problem):
+        captured().plot("h.*", kind, **options)
+
+
+def test_a_log_scale_is_drawn_if_it_is_asked_for_or_refused():
+    relu = torch.tensor([[0.0, 1.0, 100.0], [0.5, 0.0, 20.0]])
+    assert "log scale" in text_of(hl.Cache({"relu": relu}).plot(log=True))
+    with pytest.raises(HooklineError, match=r"log=True is for positive numbers, and the least here is -1; .*torch.abs"):
+        hl.Cache({"a": -relu.sign()}).plot(log=True)
+
+
+def test_places_may_be_modules_and_what_can_not_be_drawn_says_so():
+    model = GPT()
+    _, acts = hl.run(model, tokens(), capture="h.*")
+    assert "h.1" in text_of(acts.plot(model.h[1]))
+    for wrong, problem in (
+        ({"where": nn.ReLU}, "a cache knows its sites by name only"),
+        ({"where": "flow"}, "'flow' is a kind of picture, and no site here; write plot\\(kind='flow'\\)"),
+        ({"statistic": torch.mean}, "is no statistic"),
+        ({"sample": "0"}, "sample='0' is no number of a sample"),
+        ({"ax": Figure()}, "ax= takes one of matplotlib's axes, as in figure.subplots\\(\\), not Figure"),
+        ({"ax": Figure().subplots(1, 2)}, "ax= takes one of matplotlib's axes, .*not ndarray"),
+    ):
+        with pytest.raises(HooklineError, match=problem):
+            acts.plot(**{"where": "h.*", **wrong})

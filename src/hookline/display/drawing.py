@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hookline.display.labels import thinned
 from hookline.display.shown import Numbers
+from hookline.errors import HooklineError
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; yellow, which fades on white, is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
@@ -76,6 +77,9 @@ def scale_of(values: Tensor, log: bool | None = False) -> Scale:
         return Scale(0.0, 1.0, PLAIN, False, "neither")
     low, high = (limit.item() for limit in finite.aminmax())
     usual = _usual(finite)
+    if log:
+        refuse_log(low)
+        low = finite[finite > 0].amin().item() if low == 0 < high else low  # What is 0 has the colour of the least.
     if low < 0 < high:
         bound = usual or max(-low, high)
         return Scale(-bound, bound, SIGNED, False, _extend(low, high, -bound, bound))
@@ -85,6 +89,14 @@ def scale_of(values: Tensor, log: bool | None = False) -> Scale:
     if start == end:  # All the same: the scale begins or ends at 0.
         start, end = min(start, 0.0), max(end, 0.0) or (0.0 if start < 0 else 1.0)
     return Scale(start, end, PLAIN, False, _extend(low, high, start, end))
+
+
+def refuse_log(least: float) -> None:
+    """Raise if numbers can't be drawn on a logarithmic scale that was asked for."""
+    if least < 0:
+        raise HooklineError(
+            f"log=True is for positive numbers, and the least here is {least:.4g}; cache.map(torch.abs) has their sizes"
+        )
 
 
 def _usual(finite: Tensor) -> float | None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-from hookline.display.drawing import COLOURS, Picture, axes_for, entitle, label_x
+from hookline.display.drawing import COLOURS, Picture, axes_for, entitle, label_x, refuse_log
 from hookline.display.kinds import kind_of
 from hookline.display.labels import Depth, along_depth, depth_of, families, is_gradient
 from hookline.display.measures import FAR, POSITIVE, dead_share, extremes, measure, statistic_name
@@ -166,6 +166,7 @@ def _scale(ax: Axes, places: Depth, label: str, log: bool, heights: Iterable[flo
 
 def _scale_y(ax: Axes, label: str, log: bool, heights: Iterable[float]) -> None:
     if log:
+        refuse_log(min(filter(math.isfinite, heights), default=0.0))
         ax.set_yscale("log", nonpositive="mask")
         if not _is_wide(heights, 10 * _WIDE):  # Powers of ten alone would leave one label or none.
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

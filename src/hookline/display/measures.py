@@ -95,7 +95,8 @@ def _extreme(number: float, reference: float) -> str:
 
 def _measured(tensor: Tensor, name: str, dims: tuple[int, ...]) -> Tensor:
     if name not in MEASURES:
-        raise HooklineError(f"{name!r} is no statistic{did_you_mean(name, MEASURES)}; there are {', '.join(MEASURES)}")
+        near = did_you_mean(str(name), MEASURES)
+        raise HooklineError(f"{name!r} is no statistic{near}; there are {', '.join(MEASURES)}")
     value = tensor.detach()
     value = (value.abs() if value.is_complex() else value).to("cpu", torch.float64)
     return MEASURES[name](value, dims) if value.numel() else value.new_full((), float("nan"))

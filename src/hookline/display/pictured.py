@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+
+from torch import nn
 
 from hookline.errors import NotCaptured, SiteError
 from hookline.sites import Site
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Where = str | Site | Sequence[str | Site] | None
+    Where = str | Site | nn.Module | Sequence[str | Site | nn.Module] | None
 
 
 class Drawn(NamedTuple):
@@ -92,9 +94,12 @@ class Pictured:
             log: Whether a scale is logarithmic; without it, that depends on the values.
             title: Instead of the one that says what is drawn.
         """
-        from hookline.display.plots import plot, plot_curves
+        from hookline.display.plots import KINDS, plot, plot_curves
 
-        places = [] if where is None else [where] if isinstance(where, (str, Site)) else list(where)
+        if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
+            raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")
+        is_one = isinstance(where, (str, Site, nn.Module, type)) or not isinstance(where, Iterable)
+        places: list[Any] = [] if where is None else [where] if is_one else list(cast("Iterable[Any]", where))
         curves = self._over_calls(places) if kind is None and call is None and sample is None else None
         if curves is not None:
             return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title)

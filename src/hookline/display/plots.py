@@ -39,6 +39,8 @@ KINDS = {
 }
 
 OF_A_SAMPLE = ("maps", "attention", "tokens", "layers")
+OF_TOKENS = ("attention", "tokens", "layers")
+OF_A_STATISTIC = ("layers", "depth", "flow")
 
 
 def plot(
@@ -63,6 +65,9 @@ def plot(
         base: For single numbers: what the number is if nothing is done, drawn for comparison.
         label: What single numbers are.
     """
+    _refuse_other_axes(ax)
+    if sample is not None and not hasattr(sample, "__index__"):
+        raise HooklineError(f"sample={sample!r} is no number of a sample")
     if most < 1:
         raise HooklineError(f"most= is how many channels or heads to draw: at least 1, not {most}")
     many, left_out = _drawable(values)
@@ -77,6 +82,7 @@ def plot(
             f"sample={sample} has no meaning for {kind!r}, which shows all samples; choose one with a subscript, as in "
             f"{f'{first.name}[{sample}]'!r} where samples come first"
         )
+    _refuse_idle(kind, many, options)
     drawn: Figure | Axes = _painter(kind, many)(many if _is_of_many(kind, many) else first, ax, options)
     return drawn if ax is not None else cast("Figure", drawn.figure)  # That of a figure is itself.
 
@@ -86,9 +92,30 @@ def plot_curves(
     title: str | None,
 ) -> Figure | Axes:  # fmt: skip
     """Draw one number of each site over its calls, which have these numbers `along` something."""
+    _refuse_other_axes(ax)
     _, _, lines = _painters()
     drawn: Axes = lines.curves(values, ax, along, numbers, Options(log=log, title=title))
     return drawn if ax is not None else cast("Figure", drawn.figure)
+
+
+def _refuse_other_axes(ax: Any) -> None:
+    """Raise for what is no place to draw: a figure, or several axes."""
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise HooklineError(f"ax= takes one of matplotlib's axes, as in figure.subplots(), not {type(ax).__name__}")
+
+
+def _refuse_idle(kind: str, many: Mapping[str, Shown], options: Options) -> None:
+    """Raise for an option that the picture has no use for."""
+    idle = {
+        "tokens=": (options.tokens is not None and kind not in OF_TOKENS and not is_grid(many), OF_TOKENS),
+        "statistic=": (options.statistic != "norm" and kind not in OF_A_STATISTIC, OF_A_STATISTIC),
+    }
+    for option, (is_idle, kinds) in idle.items():
+        if is_idle:
+            raise HooklineError(f"{option} has no meaning for {kind!r}; it is for {', '.join(kinds)}")
+    if options.log and (kind == "dead" or (kind == "histogram" and len(many) > 1)):
+        several = " of several" if kind == "histogram" else ""
+        raise HooklineError(f"log=True has no meaning for {kind!r}{several}")
 
 
 def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, Shown], str]:

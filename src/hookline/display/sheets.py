@@ -45,7 +45,7 @@ def layers(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes
     found = [sample_of(many[name], "tokens", options.sample) for name in names]
     values = torch.stack([by_token(dense(tensor), options.statistic) for tensor, _ in found])
     tokens = token_labels(options.tokens, options.sample, values.shape[1], names[0])
-    log = options.log if options.statistic in POSITIVE else False
+    log = options.log if options.log or options.statistic in POSITIVE else False
     sides = _down(names), Axis(tokens or numbered(values.shape[1]), "token")
     label = statistic_name(options.statistic)
     return _grid(ax, options, values, sides, label, log, (about(many), found[0][1], options.note))
