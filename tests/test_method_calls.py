@@ -281,3 +281,31 @@ def test_a_function_in_a_method_runs_uncompiled() -> None:
     with hl.patch(model, {"enc/relu": 3.0}):
         assert compiled(X).equal(torch.full((2, 4), 4.0))
     assert compiled(X).equal(expected(model) + 1)
+
+
+def test_a_method_that_another_forward_calls_keeps_nothing_of_that_forward() -> None:
+    class Helps(nn.Module):
+        def helper(self) -> int:
+            return 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sub = Helps()
+
+        def forward(self, x: Tensor) -> Tensor:
+            large = x + 1
+            kept.append(weakref.ref(large))
+            self.sub.helper()
+            del large
+            kept.append(kept.pop()())
+            return self.sub(x)
+
+    kept: list[Any] = []
+    model = Outer()
+    with hl.capture(model, "sub/relu"):
+        model(torch.ones(2))
+    assert kept == [None]

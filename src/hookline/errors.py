@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import dis
+import os
 import sys
 import warnings
 from collections.abc import Iterable
@@ -96,6 +98,25 @@ def user_line() -> Line | None:
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
+def calling_line() -> Line:
+    """Return the line that called the function that asks."""
+    frame = sys._getframe(2)
+    return frame.f_code, frame.f_lineno
+
+
+def is_thrown_away(line: Line | None) -> bool:
+    """Whether a statement on this line runs and drops what it has made itself, and not what a variable held."""
+    frame = _of_user()[0]
+    if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
+        return False  # By identity: a cell of a notebook that runs again has other code that is equal.
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("STORE", "DELETE"))
+
+
+def line_text(line: Line) -> str:
+    """Return a line as its file's name and its number."""
+    return f"{os.path.basename(line[0].co_filename)}:{line[1]}"
+
+
 def _of_user() -> tuple[FrameType | None, int]:
     """Return the nearest frame that is neither hookline's nor torch's, and its stacklevel, as seen by the caller."""
     level = 2
@@ -105,6 +126,7 @@ def _of_user() -> tuple[FrameType | None, int]:
         "torch",
         "contextlib",
         "functools",
+        "_collections_abc",
     ):
         frame = frame.f_back
         level += 1

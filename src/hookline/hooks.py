@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from hookline.display.spreads import spread
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
 from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
-from hookline.living import Exit, Owner, still_open, yielding
+from hookline.living import GENERATOR, Exit, Owner, still_open, yielding
 from hookline.narrowing import is_at, names_output
 from hookline.options import budget_of, calls_of, refuse_clone, refuse_flags, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
@@ -33,7 +32,6 @@ from hookline.wiring.taps import IGNORE, RAISE, WARN, Tap, plain_taps
 
 PLAIN = ("output", "", None, "", None)  # What follows the path of a site that is a module's output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
-_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class Hook:
@@ -283,6 +281,7 @@ class Hooks(Tabular):
 
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
+        self._ledger.verb = ""  # Somebody looks at what it would do.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
         wanted = [(place, names_output(one)) for one in every for place in find(self._model, [one])]
         chosen = [tap for tap in self._taps if any(is_at(tap, *one) for one in wanted)]
@@ -331,7 +330,7 @@ class Hooks(Tabular):
     def __enter__(self) -> Cache:
         self._open[self._ledger.enter(self._taps, renew=self._brief)] = None
         opener = sys._getframe(1)
-        if opener.f_code.co_flags & _GENERATOR:
+        if opener.f_code.co_flags & GENERATOR:
             self._ledger.session.generator = yielding(opener)
         return self._cache
 
@@ -347,9 +346,11 @@ class Hooks(Tabular):
         self._open.pop(block, None)
 
     def __iter__(self) -> Iterator[Hook]:
+        self._ledger.verb = ""  # Somebody looks at what it would do.
         return (Hook(tap, self._ledger) for tap in self._taps)
 
     def __len__(self) -> int:
+        self._ledger.verb = ""  # Somebody looks at what it would do.
         return len(self._taps)
 
     def __contains__(self, item: object) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
-from hookline.errors import HooklineError, Line, NeverFired, user_line, warn
+from hookline.errors import HooklineError, Line, NeverFired, is_thrown_away, line_text, user_line, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Session
 from hookline.refusals import refuse_opening
@@ -69,7 +69,7 @@ class Ledger:
     """The taps of one `Hooks`, in order, and the blocks in which they are open. It does not know the `Hooks`."""
 
     verb = ""  # Of a short form: what the user called. It has to be entered.
-    added_at: Line | None = None  # Where hooks that act everywhere were added, until they are entered.
+    added_at: Line | None = None  # Where hooks were added, until they are entered.
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
@@ -78,7 +78,7 @@ class Ledger:
         session.model = weakref.ref(self.model)
         self.taps: list[Tap] = []
         self.asked: list[Where] = []  # What hooks that stay were asked for.
-        self.parents: dict[int, tuple[Children, int]] = {}  # Where patterns found modules, and how many stood there.
+        self.parents: list[tuple[Children, int]] = []  # Of patterns: the children of all modules, and how many.
         self.blocks: list[Block] = []
         self.may_have_fired = False
         self.is_dropped = False  # Whether nobody holds the `Hooks` any more, and its hooks are off.
@@ -100,8 +100,9 @@ class Ledger:
         self.asked += asked
         for tap in taps:
             tap.order = next(_order)
-            if tap.missing != RAISE and tap.siblings is not None:
-                self.parents[id(tap.siblings)] = tap.siblings, len(tap.siblings)
+        if any([tap.missing != RAISE for tap in taps]):
+            held = [module._modules for module in self.model.modules()]
+            self.parents = [(children, len(children)) for children in held if children]
         if not active:
             return
         self.added_at = user_line()
@@ -167,11 +168,13 @@ class Ledger:
         if self.session.forked or not self.taps:
             return
         if verb and not self.may_have_fired:
+            made = f", made in {line_text(self.added_at)}," if self.added_at is not None else ""
             stays = f"; hooks = hl.Hooks(model), then hooks.{verb}(...) acts at once" if verb != "watch" else ""
-            warn(f"hl.{verb} at {self._where()} was never entered and did nothing; write `with hl.{verb}(...):`{stays}")
+            advice = f"write `with hl.{verb}(...):`{stays}"
+            warn(f"hl.{verb} at {self._where()}{made} was never entered and did nothing; {advice}")
         elif self.forward.active and not self.session.any_forward:
             may_rest = all([tap.fired or tap.missing == IGNORE for tap in self.taps])
-            if self.added_at == user_line() and not may_rest:
+            if is_thrown_away(self.added_at) and not may_rest:
                 warn(
                     f"the hooks at {self._where()} are gone before the model ran: nothing holds them; keep them in a "
                     "variable, as in hooks = hl.Hooks(model)"
@@ -349,10 +352,10 @@ class Ledger:
         return messages
 
     def _find_new(self) -> list[tuple[bool, str]]:
-        """Say which modules were added where patterns found others: they have no hooks."""
-        if all([len(siblings) <= size for siblings, size in self.parents.values()]):
+        """Say which modules were added that a pattern of these hooks matches: they have no hooks."""
+        if all([len(children) <= size for children, size in self.parents]):
             return []
-        self.parents = {key: (siblings, len(siblings)) for key, (siblings, _) in self.parents.items()}
+        self.parents = [(children, len(children)) for children, _ in self.parents]
         hooked = {id(tap.module) for tap in self.taps}
         try:
             new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in hooked]

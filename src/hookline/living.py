@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import weakref
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from hookline.hooks import Hooks
     from hookline.ledger import Block, Ledger
 
+GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "pluggy")
 _living: dict[int, weakref.ref[Ledger]] = {}
 
 
@@ -80,10 +83,12 @@ def still_open(hooks: Hooks) -> list[Block]:
 
 
 def yielding(frame: FrameType) -> tuple[int, CodeType] | None:
-    """Return the generator that a frame is of, but no context manager or fixture: these yield on purpose."""
-    driver = frame.f_back
+    """Return the generator that a frame is of, unless a context manager, a fixture or the like runs it: on purpose."""
+    driver: FrameType | None = frame
+    while driver is not None and driver.f_code.co_flags & GENERATOR:  # One that another yields from has no other.
+        driver = driver.f_back
     name = driver.f_globals.get("__name__", "") if driver is not None else ""
-    return None if name.split(".")[0] in ("contextlib", "_pytest", "pytest_asyncio") else (id(frame), frame.f_code)
+    return None if name.split(".")[0] in _DRIVERS else (id(frame), frame.f_code)
 
 
 def note(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from hookline.actions import NOTHING
 from hookline.cache import Cache
 from hookline.context import open_blocks
-from hookline.errors import EditError, HooklineError, NeverFired, SiteError, did_you_mean
+from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
 from hookline.hooks import Hooks
 from hookline.options import refuse_flags
 from hookline.ranks import after_stop, is_running
@@ -81,7 +81,7 @@ def capture(
         gather=gather,
         stop=stop,
     )
-    hooks._ledger.verb = "capture"
+    hooks._ledger.verb, hooks._ledger.added_at = "capture", calling_line()
     return hooks
 
 
@@ -95,7 +95,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Ho
     """
     hooks = brief(model)
     hooks.patch(values, check=check)
-    hooks._ledger.verb = "patch"
+    hooks._ledger.verb, hooks._ledger.added_at = "patch", calling_line()
     return hooks
 
 
@@ -117,7 +117,7 @@ def edit(
     """
     hooks = brief(model)
     hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
-    hooks._ledger.verb = "edit"
+    hooks._ledger.verb, hooks._ledger.added_at = "edit", calling_line()
     return hooks
 
 
@@ -131,7 +131,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = Tru
     """
     hooks = brief(model)
     hooks.skip(where, value, check=check)
-    hooks._ledger.verb = "skip"
+    hooks._ledger.verb, hooks._ledger.added_at = "skip", calling_line()
     return hooks
 
 

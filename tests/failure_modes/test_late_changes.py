@@ -196,3 +196,35 @@ class TestGenerators:
             assert not patched_model(X).any()
 
         assert said(run) == []
+
+
+def test_a_block_that_is_added_under_a_pattern_with_several_parts_is_named() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mlp(x)
+
+    model = nn.Sequential(Block(), Block())
+    hooks = hl.Hooks(model)
+    hooks.capture("*.mlp")
+    model.append(Block())
+    with pytest.warns(hl.HooklineWarning, match="'2.mlp' was added after the hooks were made"), hooks:
+        model(torch.ones(1))
+
+
+def test_a_generator_that_a_context_manager_yields_from_is_meant_to_wait() -> None:
+    model = mlp()
+
+    def helper() -> Iterator[None]:
+        with hl.patch(model, {"0": 0.0}):
+            yield
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        yield from helper()
+
+    with patched():
+        model(torch.ones(1, 4))

@@ -35,7 +35,8 @@ def said(run: Callable[[], Any]) -> list[str]:
 @pytest.mark.parametrize("verb", SHORT_FORMS)
 def test_a_short_form_that_is_never_entered_says_that_it_did_nothing(verb: str) -> None:
     model = mlp()
-    message = rf"hl\.{verb} at '0' and 1 more was never entered.*`with hl\.{verb}\(.*hl\.Hooks\(model\).*\.{verb}\("
+    message = rf"hl\.{verb} at '0' and 1 more, made in test_unused.py:[0-9]+, was never entered"
+    message += rf".*`with hl\.{verb}\(.*hl\.Hooks\(model\).*\.{verb}\("
     with pytest.warns(hl.HooklineWarning, match=message) as found:
         SHORT_FORMS[verb](model)
     assert [one.filename for one in found] == [__file__]
@@ -152,3 +153,31 @@ def test_hooks_that_are_used_where_they_are_made_say_nothing() -> None:
         hl.Hooks(model, active=False).edit("0", torch.zeros_like)
 
     assert said(use) == []
+
+
+def test_a_cell_of_a_notebook_that_is_run_twice_keeps_its_hooks() -> None:
+    names = {"hl": hl, "model": mlp(), "torch": torch}
+    cell = "hooks = hl.Hooks(model).edit('0', torch.zeros_like)"
+    found = said(lambda: [exec(compile(cell, "cell", "exec"), names) for _ in range(2)])
+    assert not any("nothing holds them" in one for one in found), found
+    names.clear()
+
+
+def test_hooks_that_a_loop_makes_again_were_kept() -> None:
+    model = mlp()
+
+    def loop() -> None:
+        for _ in range(3):
+            hooks = hl.Hooks(model).edit("0", torch.zeros_like)
+            model[0](torch.ones(1, 4))
+        hooks.remove()
+
+    found = said(loop)
+    assert not any("nothing holds them" in one for one in found), found
+
+
+def test_a_short_form_that_is_looked_at_need_not_be_entered() -> None:
+    model = mlp()
+    assert said(lambda: len(hl.capture(model, "*"))) == []
+    assert said(lambda: repr(hl.patch(model, {"0": 0.0}))) == []
+    assert said(lambda: [hook.site for hook in hl.edit(model, "*", torch.zeros_like)]) == []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline.errors import HooklineError, SiteError
+from hookline.errors import HooklineError, SiteError, calling_line
 from hookline.options import refuse_flags
 from hookline.watching.checks import Rule
 from hookline.watching.watcher import Watcher
@@ -81,7 +81,7 @@ def watch(
         raise HooklineError(f"scaler= takes a GradScaler, not {scaler!r}")
     rule = Rule(limit, inf)
     watcher = Watcher(model, where, rule, ignore, backward, at_once, again, every, to, optimizers, scaler)
-    watcher._hooks._ledger.verb = "watch"
+    watcher._hooks._ledger.verb, watcher._hooks._ledger.added_at = "watch", calling_line()
     return watcher
 
 

@@ -113,12 +113,23 @@ def _is_outside(model: nn.Module | None) -> bool:
     """Whether no forward of a model runs here."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not call_user.__code__:
-        if frame.f_code is nn.Module._call_impl.__code__ or frame.f_code.co_name.endswith("forward"):
+        if frame.f_code is _CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
             owner = _first_argument(frame)
             if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
                 return False
         frame = frame.f_back
     return True
+
+
+def _is_called_directly(frame: FrameType) -> bool:
+    """Whether a forward is called without `__call__`, whose frame tells the module too.
+
+    Up to Python 3.12 reading a frame's variables keeps them alive; those of `__call__` are alive anyway.
+    """
+    caller = frame.f_back
+    return caller is None or (
+        caller.f_code is not _CALL and caller.f_globals.get("__name__", "").split(".")[0] != "hookline"
+    )
 
 
 def without_modes(run: Callable[[], Any]) -> Any:
@@ -215,6 +226,7 @@ def _first_argument(frame: FrameType) -> Any:
     return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
 
 
+_CALL = nn.Module._call_impl.__code__
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _MACHINERY = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # Torch's own, that run functions too.
 
