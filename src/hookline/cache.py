@@ -412,7 +412,10 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
                 "another one, start it with contextvars.copy_context().run(...)"
             )
         if record.site.is_gradient:
-            return f"no gradient has reached '{record.site}': call backward() after the forward"
+            return (
+                f"no gradient has reached '{record.site}': run the forward inside the block, and call backward() after "
+                "it; if you did, what backward() was called on does not depend on it"
+            )
         if session.over:
             return f"nothing passed '{record.site}': {session.over}"
         if session.any_forward:

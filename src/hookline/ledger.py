@@ -10,6 +10,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -38,6 +39,9 @@ _order = itertools.count(1)
 
 class Block(Token):
     """One entering of some taps: the token of a `with` block, and what to restore at its end."""
+
+    unfollowed: list[Tap] | None = None  # The taps at gradients that had seen no forward when it was entered.
+    grads: frozenset[Any] = frozenset()  # The state of the parameters' gradients then.
 
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
         self.taps, self.model = taps, session.model
@@ -201,6 +205,9 @@ class Ledger:
         here = not_left() | {block}
         try:
             self.blocks.append(block)
+            if self.forward.has_gradients:
+                block.unfollowed = [tap for tap in taps if not tap.fired and not tap.is_plain and tap.site.is_gradient]
+                block.grads = _grads(self.model)
             self._open(block, renew)
             self.session.restart()
             self._follow()
@@ -238,6 +245,7 @@ class Ledger:
             taps = [tap for tap in block.taps if tap.watch is not None]
             missing = [tap for tap in taps if not tap.fired]
             messages = self._explain(missing, taps, failed)
+            messages += self._explain_backward(block) if block.unfollowed and failed is None else []
             messages += self._explain_limit() if self.session.since and failed is None else []
             messages += _explain_misses(taps) if self.session.missed else []
             self._close(block)
@@ -312,6 +320,16 @@ class Ledger:
             if not (isinstance(tap.action, Stop) or tap.missing == IGNORE or is_told or _ran_elsewhere(tap, taps)):
                 messages.append((is_certain, message))
         return messages if ran else []
+
+    def _explain_backward(self, block: Block) -> list[tuple[bool, str]]:
+        """Say that a backward ran in a block, and the forward before the block: its gradients were not followed."""
+        session, missing = self.session, [tap for tap in block.unfollowed or () if not tap.fired]
+        if session.any_forward or session.failed or session.others.ran or session.rested:
+            return []
+        if not missing or _grads(self.model) <= block.grads:
+            return []
+        why = "gradients are followed from the forward on; run it inside the block too"
+        return _tell(missing, f"was passed over: backward() ran in this block, and the forward before it; {why}")
 
     def _explain_limit(self) -> list[tuple[bool, str]]:
         """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
@@ -442,6 +460,12 @@ def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
     if tap.exact or not tap.is_inside:
         return False
     return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
+
+
+def _grads(model: nn.Module) -> frozenset[Any]:
+    """Return what changes when a backward gives the parameters of a model their gradients."""
+    grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
+    return frozenset([(id(grad), grad._version) for grad in grads if grad is not None])
 
 
 def _tell(missing: list[Tap], why: str) -> list[tuple[bool, str]]:

@@ -29,6 +29,9 @@ _MEMBER = re.compile(r"[\w*{},]+")
 
 Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
 Segments = tuple[Alternatives | None, ...]  # For each name its alternatives; None is `**`.
+_GRADIENTS = (
+    "; did you mean 'grad_output' or 'grad_input'? The gradient of a parameter is its .grad, once backward() has run"
+)
 _RANGE = (
     "; for several name each ('h.0#1', 'h.0#2'), capture with keep='all', or look at call.number in an edit with "
     "with_call=True"
@@ -301,7 +304,7 @@ def _parse_port(text: str, position: int) -> tuple[str, int]:
     name = match.group() if match else ""
     if name not in PORTS:
         by_name = f"; an argument by its name is ':inputs[\"{name}\"]'" if name else ""
-        near = did_you_mean(name, PORTS) or f": {', '.join(PORTS)}{by_name}"
+        near = _GRADIENTS if name.startswith("grad") else did_you_mean(name, PORTS) or f": {', '.join(PORTS)}{by_name}"
         _refuse(text, position, f"{name!r} is not a port{near}")
     return name, position + 1 + len(name)
 

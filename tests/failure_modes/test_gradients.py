@@ -201,9 +201,10 @@ def test_a_gradient_asked_for_between_forward_and_backward_is_said_to_be_missing
     """D09"""
     model = mlp()
     output = model(torch.randn(2, 4)).sum()
-    with hl.capture(model, "0:grad_output") as acts:
-        output.backward()
-    with pytest.raises(hl.NotCaptured, match="0:grad_output"):
+    with pytest.raises(hl.NeverFired, match="'0:grad_output' was passed over"):
+        with hl.capture(model, "0:grad_output") as acts:
+            output.backward()
+    with pytest.raises(hl.NotCaptured, match="'0:grad_output' was passed over"):
         acts["0:grad_output"]
 
 
@@ -393,3 +394,27 @@ def test_a_backward_on_another_thread_brings_the_gradients_home() -> None:
         worker.join()
     assert acts["0:grad_output"].shape == (2, 8)
     assert model[2].bias.grad.tolist() == [4.0, 4.0]
+
+
+def test_a_gradient_of_another_shape_is_refused_also_with_check_false() -> None:
+    model = mlp()
+    with hl.edit(model, "0:grad_output", lambda gradient: gradient[:1], check=False):
+        with pytest.raises(hl.EditError, match=r"'0:grad_output': shape \(1, 8\) given where \(2, 8\) passes.*gradient"):
+            model(torch.randn(2, 4)).sum().backward()
+
+
+def test_a_gradient_that_no_backward_reached_says_what_may_have_cut_it_off() -> None:
+    first, second, x = nn.Linear(3, 3), nn.Linear(3, 3), torch.randn(2, 3)
+    model = nn.ModuleList([first, second])
+    with hl.capture(model, "0:grad_output") as acts:
+        second(first(x).detach()).sum().backward()
+    with pytest.raises(hl.NotCaptured, match="if you did, .* does not depend on it"):
+        acts["0:grad_output"]
+
+
+def test_a_gradient_without_a_forward_in_the_block_says_that_it_is_missing() -> None:
+    model = mlp()
+    with hl.capture(model, "0:grad_output") as acts:
+        pass
+    with pytest.raises(hl.NotCaptured, match="run the forward inside the block"):
+        acts["0:grad_output"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
+from tests.models import mlp
 
 X = torch.ones(2, 4)
 
@@ -220,3 +221,49 @@ class TestGradients:
             output = checkpoint(model, X.clone().requires_grad_(), use_reentrant=reentrant)
         output.sum().backward()
         assert not model[0].weight.grad.any()
+
+
+@pytest.mark.parametrize("verb", ["edit", "patch", "capture"])
+def test_a_block_around_the_backward_alone_says_that_the_forward_has_to_be_inside(verb: str) -> None:
+    model, x = mlp(), torch.randn(2, 4)
+    loss = model(x).sum()
+    blocks = {
+        "edit": hl.edit(model, "0:grad_output", torch.zeros_like),
+        "patch": hl.patch(model, {"0:grad_output": 0.0}),
+        "capture": hl.capture(model, "0:grad_output"),
+    }
+    with pytest.raises(hl.NeverFired, match=r"'0:grad_output' .* backward\(\) ran in this block, and the forward"):
+        with blocks.pop(verb):
+            loss.backward()
+    for block in blocks.values():
+        with block:
+            pass
+
+
+def test_a_pattern_of_gradients_around_the_backward_alone_warns() -> None:
+    model, x = mlp(), torch.randn(2, 4)
+    model(x).sum().backward()
+    loss = model(x).sum()
+    with pytest.warns(hl.HooklineWarning, match="run it inside the block too"):
+        with hl.capture(model, "*:grad_output"):
+            loss.backward()
+
+
+def test_gradients_that_are_followed_since_an_earlier_forward_may_come_in_another_block() -> None:
+    model, x = mlp(), torch.randn(2, 4)
+    hooks = hl.Hooks(model)
+    hooks.edit("0:grad_output", torch.zeros_like)
+    loss = model(x).sum()
+    with hooks:
+        loss.backward()
+    hooks.remove()
+    assert not model[0].weight.grad.any()
+    model.zero_grad()
+    block = hl.edit(model, "0:grad_output", torch.zeros_like)
+    with block:
+        loss = model(x).sum()
+    with block:
+        loss.backward()
+    assert not model[0].weight.grad.any()
+    with hl.edit(model, "0:grad_output", torch.zeros_like):
+        model.zero_grad()  # No backward.

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from hookline.actions import NOTHING, Call, Save
 from hookline.copies import Alias, alias_of
-from hookline.errors import HooklineError, NeverFired, warn
+from hookline.errors import EditError, HooklineError, NeverFired, warn
 from hookline.exchange import Exchange, mutable_containers
+from hookline.fitting import agree
 from hookline.records import EMPTY, Held, read
 from hookline.refusals import refuse_tracers
 from hookline.sites import Site, write_subscripts
@@ -340,7 +341,11 @@ class Arrival:
         def change(gradient: Tensor) -> Tensor:
             part = get(gradient, self.rest)
             new = self.action(part, self._call(number), not self.rest)  # type: ignore[operator]
-            return gradient if new is part else put(gradient, self.rest, new)
+            if new is part:
+                return gradient
+            if not self.rest:
+                _check_gradient(new, part)
+            return put(gradient, self.rest, new)
 
         return change
 
@@ -387,6 +392,14 @@ class Arrival:
             kept = kept if earlier is None else read(earlier, record.site) + read(kept, record.site)  # In two parts.
             kept = kept if action.budget is None else action.budget.hold_part(kept, record.site, earlier)
         gradient.arrived |= dict.fromkeys(numbers, kept)
+
+
+def _check_gradient(new: Any, old: Tensor) -> None:
+    """Raise if torch would not take one gradient in the place of another."""
+    try:
+        agree(new, old)
+    except EditError as error:
+        raise EditError(f"{error}; a gradient keeps its shape, dtype and device, also with check=False") from None
 
 
 class Gradient:
