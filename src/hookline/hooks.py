@@ -16,7 +16,7 @@ from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.display.spreads import spread
-from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, warn
 from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import GENERATOR, Exit, Owner, still_open, yielding
@@ -352,6 +352,12 @@ class Hooks(Tabular):
     def __len__(self) -> int:
         self._ledger.verb = ""  # Somebody looks at what it would do.
         return len(self._taps)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        if self._taps:
+            here = f"here {len(self)}, on {type(unwrap(self._model)).__name__}"
+            warn(f"a copy of a Hooks has none of its hooks ({here}); add them to the copy, as to hl.Hooks(model)")
+        return Hooks, (self._model, self._active)
 
     def __contains__(self, item: object) -> bool:
         if isinstance(item, Hook):

@@ -77,7 +77,7 @@ class Ledger:
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
-        self.model = unwrap(model)
+        self.model = unwrap(model) if model.__dict__ else model  # A copy that holds its hooks is still empty here.
         self.session = session
         session.model = weakref.ref(self.model)
         self.taps: list[Tap] = []

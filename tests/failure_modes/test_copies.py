@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from tests.failure_modes.states import state_of
-from tests.models import GPT, tokens
+from tests.models import GPT, mlp, tokens
 
 
 def through_torch_save(model: nn.Module) -> nn.Module:
@@ -270,3 +270,44 @@ def test_an_open_block_leaves_the_tree_its_names_and_its_parameters_alone() -> N
         assert shape_of() == before
     assert shape_of() == before
     assert state_of(model) == state
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_hooks_has_none_and_says_so(duplicate):
+    model, x = mlp(), torch.randn(2, 4)
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("0")
+    hooks.edit("1", torch.zeros_like)
+    with pytest.warns(hl.HooklineWarning, match=r"a copy of a Hooks has none of its hooks \(here 2, on Sequential\)"):
+        other = duplicate(hooks)
+    assert len(other) == 0
+    assert len(hl.attached(other.model)) == (2 if duplicate is copy.copy else 0)
+    other.capture("2")
+    output = other.run(x)
+    assert other.cache["2"].equal(output)
+    other.remove()
+    model(x)
+    assert acts["0"].shape == (2, 8)
+    hooks.remove()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+def test_a_model_that_holds_its_own_hooks_is_copied_without_them(duplicate):
+    model = mlp()
+    model.seen = hl.Hooks(model)
+    model.seen.capture("0")
+    with pytest.warns(hl.HooklineWarning, match="a copy of a Hooks has none"):
+        other = duplicate(model)
+    assert other.seen.model is other
+    assert len(other.seen) == 0
+    other(torch.randn(2, 4))
+    assert len(model.seen.cache) == 0
+    del model.seen
+
+
+def test_hooks_without_any_are_copied_without_a_word():
+    assert len(copy.deepcopy(hl.Hooks(mlp()))) == 0
