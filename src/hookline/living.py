@@ -6,12 +6,14 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, _GeneratorContextManager
+from functools import cache, partial, wraps
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hookline.context import Blocks, open_blocks
+from hookline.errors import warn
 from hookline.wiring.modules import copy_as_before, forget_locks
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "pluggy")
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
+
 _living: dict[int, weakref.ref[Ledger]] = {}
 
 
@@ -58,6 +63,37 @@ class Leaving(partial[None]):
         here = open_blocks.get() - self.before
         for block in [block for block in still_open(hooks) if block in here]:
             hooks._ledger.leave(block, KeyboardInterrupt, over=hooks._brief)
+
+
+class Unstarted(_GeneratorContextManager[Any, None, None]):
+    """A block made of a generator. It warns if it is dropped without having been entered."""
+
+    is_used = False
+
+    def __enter__(self) -> Any:
+        self.is_used = True
+        return super().__enter__()
+
+    def __call__(self, function: Any) -> Any:
+        self.is_used = True  # As a decorator: each call enters a block like this one.
+        return super().__call__(function)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self.is_used and not _is_finalizing():
+            name = self.func.__name__
+            warn(f"{name} was never entered and did nothing; write `with {name}(...):`")
+
+
+def block(
+    function: Callable[Parameters, Generator[Value, None, None]],
+) -> Callable[Parameters, AbstractContextManager[Value]]:
+    """Make a `with` block of a generator function, as contextlib.contextmanager does; it has to be entered."""
+
+    @wraps(function)
+    def make(*args: Parameters.args, **kwargs: Parameters.kwargs) -> AbstractContextManager[Value]:
+        return Unstarted(function, args, kwargs)
+
+    return make
 
 
 class Exit:

@@ -1367,3 +1367,10 @@ def test_what_a_block_gives_is_a_dict_of_what_passed():
     assert list(outputs) == ["first", "second"]
     assert outputs.pop("first").equal(before)
     assert outputs == {"second": 2}
+
+
+def test_a_layer_without_a_value_to_put_in_is_named() -> None:
+    layer = nn.Linear(2, 2)
+    with pytest.raises(KeyError, match=r"no value is given for the layer 'a'; there are values for \['b'\]"):
+        with replace_layer_outputs([("a", layer)], {"b": torch.zeros(2)}):
+            layer(torch.ones(2))

@@ -399,7 +399,7 @@ def test_a_backward_on_another_thread_brings_the_gradients_home() -> None:
 def test_a_gradient_of_another_shape_is_refused_also_with_check_false() -> None:
     model = mlp()
     with hl.edit(model, "0:grad_output", lambda gradient: gradient[:1], check=False):
-        with pytest.raises(hl.EditError, match=r"'0:grad_output': shape \(1, 8\) given where \(2, 8\) passes.*gradient"):
+        with pytest.raises(hl.EditError, match=r"'0:grad_output': shape \(1, 8\) given where \(2, 8\) passes; a gr"):
             model(torch.randn(2, 4)).sum().backward()
 
 

@@ -310,3 +310,9 @@ def test_the_output_is_the_same_as_without_a_cache():
     output, _ = model.run_with_cache(x)
     assert output.equal(expected)
     assert model[2].running_mean.equal(mean)
+
+
+def test_a_module_name_that_was_not_cached_names_its_point():
+    _, cache = hl.auto_hook(nn.Sequential(nn.Linear(4, 2))).run_with_cache(torch.ones(1, 4))
+    with pytest.raises(hl.NotCaptured, match=r"'0' was not cached; did you mean '0\.hook_point'"):
+        cache["0"]

@@ -393,3 +393,44 @@ def test_a_class_of_ones_own_is_made_from_the_hooked_model() -> None:
 def test_the_classes_of_torch_are_left_alone() -> None:
     with pytest.raises(hl.HooklineError, match="Tanh is torch's own, and every model with one in it would change"):
         hl.auto_hook(nn.Tanh)
+
+
+def test_a_block_of_hooks_that_is_never_entered_warns():
+    model = hl.auto_hook(mlp())
+    with pytest.warns(hl.HooklineWarning, match="hooks was never entered and did nothing; write `with"):
+        model.hooks(fwd_hooks=[("0.hook_point", lambda tensor, hook: tensor * 0)])
+    block = model.hooks(fwd_hooks=[("0.hook_point", lambda tensor, hook: tensor * 0)])
+    with block:
+        model(torch.ones(1, 4))
+    del block
+
+    @model.hooks(fwd_hooks=[("2.hook_point", lambda tensor, hook: tensor * 0)])
+    def run():
+        return model(torch.ones(1, 4))
+
+    assert not run().any()
+    assert not run().any()
+
+
+@pytest.mark.parametrize("hook", [lambda tensor: tensor * 2, lambda tensor, point: tensor * 2])
+def test_a_hook_function_that_can_not_be_called_says_how_it_is_called(hook):
+    model = hl.auto_hook(mlp())
+    with pytest.raises(hl.EditError, match=r"'0': .* called with \(tensor, hook=point\), and this one takes \(tensor"):
+        model.run_with_hooks(torch.ones(1, 4), fwd_hooks=[("0.hook_point", hook)])
+
+
+def test_an_error_inside_a_hook_function_comes_through_as_it_is():
+    def add(tensor, hook):
+        return tensor + "a"
+
+    model = hl.auto_hook(mlp())
+    with pytest.raises(TypeError, match="unsupported|must be Tensor"):
+        model.run_with_hooks(torch.ones(1, 4), fwd_hooks=[("0.hook_point", add)])
+
+
+def test_a_name_and_a_function_in_the_wrong_order_are_refused():
+    model = hl.auto_hook(mlp())
+    with pytest.raises(hl.EditError, match=r"a hook is a function of \(tensor, hook\), not str"):
+        model.run_with_hooks(torch.ones(1, 4), fwd_hooks=[(lambda tensor, hook: None, "0.hook_point")])
+    with pytest.raises(hl.EditError, match=r"a hook is a function of \(tensor, hook\), not str"):
+        model.add_hook(lambda tensor, hook: None, "0.hook_point")

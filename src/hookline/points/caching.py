@@ -31,7 +31,9 @@ class Activations(dict[str, Any]):
         self.reasons: dict[str, str] = {}
 
     def __missing__(self, name: str) -> Any:
-        raise NotCaptured(self.reasons.get(name) or f"{name!r} was not cached{did_you_mean(str(name), self)}")
+        point = f"{name}.hook_point"
+        near = f"; did you mean {point!r}?" if point in self else did_you_mean(str(name), self)
+        raise NotCaptured(self.reasons.get(name) or f"{name!r} was not cached{near}")
 
 
 class Options(NamedTuple):
@@ -62,7 +64,7 @@ class Options(NamedTuple):
             return tensor[index].clone()  # A view would hold the whole.
         except (IndexError, TypeError) as error:
             shape = tuple(tensor.shape)
-            raise EditError(f"pos_slice={self.pos_slice!r} chooses nothing of {name!r}, {shape}: {error}") from None
+            raise EditError(f"pos_slice={self.pos_slice!r} chooses nothing of {shape}: {error}") from None
 
 
 class Saver:

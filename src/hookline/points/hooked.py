@@ -10,17 +10,17 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, ValuesView
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 
 from hookline.errors import EditError, HooklineError
+from hookline.living import block
 from hookline.points.caching import NamesFilter, Options, Saver, caching_hooks, loss_of, run_with_cache
 from hookline.points.lens import as_root
-from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint
+from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint, refuse_other
 from hookline.points.roots import NameOrFilter, Points, Wanted
 from hookline.tree import Names, is_scripted, unwrap
 from hookline.values import describe
@@ -79,6 +79,7 @@ class HookedRoot(nn.Module):
 
         What it returns, unless None, takes the tensor's place. It stays until `reset_hooks`.
         """
+        refuse_other(hook)
         for point in points_of(self).choose(name):
             point.add_hook(hook, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend)
 
@@ -86,14 +87,14 @@ class HookedRoot(nn.Module):
         """Add a hook that only `including_permanent=True` removes."""
         HookedRoot.add_hook(self, name, hook, dir=dir, is_permanent=True)
 
-    @contextmanager
+    @block
     def hooks(
         self,
         fwd_hooks: Pairs = (),
         bwd_hooks: Pairs = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """Let hooks act in a `with` block, on this thread: pairs of a name, or a filter of names, and a function."""
         points = points_of(self)
         pairs = [*_pairs("fwd", fwd_hooks), *_pairs("bwd", bwd_hooks)]
@@ -355,6 +356,7 @@ def _pairs(dir: str, given: Pairs) -> list[tuple[Any, Any, str]]:
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise EditError(f"{dir}_hooks takes pairs, [(name, function), ...], not {describe(pair)}")
+        refuse_other(pair[1])
     return [(where, function, dir) for where, function in found]
 
 

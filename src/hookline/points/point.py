@@ -5,6 +5,7 @@ A `HookPoint` holds its functions as handles, each of them one hook of hookline'
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable
@@ -136,6 +137,24 @@ class HookPoint(nn.Module):
         return {**self.__dict__, **unhooked}
 
 
+def refuse_other(function: Any) -> None:
+    """Raise for what is no hook function."""
+    if not callable(function):
+        raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
+
+
+def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
+    """Raise if a hook function does not take what it is called with, and say what that is."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):  # Of a builtin.
+        return
+    try:
+        takes.bind(None, hook=None)
+    except TypeError:
+        raise EditError(f"a hook is called with (tensor, hook=point), and this one takes {takes}") from error
+
+
 class Applied:
     """A hook function as hookline calls it, with a value of any structure: each tensor in it is given to the function.
 
@@ -143,8 +162,7 @@ class Applied:
     """
 
     def __init__(self, function: HookFunction, point: HookPoint, dir: str) -> None:
-        if not callable(function):
-            raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
+        refuse_other(function)
         self.function = function
         self.dir = dir
         self.called = False
@@ -176,7 +194,12 @@ class Applied:
     def _apply(self, tensor: Tensor, point: HookPoint) -> Any:
         self.called = True
         conversion = getattr(point, "hook_conversion", None)  # What enable_reshape of transformer_lens sets.
-        new = self.function(tensor if conversion is None else conversion.convert(tensor), hook=point)
+        given = tensor if conversion is None else conversion.convert(tensor)
+        try:
+            new = self.function(given, hook=point)
+        except TypeError as error:
+            _refuse_arguments(self.function, error)
+            raise
         if new is None:
             return tensor
         if self.dir == "bwd" and isinstance(new, tuple) and len(new) == 1:

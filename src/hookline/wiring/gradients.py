@@ -341,11 +341,9 @@ class Arrival:
         def change(gradient: Tensor) -> Tensor:
             part = get(gradient, self.rest)
             new = self.action(part, self._call(number), not self.rest)  # type: ignore[operator]
-            if new is part:
-                return gradient
-            if not self.rest:
+            if new is not part and not self.rest:
                 _check_gradient(new, part)
-            return put(gradient, self.rest, new)
+            return gradient if new is part else put(gradient, self.rest, new)
 
         return change
 

@@ -169,6 +169,9 @@ def _replaced(network_layers: Layers, port: str, values: Mapping[str, Any]) -> I
     for name, layer in others:
         if name in values:
             warn(f"the value for {name!r} is not used: a {type(layer).__name__} is never called where it could be seen")
+    for name, _ in called:
+        if name not in values:
+            raise KeyError(f"no value is given for the layer {name!r}; there are values for {list(values)}")
     with entered(([name], _patched(name, layer, port, values[name])) for name, layer in called):
         yield
 
