@@ -74,7 +74,7 @@ def test_what_is_never_called_is_told_by_a_warning_if_a_pattern_meant_it_and_els
     model.forward = lambda value: model[0](value, value, value)[0]  # type: ignore[method-assign]
     x = torch.randn(3, 4)
     with pytest.warns(hl.HooklineWarning, match="out_proj' was not called"):
-        found = hl.sweep(model, "**", lambda: model(x).sum(), edit=lambda value: None)
+        found = hl.sweep(model, "**", lambda: model(x).sum(), edit=lambda value: value)
     assert list(found) == ["0"]
     with pytest.raises(hl.NeverFired, match="out_proj"):
         hl.sweep(model, "0.out_proj", lambda: model(x).sum())
@@ -189,3 +189,48 @@ def test_a_measure_that_needs_arguments_is_refused_before_anything_runs() -> Non
         hl.sweep(mlp(), "0", lambda model: 1.0)  # type: ignore[arg-type, misc]
     with pytest.raises(hl.EditError, match="edit= takes a function of the value, not 3; patch= puts a value in"):
         hl.sweep(mlp(), "0", lambda: 1.0, edit=3)  # type: ignore[arg-type]
+
+
+def test_a_function_that_returns_nothing_at_any_place_is_refused_since_it_changes_nothing(model, x) -> None:
+    def forgets_to_return(value: torch.Tensor) -> None:
+        value * 0
+
+    with pytest.raises(hl.EditError, match="forgets_to_return returned None at every place"):
+        hl.sweep(model, "h.*", lambda: model(x).sum(), edit=forgets_to_return)
+
+    seen: list[torch.Tensor] = []
+    only_first = hl.sweep(
+        model, "h.*", lambda: model(x).sum(), edit=lambda v: None if seen else seen.append(v) or v * 0
+    )
+    assert only_first["h.0"] != only_first.base == only_first["h.1"]
+
+
+def test_a_sweep_is_read_by_any_spelling_of_a_site_and_says_what_it_does_not_have(model, x) -> None:
+    found = hl.sweep(model, "h.*", lambda: model(x).sum())
+    assert found["h.1:output"] == found["h.1"]
+    assert "h.1:output" in found
+    assert "h.7" not in found
+    with pytest.raises(hl.NotCaptured, match="'h.7' was not measured in this sweep; did you mean 'h.0'"):
+        found["h.7"]
+    with pytest.raises(hl.NotCaptured, match="read by site, not by Block"):
+        found[model.h[0]]
+
+
+def test_an_empty_mapping_and_an_array_that_is_measured_are_refused_with_their_reason(model, x) -> None:
+    with pytest.raises(hl.EditError, match="sweep what"):
+        hl.sweep(model, {}, lambda: model(x).sum())
+    with pytest.raises(hl.HooklineError, match="measure returns a number or a tensor, not ndarray"):
+        hl.sweep(model, "h.*", lambda: model(x).detach().numpy())
+    found = hl.sweep(model, "h.*", lambda: model(x).detach().numpy().mean())
+    assert found.base == pytest.approx(model(x).mean().item())
+
+
+def test_dropout_that_draws_in_every_run_is_told_by_a_warning() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+    x = torch.ones(2, 4)
+    with pytest.warns(hl.HooklineWarning, match=r"'1' is in train mode.*model.eval\(\)"):
+        hl.sweep(model, "*", lambda: model(x).sum())
+    model[1].p = 0.0
+    hl.sweep(model, "*", lambda: model(x).sum())
+    model[1].p = 0.5
+    hl.sweep(model.eval(), "*", lambda: model(x).sum())

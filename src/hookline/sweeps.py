@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from hookline.actions import NOTHING
 from hookline.cache import Cache
-from hookline.errors import EditError, HooklineError
+from hookline.errors import EditError, HooklineError, NotCaptured, did_you_mean, warn
 from hookline.hooks import Hooks
 from hookline.progress import Bar
 from hookline.sites import Site
@@ -41,7 +42,12 @@ class Sweep(Tabular, Mapping[str, Any]):
         self._change = change
 
     def __getitem__(self, site: str | Site) -> Any:
-        return self._measured[str(site)]
+        if not isinstance(site, (str, Site)):
+            raise NotCaptured(f"a sweep is read by site, not by {type(site).__name__}")
+        name = str(Site.parse(site) if isinstance(site, str) else site)
+        if name not in self._measured:
+            raise NotCaptured(f"'{name}' was not measured in this sweep{did_you_mean(name, self._measured)}")
+        return self._measured[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._measured)
@@ -101,6 +107,7 @@ def sweep(
     """
     change = _Change(where, patch, edit, skip)
     _refuse_measure(measure)
+    _warn_of_dropout(model)
     base, sites = _first_run(model, change, measure)
     measured: dict[str, Any] = {}
     with Bar("sweep", total=len(sites), progress=progress) as shown:
@@ -111,6 +118,10 @@ def sweep(
             with hooks:
                 measured[str(site)] = _checked(measure())
             shown.advance(1, str(site))
+    if edit is not None and not change.does_edit:
+        raise EditError(
+            f"{change.name} returned None at every place, which leaves the value as it is; return the new one"
+        )
     return Sweep(base, measured, str(change))
 
 
@@ -128,6 +139,8 @@ class _Change:
             raise EditError(f"where= has the values to put in; with {several[0]}=, give its sites alone: list(where)")
         if len(several) > 1:
             raise EditError(f"a sweep makes one change: {' or '.join(f'{name}=' for name in several)}")
+        if isinstance(where, Mapping) and not where:
+            raise EditError(f"sweep what? This {type(where).__name__} is empty; give {{site: value}}, or sites")
         if isinstance(where, Cache):
             where._refuse_several_calls()
         self.values = where if isinstance(where, Mapping) else None
@@ -135,19 +148,34 @@ class _Change:
         self.patch = 0.0 if patch is NOTHING else patch
         self.edit = edit
         self.skip = skip
+        self.does_edit = False  # Whether the function has returned anything.
+
+    @property
+    def name(self) -> str:
+        """The name of the edit function."""
+        return getattr(self.edit, "__name__", None) or type(self.edit).__name__
 
     def add(self, hooks: Hooks, site: Site, key: Any) -> None:
         """Add the hook that makes it at one place, which was asked for by `key`."""
         if self.edit is not None:
-            hooks.edit(site, self.edit)
+            hooks.edit(site, self._noted(self.edit))
         elif self.skip:
             hooks.skip(site)
         else:
             hooks.patch({site: self.patch if self.values is None else self.values[key]})
 
+    def _noted(self, edit: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(edit, updated=())
+        def noted(*args: Any) -> Any:
+            result = edit(*args)
+            self.does_edit = self.does_edit or result is not None
+            return result
+
+        return noted
+
     def __str__(self) -> str:
         if self.edit is not None:
-            return f"edited by {getattr(self.edit, '__name__', None) or type(self.edit).__name__}"
+            return f"edited by {self.name}"
         if self.skip:
             return "skipped"
         if self.values is not None:
@@ -170,6 +198,17 @@ def _refuse_measure(measure: Any) -> None:
         name = getattr(measure, "__name__", type(measure).__name__)
         what = "measure is called without arguments, as in `lambda: loss(model(x))`"
         raise HooklineError(f"{what}; {name}{signature} can't be: {error}") from None
+
+
+def _warn_of_dropout(model: Any) -> None:
+    """Warn that what is measured also varies by what dropout draws, in each run."""
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            warn(
+                f"'{Site(name)}' is in train mode, and drops other elements in each run of the sweep, so what is "
+                "measured varies by that too; call model.eval() first"
+            )
+            return
 
 
 def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:
@@ -199,7 +238,8 @@ def _checked(value: Any) -> Any:
     """Return what was measured as a float, or a tensor without its graph."""
     if isinstance(value, Tensor) and not value.is_complex() and value.numel():
         return value.detach().clone() if value.numel() > 1 else float(value.detach())
-    if isinstance(value, (Tensor, complex, str)) or not hasattr(value, "__float__"):
+    is_array = getattr(value, "size", 1) != 1
+    if isinstance(value, (Tensor, complex, str)) or not hasattr(value, "__float__") or is_array:
         raise HooklineError(f"measure returns a number or a tensor, not {describe(value)}")
     return float(value)
 
