@@ -355,3 +355,44 @@ def test_modules_that_are_given_together_are_found_as_each_alone():
     together = find(model, objects)
     assert together == [find(model, [one])[0] for one in objects]
     assert [place.site.path for place in together[:3]] == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize("where", ["h.{0,9}", "h.{0,9}.mlp", "h.{0,9}.attn.weight:param", "h.{0,9}:input"])
+def test_a_number_in_braces_that_nothing_has_is_told_by_a_warning(where) -> None:
+    with pytest.warns(hl.HooklineWarning, match="nothing there is named '9'"):
+        found = names(GPT(), where)
+    assert len(found) == 1
+    with pytest.warns(hl.HooklineWarning, match="nothing there is named '9'"), hl.capture(GPT(), where):
+        pass
+
+
+def test_of_names_in_braces_a_model_may_have_one_or_the_other() -> None:
+    assert names(GPT(), "h.0.{attn,self_attn}") == ["h.0.attn"]
+    assert names(GPT(), "h.{0,1}.{mlp,ffn}") == ["h.0.mlp", "h.1.mlp"]
+
+
+def test_a_predicate_that_does_not_take_a_name_and_a_module_is_refused() -> None:
+    model = GPT()
+    with pytest.raises(hl.SiteError, match=r"<lambda>\(name\) names no place.*\(name, module\)"):
+        hl.sites(model, lambda name: "mlp" in name)
+    with pytest.raises(hl.SiteError, match="a method of a module is text"):
+        hl.sites(model, model.forward)
+    assert names(model, lambda *both: both[0] == "h.0") == ["h.0"]
+
+
+def test_a_regular_expression_that_matches_a_part_of_a_name_is_told_that_it_has_to_match_the_whole() -> None:
+    with pytest.raises(hl.SiteError, match="has to match the whole name, and matches a part of 'h.0.mlp'"):
+        hl.sites(GPT(), re.compile("mlp$"))
+
+
+def test_a_range_of_names_in_brackets_is_told_of_braces() -> None:
+    with pytest.raises(hl.SiteError, match=r"several names are written with braces, as in 'h.\{0,1,2\}'"):
+        hl.sites(GPT(), "h.[0-2]")
+
+
+def test_sites_tell_whether_a_place_is_among_them_by_its_text_too() -> None:
+    found = hl.sites(GPT(), "h.*")
+    assert "h.0" in found
+    assert "h.0:output" in found
+    assert hl.Site("h.0") in found
+    assert "head" not in found

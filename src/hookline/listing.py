@@ -50,6 +50,9 @@ class Sites(Tabular, Sequence[Site]):
     def __len__(self) -> int:
         return len(self._sites)
 
+    def __contains__(self, site: object) -> bool:
+        return (Site.parse(site) if isinstance(site, str) else site) in self._sites
+
     def _table(self) -> Table:
         return self._shown
 

@@ -356,7 +356,10 @@ _COLON = object()
 def _finish_item(text: str, start: int, parts: list[Any]) -> Any:
     if _COLON not in parts:
         if len(parts) != 1:
-            _refuse(text, start, "an empty subscript" if not parts else "a comma is missing")
+            several = (
+                "; several names are written with braces, as in 'h.{0,1,2}'" if text[start - 1 : start] == "." else ""
+            )
+            _refuse(text, start, ("an empty subscript" if not parts else "a comma is missing") + several)
         return parts[0]
     bounds: list[int | None] = [None]
     for part in parts:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Union
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from hookline import members
-from hookline.errors import SiteError, did_you_mean
+from hookline.errors import SiteError, did_you_mean, warn
 from hookline.members import Held, Holders
 from hookline.ranks import may_be_a_stage, refuse_data_parallel
 from hookline.sites import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
@@ -63,6 +64,7 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
     if isinstance(where, tuple) and len(where) == 2 and isinstance(where[1], str) and where[1][:1] in MARKS:
         return _find_pair(model, names, *where)
     if callable(where):
+        _refuse_predicate(where)
         return _find_all(model, names, where)
     if isinstance(where, dict):
         raise SiteError(
@@ -78,6 +80,22 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
         f"{type(where).__name__} names no place; text, a module, a module type, a regular expression, "
         "a predicate (name, module) -> bool, a Site, and lists of these do"
     )
+
+
+def _refuse_predicate(function: Callable[..., Any]) -> None:
+    """Raise for a function that can't be called with a name and a module."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # A builtin may have none.
+        return
+    try:
+        signature.bind("", None)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise SiteError(
+            f"{name}{signature} names no place: a function is called with (name, module) and returns whether it is "
+            "meant; a method of a module is text, as in 'h.0.split_heads()'"
+        ) from None
 
 
 def _each_once(places: Iterable[Found]) -> list[Found]:
@@ -206,6 +224,8 @@ def _find_parameters(model: nn.Module, names: Names, pattern: Pattern) -> list[F
     """Return all parameters that a pattern means; tied ones count once, under any of their names."""
     chosen = list(members.parameters(names, pattern.matches))
     chosen = chosen or list(members.parameters(names, pattern.matches, buffers=True))
+    if "{" in pattern.text and chosen:
+        _warn_of_absent(pattern, (held.path for held in chosen))
     found = [_parameter(pattern.at(held.path), held, exact=False) for held in chosen]
     if not found:
         every = [held.path for held in members.parameters(names)]
@@ -324,10 +344,25 @@ def _choose(everything: list[Named], where: Any) -> list[Named]:
     if isinstance(where, type):
         return [place for place in everything if isinstance(place[1], where)]
     if isinstance(where, Pattern):
-        return [place for place in everything if where.matches(place[0])]
+        chosen = [place for place in everything if where.matches(place[0])]
+        if "{" in where.text and chosen:
+            _warn_of_absent(where, (path for path, _, _ in chosen))
+        return chosen
     if isinstance(where, re.Pattern):
         return [place for place in everything if where.fullmatch(place[0])]
     return [place for place in everything if where(place[0], place[1])]
+
+
+def _warn_of_absent(pattern: Pattern, paths: Iterable[str]) -> None:
+    """Warn of a number in braces that nothing has, as in `h.{0,9}`; of other names, models have one or the other."""
+    names = {name for path in paths for name in path.split(".")}
+    for choices in pattern.segments:
+        plain = [pieces[0] for pieces in choices or () if len(pieces) == 1]
+        absent = [name for name in plain if name not in names]
+        if absent and len(plain) > 1 and len({re.sub(r"\d+", "", name) for name in plain}) == 1:
+            warn(
+                f"{pattern.text!r}: nothing there is named {' or '.join(map(repr, absent))}; it means the others alone"
+            )
 
 
 def _why(where: Any, model: nn.Module, chosen: list[Named], everything: list[Named]) -> str:
@@ -345,6 +380,9 @@ def _why(where: Any, model: nn.Module, chosen: list[Named], everything: list[Nam
         text = _label(where).strip("'\"")
         if isinstance(where, Pattern):
             return near(text, everything)
+        part = next((name for name, _, _ in everything if where.search(name)), None)
+        if part is not None:
+            return f": it has to match the whole name, and matches a part of {part!r}; write '.*' for the rest of it"
         return did_you_mean(text, (name for name, _, _ in everything)) or EVERY_NAME
     types = sorted({type(module).__name__ for _, module, _ in everything})
     return did_you_mean(_label(where), types) or f"; it has {', '.join(types[:12])}"
