@@ -313,3 +313,13 @@ def test_a_scan_inside_a_block_leaves_the_hooks_of_the_block_as_they_are():
     assert list(acts) == ["0", "1"]
     assert not hl.attached(model)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_scan_answers_to_any_spelling_of_a_site_and_tells_whether_it_has_one() -> None:
+    found = hl.scan(mlp(), torch.ones(2, 4))
+    assert found["0:output"] == found[hl.Site("0")] == found["0"]
+    assert "0" in found
+    assert found[0] in found
+    assert "7" not in found
+    with pytest.raises(hl.SiteError, match="'0:input' is not in this scan, which has outputs of modules"):
+        found["0:input"]

@@ -39,19 +39,26 @@ class Scan(Tabular, Sequence[Row]):
         self.note = note
 
     @overload
-    def __getitem__(self, index: int | str) -> Row: ...
+    def __getitem__(self, index: int | str | Site) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice | str) -> Row | list[Row]:
-        if isinstance(index, str):
-            found = next((row for row in self.rows if row.site == index), None)
+    def __getitem__(self, index: int | slice | str | Site) -> Row | list[Row]:
+        if isinstance(index, (str, Site)):
+            name = str(Site.parse(index)) if isinstance(index, str) else str(index)
+            found = next((row for row in self.rows if row.site == name), None)
             if found is None:
-                raise SiteError(f"{index!r} is not in this scan{did_you_mean(index, (row.site for row in self.rows))}")
+                near = did_you_mean(name, (row.site for row in self.rows))
+                raise SiteError(f"{name!r} is not in this scan, which has outputs of modules{near}")
             return found
         return self.rows[index]
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, (str, Site)):
+            return str(Site.parse(item) if isinstance(item, str) else item) in [row.site for row in self.rows]
+        return item in self.rows
 
     def _table(self) -> Table:
         rows = [(row.site or '""', *row[1:5], f"{row.parameters:,}", row.hazards) for row in self.rows]
