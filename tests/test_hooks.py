@@ -395,3 +395,55 @@ def test_a_hook_knows_whether_anything_has_passed() -> None:
         assert hook.fired
     assert hook.fired
     hooks.remove()
+
+
+def test_inactive_hooks_are_not_added_inside_their_open_block_where_they_would_not_act() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    hooks = hl.Hooks(model, active=False)
+    acts = hooks.capture("0")
+    with hooks:
+        with pytest.raises(hl.HooklineError, match="would not act in this block"):
+            hooks.patch({"1": 0.0})
+        with pytest.raises(hl.HooklineError, match="would not act in this block"):
+            hooks.capture("1")
+        model(x)
+    assert list(acts) == ["0"]
+    hooks.capture("1")
+    with hooks:
+        model(x)
+    assert list(acts) == ["0", "1"]
+
+
+def test_reading_a_capture_that_is_not_active_says_so() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    hooks = hl.Hooks(model, active=False)
+    acts = hooks.capture("0")
+    model(x)
+    with pytest.raises(hl.NotCaptured, match="its hook is not active; activate it, or enter its Hooks"):
+        acts["0"]
+    hooks.activate()
+    with pytest.raises(hl.NotCaptured, match="yet: run the model first"):
+        acts["0"]
+    hooks.deactivate()
+    with pytest.raises(hl.NotCaptured, match="its hook is not active"):
+        acts["0"]
+    hooks.run(x)
+    assert acts["0"].shape == (2, 8)
+
+
+def test_each_place_that_hooks_are_narrowed_to_has_one() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.edit("0", torch.relu)
+    hooks.edit("2:input", torch.relu)
+    assert len(hooks.at("0", "2")) == len(hooks.at(["2", "0"])) == 2
+    assert [hook.site.path for hook in hooks.at("2", "0")] == ["0", "2"]
+    assert len(hooks.at("*")) == 2
+    with pytest.raises(hl.SiteError, match="no hook here is at '1'"):
+        hooks.at("0", "1")
+
+
+def test_a_site_in_place_of_a_name_is_told_where_its_hooks_are() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.capture("0")
+    with pytest.raises(hl.SiteError, match=r"no hook here is named '0'; those at that place are hooks.at\('0'\)"):
+        hooks["0"]

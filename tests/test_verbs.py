@@ -423,3 +423,47 @@ def test_a_patch_puts_parts_of_nested_values_in() -> None:
     assert (output["steps"], output["loss"].item()) == (5, 0.5)
     assert isinstance(output["hidden"], tuple)
     assert x.eq(1).all()
+
+
+def test_a_patch_that_would_replace_another_value_at_a_place_that_was_named_is_refused() -> None:
+    model = GPT()
+    with pytest.raises(hl.EditError, match="'h.0' is given two values, by 'h.0' and 'h.0:output'"):
+        hl.patch(model, {"h.0": 0.0, "h.0:output": 1.0})
+    with pytest.raises(hl.EditError, match="by 'h.0' and Block"):
+        hl.patch(model, {"h.0": 0.0, model.h[0]: 1.0})
+    with pytest.raises(hl.EditError, match=r"put 'h.\*' first, and 'h.0' after it"):
+        hl.patch(model, {"h.0": 0.0, "h.*": 1.0})
+    with pytest.raises(hl.EditError, match="'0' and '1' are one module: '#n' tells its calls apart"):
+        hl.patch(nn.Sequential(layer := nn.ReLU(), layer), {"0": 0.0, "1": 1.0})
+
+
+def test_a_patch_may_make_an_exception_of_a_pattern_and_name_several_parts_and_calls() -> None:
+    model, x = GPT(), tokens()
+    _, acts = hl.run(model, x, patch={"h.*": 0.0, "h.1": 1.0}, capture="h.*")
+    assert [acts[f"h.{layer}"].mean().item() for layer in range(3)] == [0, 1, 0]
+    hl.run(model, x, patch={"h.0[:, 0]": 0.0, "h.0[:, 1]": 1.0, "h.0:input": 0.0, "h.1#0": 0.0})
+    hl.run(model, x, patch={"h.0.attn.weight:param": 0.0, "h.0.attn.bias:param": 1.0})
+
+
+@pytest.mark.parametrize("value", [None, torch.zeros_like])
+def test_what_no_module_returns_is_refused_as_the_value_of_a_skip(value) -> None:
+    model, x = GPT(), tokens()
+    with pytest.raises(hl.EditError, match="given for what Block returns; leave it out to pass the input on"):
+        hl.run(model, x, skip={"h.0": value})
+
+
+def test_an_error_of_a_caller_that_got_none_tells_that_the_forward_was_stopped() -> None:
+    model, x = GPT(), tokens()
+    with pytest.raises(TypeError) as raised, hl.capture(model, "h.0", stop=True):
+        model(x)[0]
+    if hasattr(raised.value, "add_note"):  # Python 3.11.
+        assert "hl.run(model.generate" in raised.value.__notes__[0]
+    with pytest.raises(ValueError, match="other") as raised, hl.capture(model, "h.0", stop=True):
+        model(x)
+        raise ValueError("other")
+    assert not getattr(raised.value, "__notes__", [])
+
+
+def test_run_describes_a_tensor_that_is_given_in_place_of_a_model() -> None:
+    with pytest.raises(hl.SiteError, match=r"not float32 \(2, 4\)$"):
+        hl.run(torch.ones(2, 4), capture="0")

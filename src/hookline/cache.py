@@ -418,6 +418,9 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             )
         if session.over:
             return f"nothing passed '{record.site}': {session.over}"
+        ledger = session.ledger()
+        if ledger is not None and ledger.is_inactive(record):
+            return f"nothing has passed '{record.site}': its hook is not active; activate it, or enter its Hooks"
         if session.any_forward:
             return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
         return f"nothing has passed '{record.site}' yet: run the model first"

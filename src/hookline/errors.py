@@ -133,6 +133,15 @@ def _of_user() -> tuple[FrameType | None, int]:
     return frame, level
 
 
+def note_stop(error: BaseException, model: str) -> None:
+    """Add to an error of a caller that can't go on with None why a model that was stopped has returned that."""
+    if isinstance(error, (TypeError, AttributeError)) and "None" in str(error) and hasattr(error, "add_note"):
+        error.add_note(  # Python 3.11.
+            f"hookline: the call of {model} returned None, since its forward was stopped. To stop what calls it too, "
+            "give that to hl.run: hl.run(model.generate, ..., capture=..., stop=True)"
+        )
+
+
 def did_you_mean(text: str, names: Iterable[str]) -> str:
     """Return "; did you mean 'a' or 'b'?" for the nearest names, or nothing."""
     names = list(names)

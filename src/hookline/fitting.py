@@ -154,8 +154,13 @@ def stand_in(value: Any, module: nn.Module | None, first: Any) -> Any:
         weight = next(iter(module.parameters()), first)  # type: ignore[union-attr]
         dtype = weight.dtype if weight.is_floating_point() and not _casts(weight) else getattr(value, "dtype", None)
         return fit(value, weight.new_empty(shape, dtype=dtype, requires_grad=False))
+    what = "this" if module is None else type(module).__name__
+    if isinstance(first, Tensor) and (value is None or callable(value)):
+        raise EditError(
+            f"{describe(value)} given for what {what} returns; leave it out to pass the input on, give a tensor, or "
+            "check=False"
+        )
     if isinstance(first, Tensor) and isinstance(value, Number):
-        what = "this" if module is None else type(module).__name__
         raise EditError(
             f"{value!r} given for what {what} returns, whose shape is not known before it runs; give a tensor, or "
             "check=False"

@@ -16,7 +16,7 @@ from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.display.spreads import spread
-from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, warn
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, note_stop, warn
 from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import GENERATOR, Exit, Owner, still_open, yielding
@@ -210,9 +210,11 @@ class Hooks(Tabular):
             values._refuse_several_calls()
         model = self._model
         made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
-        actions = zip(values, made, strict=True)
-        taps = [tap for where, action in actions for tap in self._make(find(model, [where]), action, name)]
-        return self._add(taps, values)
+        places = [find(model, [where]) for where in values]
+        if len(places) > 1:
+            _refuse_replaced(values, places)
+        actions = zip(places, made, strict=True)
+        return self._add([tap for found, action in actions for tap in self._make(found, action, name)], values)
 
     def edit(
         self,
@@ -276,6 +278,8 @@ class Hooks(Tabular):
                 raise SiteError("what was captured is in the cache: `with hl.capture(...) as acts:`, then acts[site]")
             names = sorted({tap.name for tap in self._taps if tap.name})
             near = did_you_mean(str(name), names) or (f"; there are {', '.join(map(repr, names))}" if names else "")
+            if name in self:
+                near = f"; those at that place are hooks.at({name!r}), and what was captured is in hooks.cache"
             raise SiteError(f"no hook here is named {name!r}{near}")
         return self._narrow(chosen)
 
@@ -283,11 +287,15 @@ class Hooks(Tabular):
         """Return those at these places; a place without port and subscripts means any at that module."""
         self._ledger.verb = ""  # Somebody looks at what it would do.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
-        wanted = [(place, names_output(one)) for one in every for place in find(self._model, [one])]
-        chosen = [tap for tap in self._taps if any(is_at(tap, *one) for one in wanted)]
-        if not chosen:
-            raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place, _ in wanted[:3])}")
-        return self._narrow(chosen)
+        taps = self._taps
+        chosen: set[int] = set()
+        for one in every:
+            places, is_output = find(self._model, [one]), names_output(one)
+            found = [tap for tap in taps if any(is_at(tap, place, is_output) for place in places)]
+            if not found:
+                raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place in places[:3])}")
+            chosen.update(map(id, found))
+        return self._narrow([tap for tap in taps if id(tap) in chosen])
 
     def of(self, kind: str) -> Hooks:
         """Return those of one kind: capture, patch, edit, skip or stop."""
@@ -336,8 +344,10 @@ class Hooks(Tabular):
 
     @Exit
     def __exit__(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        if error is not None and self._ledger.session.stopped:
+            note_stop(error, type(self._ledger.model).__name__)
         blocks, here = still_open(self), open_blocks.get()
         if not blocks:
             return
@@ -433,3 +443,27 @@ class Hooks(Tabular):
     def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
         self._ledger.add(taps, self._active, self._brief, asked)
         return self._narrow(taps)
+
+
+def _refuse_replaced(values: Iterable[Where], places: list[list[Found]]) -> None:
+    """Raise if a value of a patch would be lost: a later one is put in at the same place, which was named exactly."""
+    exact: dict[tuple[Any, ...], tuple[Where, Site]] = {}
+    for where, found in zip(values, places, strict=True):
+        for place in found:
+            key = (place.module, place.holders, *place.site[1:])  # The path may be another name of a tied module.
+            if key in exact:
+                first, site = exact[key]
+                if site.path != place.site.path:
+                    hint = f"; '{site.path}' and '{place.site.path}' are one module: '#n' tells its calls apart"
+                else:
+                    hint = "" if place.exact else f"; put {_label(where)} first, and {_label(first)} after it"
+                raise EditError(
+                    f"'{place.site}' is given two values, by {_label(first)} and {_label(where)}, and only the last "
+                    f"would be left{hint}"
+                )
+            if place.exact:
+                exact[key] = where, place.site
+
+
+def _label(where: Where) -> str:
+    return repr(str(where)) if isinstance(where, (str, Site)) else getattr(where, "__name__", type(where).__name__)

@@ -19,7 +19,7 @@ from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
 from hookline.errors import HooklineError, Line, NeverFired, is_thrown_away, line_text, user_line, warn
 from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
-from hookline.records import EMPTY, Session
+from hookline.records import EMPTY, Record, Session
 from hookline.refusals import refuse_opening
 from hookline.sites import Site
 from hookline.tables import count
@@ -80,6 +80,7 @@ class Ledger:
         self.model = unwrap(model) if model.__dict__ else model  # A copy that holds its hooks is still empty here.
         self.session = session
         session.model = weakref.ref(self.model)
+        session.ledger = weakref.ref(self)
         self.taps: list[Tap] = []
         self.asked: list[Where] = []  # What hooks that stay were asked for.
         self.parents: list[tuple[Children, int]] = []  # Of patterns: the children of all modules, and how many.
@@ -93,6 +94,11 @@ class Ledger:
         """Take new taps in, and let them act, or not yet; those of a short form get their order when it is entered."""
         if brief and self.blocks:
             raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
+        if not (active or brief) and not open_blocks.get().isdisjoint(self.blocks):
+            raise HooklineError(
+                "hooks that are added inactive would not act in this block, which is open already; add them before it "
+                "is entered, or make them with hl.Hooks(model), which acts at once"
+            )
         self.taps += taps
         self.forward.taps = self.taps
         if taps and isinstance(taps[0].action, Stop):
@@ -120,6 +126,10 @@ class Ledger:
     def acts_here(self, tap: Tap) -> bool:
         """Whether a tap acts on this thread now."""
         return tap.acts(open_blocks.get()) and not tap.removed
+
+    def is_inactive(self, record: Record) -> bool:
+        """Whether what would fill this record acts nowhere."""
+        return any(tap.record is record and not (tap.active or tap.blocks) for tap in self.taps)
 
     def activate(self, taps: Iterable[Tap]) -> None:
         """Let taps act everywhere."""

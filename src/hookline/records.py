@@ -33,9 +33,14 @@ INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform ca
 ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
 
 
+def _nothing() -> None:
+    return None
+
+
 class Session:
     """What is known of the runs that fill a cache. It holds no model."""
 
+    ledger: Callable[[], Any] = staticmethod(_nothing)  # Whose runs they are, held weakly.
     began = 0  # How many of them were before the hooks were last entered.
     failed = 0  # How many since then ended with an exception.
     broke = 0  # The number of the latest that did.
@@ -53,10 +58,10 @@ class Session:
     def __init__(self) -> None:
         self.forwards = 0  # Forwards of the model.
         self.others = Others()  # Who else ran it since the hooks were last entered.
-        self.model: Callable[[], nn.Module | None] = _no_model  # Of those hooks, held weakly.
+        self.model: Callable[[], nn.Module | None] = _nothing  # Of those hooks, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "model": _no_model}
+        return {key: value for key, value in self.__dict__.items() if key != "ledger"} | {"model": _nothing}
 
     def restart(self) -> None:
         """Count anew, at the beginning of a block."""
@@ -86,10 +91,6 @@ class Session:
     def any_forward(self) -> bool:
         """Whether the model has run to its end since the hooks were last entered."""
         return self.since > self.failed or self.ran
-
-
-def _no_model() -> None:
-    return None
 
 
 class Held:

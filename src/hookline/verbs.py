@@ -218,10 +218,10 @@ def model_of(name: str, call: Any, model: Any) -> nn.Module:
     owner = call if isinstance(call, nn.Module) else getattr(call, "__self__", None)
     if isinstance(owner, nn.Module):
         return owner
-    what = getattr(call, "__name__", call)
+    what = getattr(call, "__name__", None) or describe(call)
     hint = f"; a function that runs one takes it as model=: {name}({what}, ..., model=model)"
     is_function = callable(call) and not isinstance(call, type)
-    raise SiteError(f"{name} takes a model or a method of one, not {what!r}{hint if is_function else ''}")
+    raise SiteError(f"{name} takes a model or a method of one, not {what}{hint if is_function else ''}")
 
 
 def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None) -> None:
