@@ -76,7 +76,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
     except Problem as problem:
         raise StoreError(f"{name!r} {problem}") from problem.__cause__
     except OSError as error:
-        raise StoreError(f"{name!r} can't be read: {error.strerror or error}; give a path that was saved to") from error
+        remedy = (
+            "a folder of hl.harvest is opened by hl.Store" if os.path.isdir(path) else "give a path that was saved to"
+        )
+        raise StoreError(f"{name!r} can't be read: {error.strerror or error}; {remedy}") from error
     except MemoryError as error:
         raise StoreError(f"{name!r} needs {error}; load it on a larger machine") from error
     except _MALFORMED as error:

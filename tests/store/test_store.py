@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hookline import Cache, NotCaptured, Site, StoreError
+from hookline import Cache, HooklineError, NotCaptured, Site, StoreError
 from hookline.store.places import place
 from hookline.store.records import Array, Manifest
 from hookline.store.store import Store
 from hookline.store.writer import Unit, begin, begin_part, end, read_manifest
+from tests.store.made import made
 from tests.store.stores import Plan, bits, same, write, write_unit
 
 ARRAYS = (Array("h.0", torch.bfloat16, (3,)), Array("h.1:input[:, -1]", torch.int8, ()))
@@ -457,3 +458,44 @@ while seen < 8:
         print(units)
     seen = units
 """
+
+
+def test_stores_are_equal_if_they_hold_the_same_rows_of_the_same_samples(tmp_path):
+    samples = [torch.tensor([[float(number), float("nan")]]) for number in range(6)]
+    store = made(tmp_path / "a", {"h": samples})
+    assert store == Store(tmp_path / "a")
+    assert store == made(tmp_path / "b", {"h": samples}, unit=2)
+    assert store != made(tmp_path / "c", {"h": samples[:5]})
+    assert store != made(tmp_path / "d", {"h": [sample.half() for sample in samples]})
+    assert store != made(tmp_path / "e", {"h": [*samples[:5], samples[0]]})
+    assert store != made(tmp_path / "f", {"h": samples, "i": samples})
+
+
+def test_rows_are_compared_when_they_are_read(tmp_path):
+    rows = made(tmp_path / "a", {"label": [torch.tensor([number % 2]) for number in range(6)]})["label"]
+    assert int((rows[:] == 1).sum()) == 3
+    for other in (1, torch.ones(6), rows[:]):
+        with pytest.raises(TypeError, match=r"rows of a store are on disk; read them to compare them: rows\[:\] == "):
+            rows == other  # noqa: B015
+    assert rows == rows
+
+
+def test_the_wrong_reader_says_which_is_the_right_one(tmp_path):
+    made(tmp_path / "store", {"h": [torch.ones(1, 2)]})
+    Cache({"h": torch.ones(2)}).save(tmp_path / "cache.safetensors")
+    with pytest.raises(StoreError, match=r"is no store: .*; a file that Cache.save wrote is read by hl.Cache.load"):
+        Store(tmp_path / "cache.safetensors")
+    with pytest.raises(StoreError, match=r"can't be read: .*; a folder of hl.harvest is for hl.Store"):
+        Cache.load(tmp_path / "store")
+
+
+def test_sizes_and_dtypes_of_the_wrong_kind_are_refused_in_words(tmp_path):
+    store = made(tmp_path / "store", {"h": [torch.ones(1, 2)]})
+    with pytest.raises(HooklineError, match=r"bytes='1 MB' is no number of bytes, as 64 << 20 is"):
+        list(store["h"].scan(bytes="1 MB"))
+    with pytest.raises(HooklineError, match=r"window='1 MB' is no number of bytes"):
+        store.dataset("h", shuffle=True, window="1 MB")
+    pytest.importorskip("pyarrow")
+    with pytest.raises(HooklineError, match=r"dtype= is one of torch's, as torch.float32, not 'float32'"):
+        store.to_parquet(tmp_path / "table", "h", dtype="float32")
+    assert not (tmp_path / "table").exists()

@@ -195,6 +195,8 @@ def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -
     """Return how an array is exported; refuse what would change its numbers without being asked."""
     if rows.name in ("sample", "position"):
         raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise HooklineError(f"dtype= is one of torch's, as torch.float32, not {dtype!r}")
     wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
     if wanted in _TYPES:
         return Column(rows, wanted, as_bits=False, as_bytes=False)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.errors import HooklineError
 from hookline.store.layout import Layout
 from hookline.store.reading import Maps, Source, copy_rows, empty_words, from_words
 from hookline.store.records import Array
@@ -32,6 +33,14 @@ class Rows:
         self._layout = layout
         self._maps = maps
         self._sources: dict[int, Source] = {}
+
+    def __eq__(self, other: object) -> bool:
+        """Raise for anything but rows: what is on disk has no elements to compare."""
+        if isinstance(other, Rows):
+            return self is other
+        raise TypeError("the rows of a store are on disk; read them to compare them: rows[:] == ...")
+
+    __hash__ = object.__hash__
 
     @property
     def shape(self) -> torch.Size:
@@ -105,6 +114,8 @@ class Rows:
 
     def scan(self, bytes: int = 64 << 20) -> Iterator[Tensor]:
         """Return all rows in order, as tensors of at most `bytes` bytes (and at least a row): read once, and let go."""
+        if not isinstance(bytes, int):
+            raise HooklineError(f"bytes={bytes!r} is no number of bytes, as 64 << 20 is")
         step = max(1, bytes // max(1, self._array.row_bytes))
         bounds = self.bounds
         for line, (begin, end) in enumerate(pairwise(bounds)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.display.pictured import Drawn, Pictured
+from hookline.equality import same
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.sites import Pattern, Site, matches_name, parse
 from hookline.stats import Stats, numbers_of_pieces
@@ -162,6 +163,19 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
             raise NotCaptured(f"{str(where)!r} matches nothing in this store{did_you_mean(str(where), self)}")
         return found
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same rows of the same samples and positions; it reads them. A NaN equals a NaN."""
+        if not isinstance(other, Store):
+            return NotImplemented
+        pairs = [(self[name], other[name]) for name in self if name in other]
+        if len(pairs) != len(self) or len(self) != len(other) or self.samples != other.samples:
+            return False
+        if any((mine.dtype, mine.shape) != (theirs.dtype, theirs.shape) for mine, theirs in pairs):
+            return False
+        return all(_same_rows(mine, theirs) for mine, theirs in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __getitem__(self, site: str | Site) -> Rows:
         name = self._find(site)
         if name not in self._rows:
@@ -237,6 +251,14 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
 def _means(pattern: Pattern, site: Site) -> bool:
     same_place = pattern.matches(site.path) and matches_name(site.member, pattern.member)
     return same_place and pattern.at(site.path)._replace(member=site.member) == site
+
+
+def _same_rows(mine: Rows, theirs: Rows) -> bool:
+    """Whether rows, their samples and positions are the same, read a piece at a time: units may be cut otherwise."""
+    step = max(1, (64 << 20) * len(mine) // max(1, mine.nbytes))
+    spans = [slice(start, start + step) for start in range(0, len(mine), step)]
+    pairs: list[tuple[Any, Any]] = [(mine, theirs), (mine.samples, theirs.samples), (mine.positions, theirs.positions)]
+    return all(same(one[span], other[span]) for span in spans for one, other in pairs)
 
 
 def _evenly(rows: Rows, nbytes: int, most: int) -> Tensor:
