@@ -54,8 +54,9 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         self._names: Names | None = None
         self._session = Session()
         keys: dict[Site, Any] = {}
-        pairs = values.items() if isinstance(values, Mapping) else values or ()
-        for key, value in pairs:
+        if not values:
+            return
+        for key, value in values.items() if isinstance(values, Mapping) else values:
             site = key if isinstance(key, Site) else Site.parse(key)
             if site in keys:
                 raise SiteError(f"{str(keys[site])!r} and {str(key)!r} are the same site; give one value for it")

@@ -485,7 +485,7 @@ def test_the_wrong_reader_says_which_is_the_right_one(tmp_path):
     Cache({"h": torch.ones(2)}).save(tmp_path / "cache.safetensors")
     with pytest.raises(StoreError, match=r"is no store: .*; a file that Cache.save wrote is read by hl.Cache.load"):
         Store(tmp_path / "cache.safetensors")
-    with pytest.raises(StoreError, match=r"can't be read: .*; a folder of hl.harvest is for hl.Store"):
+    with pytest.raises(StoreError, match=r"can't be read: .*; a folder of hl.harvest is opened by hl.Store"):
         Cache.load(tmp_path / "store")
 
 
