@@ -30,7 +30,7 @@ from hookline.copies import (
     versions,
 )
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, fit, put_number, returns_another_structure, stand_in, takes_tensor
+from hookline.fitting import agree, as_returned, fit, put_number, returns_another_structure, takes_tensor
 from hookline.operands import Operand, plain
 from hookline.origins import is_parameter, is_private, may_move
 from hookline.parallel import Gathering, arrived, replicate, share_part, whole
@@ -336,7 +336,7 @@ class Skip:
             plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
             if plain or not self.check or torch.compiler.is_dynamo_compiling():
                 return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
-            return stand_in(self.value, module, first)
+            return as_returned(self.value, module, first)
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"

@@ -147,13 +147,13 @@ def _filled(number: complex, old: Tensor) -> Tensor:
         raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
 
 
-def stand_in(value: Any, module: nn.Module | None, first: Any) -> Any:
+def as_returned(value: Any, module: nn.Module | None, first: Any) -> Any:
     """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that."""
-    shape = _shape_returned(module, first) if type(first) is Tensor else None
+    plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
+    shape = _shape_returned(module, first) if plain else None
     if shape is not None:
-        weight = next(iter(module.parameters()), first)  # type: ignore[union-attr]
-        dtype = weight.dtype if weight.is_floating_point() and not _casts(weight) else getattr(value, "dtype", None)
-        return fit(value, weight.new_empty(shape, dtype=dtype, requires_grad=False))
+        dtype, device = _kind_returned(value, [first, *module.parameters()])  # type: ignore[union-attr]
+        return fit(value, torch.empty(shape, dtype=dtype, device=device))
     what = "this" if module is None else type(module).__name__
     if isinstance(first, Tensor) and (value is None or callable(value)):
         raise EditError(
@@ -168,8 +168,23 @@ def stand_in(value: Any, module: nn.Module | None, first: Any) -> Any:
     return copy_all(value)
 
 
-def _casts(tensor: Tensor) -> bool:
-    return torch.is_autocast_enabled(tensor.device.type)
+def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype | None, torch.device]:
+    """Return the dtype and device of what a layer returns: those of the value, if its input or a weight has them.
+
+    A norm may return its input's dtype or its weights', and what moves layers between devices may leave them on either.
+    Autocast and layers that take whole numbers choose the dtype themselves.
+    """
+    devices = [source.device for source in sources]
+    dtypes = [source.dtype for source in sources if source.is_floating_point()]
+    if not isinstance(value, Tensor):
+        return (dtypes[0] if dtypes else None), devices[0]
+    device = value.device if value.device in devices else devices[0]
+    is_free = not dtypes or value.dtype in dtypes or _casts(device)
+    return (value.dtype if is_free else dtypes[0]), device
+
+
+def _casts(device: torch.device) -> bool:
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def _shape_returned(module: nn.Module | None, first: Tensor) -> tuple[int, ...] | None:

@@ -153,6 +153,37 @@ class TestSkipping:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert hl.run(mlp(), X, skip={"": torch.zeros(3, 2).bfloat16()}).dtype is torch.bfloat16
 
+    @pytest.mark.parametrize(
+        "norm", [nn.LayerNorm(4), nn.BatchNorm1d(4), nn.RMSNorm(4)], ids=lambda norm: norm._get_name()
+    )
+    def test_a_norm_in_float32_gives_the_dtype_of_its_input_or_its_own(self, norm: nn.Module) -> None:
+        model, x = nn.Sequential(norm).eval(), X.bfloat16()
+        for value in (torch.ones(3, 4).bfloat16(), torch.ones(3, 4)):
+            assert hl.run(model, x, skip={"0": value}).dtype is value.dtype
+        with pytest.raises(hl.EditError, match="float16 given where torch.bfloat16"):
+            hl.run(model, x, skip={"0": torch.ones(3, 4).half()})
+
+    def test_a_layer_whose_weights_are_not_loaded_gives_what_fits_its_input(self) -> None:
+        model = mlp()
+        model[0].to("meta")
+        for value in (torch.zeros(3, 8), 0.0):
+            assert hl.run(model, X, skip={"0": value}).equal(model[2](torch.zeros(3, 8)))
+        with pytest.raises(hl.EditError, match=r"shape \(3, 3\) does not fit"):
+            hl.run(model, X, skip={"0": torch.zeros(3, 3)})
+
+    def test_on_the_meta_device_it_is_checked_as_elsewhere(self) -> None:
+        model, x = mlp().to("meta"), X.to("meta")
+        assert hl.run(model, x, skip={"0": torch.zeros(3, 8, device="meta")}).is_meta
+        with pytest.raises(hl.EditError, match="float64 given where torch.float32"):
+            hl.run(model, x, skip={"0": torch.zeros(3, 8, device="meta").double()})
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_nested_and_sparse_values_are_not_checked(self) -> None:
+        model = nn.Sequential(nn.ReLU())
+        nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+        assert hl.run(model, nested, skip={"0": nested}).is_nested
+        assert hl.run(model, X.to_sparse(), skip={"0": X.to_sparse()}).is_sparse
+
     def test_unchecked_anything_goes(self) -> None:
         model = mlp()
         with hl.skip(model, "", "hello", check=False):
