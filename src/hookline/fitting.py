@@ -123,7 +123,7 @@ def _fit_array(new: Any, old: Any) -> Any:
             like = torch.from_numpy(old)
         except TypeError:  # A dtype that torch does not have.
             raise EditError(f"{describe(new)} given where {_told(old)} passes; give such an array") from None
-        check_number(new, like)
+        check_number(new, like, "a number or an array")
     filled = old.copy()
     try:
         filled[...] = new

@@ -416,10 +416,10 @@ def _check_broadcast(new: Tensor, old: Tensor) -> None:
         raise EditError(f"shape {tuple(new.shape)} does not fit where {tuple(old.shape)} passes")
 
 
-def check_number(new: Any, old: Tensor) -> None:
-    """Raise unless `new` is a number that `old` can hold."""
+def check_number(new: Any, old: Tensor, instead: str = "a tensor or a number") -> None:
+    """Raise unless `new` is a number that `old` can hold; `instead` says what to give in place of anything else."""
     if not isinstance(new, (int, float, complex)) or (isinstance(new, bool) and old.dtype is not torch.bool):
-        raise EditError(f"{describe(new)} given where {describe(old)} passes; give a tensor or a number")
+        raise EditError(f"{describe(new)} given where {describe(old)} passes; give {instead}")
     whole = isinstance(new, (bool, int)) or (isinstance(new, float) and new.is_integer())
     if isinstance(new, complex) and not old.is_complex():
         raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a complex number")

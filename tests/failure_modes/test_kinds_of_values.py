@@ -126,6 +126,12 @@ def test_what_an_array_can_not_hold_is_refused(new: Any) -> None:
         changed(ARRAY, new, "patch")
 
 
+@pytest.mark.parametrize("new", [torch.ones(2, 3), "text"], ids=["tensor", "text"])
+def test_what_is_neither_a_number_nor_an_array_is_told_to_be_one(new: Any) -> None:
+    with pytest.raises(hl.EditError, match="give a number or an array"):
+        changed(ARRAY, new, "patch")
+
+
 def test_an_array_of_text_takes_such_arrays_only() -> None:
     words = np.array(["a", "b"])
     assert list(changed(words, np.array(["c", "d"]), "patch")) == ["c", "d"]
