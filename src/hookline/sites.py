@@ -25,6 +25,7 @@ _TOKEN = re.compile(
 )
 _PLAIN = re.compile(r"[^.:\[#/(*{\\]+")
 _MEMBER = re.compile(r"[\w*{},]+")
+_NAMES = re.compile(r"(?:\[\s*(?:\d+|\*|\"\w+\"|'\w+')\s*\])+")  # Subscripts that could be names of modules.
 
 
 Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
@@ -159,7 +160,9 @@ def _hint(text: str, position: int, index: int, member: str) -> str:
     if member[:1] == "/" and mark in ".(":
         return ": a function is named alone, as in '/softmax'"
     if mark == "." and subscripts:
-        dotted = re.sub(r"\W+", ".", subscripts).rstrip(".")
+        if not _NAMES.fullmatch(subscripts):  # A sign or a slice counts from the end, or names several.
+            return ": a module is named with dots, by its own number or name, not by subscripts"
+        dotted = re.sub(r"[^\w*]+", ".", subscripts).rstrip(".")
         return f": a module is named with dots, as in {text[:index] + dotted + rest!r}"
     if mark == ":" and subscripts:
         return f": the port comes before the subscripts: {text[:index] + rest + subscripts!r}"
