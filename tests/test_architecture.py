@@ -30,6 +30,7 @@ ORDER = [
     "tables",
     "progress",
     "values",
+    "arguments",
     "references",
     "exchange",
     "origins",

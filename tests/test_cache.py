@@ -654,8 +654,9 @@ def test_a_dtype_may_be_given_to_a_cache_by_its_name() -> None:
         cache.to("float17")
 
 
-def test_a_cache_is_made_of_pairs_too_and_maps_functions_only() -> None:
-    cache = hl.Cache([("a", torch.ones(2))])  # type: ignore[arg-type]
-    assert cache["a"].sum() == 2
+def test_a_cache_is_made_of_a_mapping_and_maps_functions_only() -> None:
+    with pytest.raises(hl.EditError, match="a Cache is made of {site: value}, not of list"):
+        hl.Cache([("a", torch.ones(2))])  # type: ignore[arg-type]
+    cache = hl.Cache({"a": torch.ones(2)})
     with pytest.raises(TypeError, match="map takes a function of a value, not 'mean'"):
         cache.map("mean")  # type: ignore[arg-type]

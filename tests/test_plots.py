@@ -382,7 +382,7 @@ def test_wrong_samples_tokens_and_statistics_are_refused():
 
 @pytest.mark.parametrize("most", [0, -1])
 def test_no_channel_at_all_is_no_picture(most):
-    with pytest.raises(HooklineError, match=f"how many channels or heads to draw: at least 1, not {most}"):
+    with pytest.raises(HooklineError, match=f"most={most} is not a whole number from 1 on"):
         plot({"conv": torch.randn(1, 4, 5, 5)}, most=most)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import files, members
+from hookline.arguments import device_of, refuse_flags
 from hookline.copies import address, copy_tensor, share_tensor, versions
 from hookline.display.pictured import Curves, Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
@@ -53,10 +54,12 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         self._index: dict[Site, Record] = {}
         self._names: Names | None = None
         self._session = Session()
-        keys: dict[Site, Any] = {}
-        if not values:
+        if values is None:
             return
-        for key, value in values.items() if isinstance(values, Mapping) else values:
+        if not isinstance(values, Mapping):
+            raise EditError(f"a Cache is made of {{site: value}}, not of {describe(values)}")
+        keys: dict[Site, Any] = {}
+        for key, value in values.items():
             site = key if isinstance(key, Site) else Site.parse(key)
             if site in keys:
                 raise SiteError(f"{str(keys[site])!r} and {str(key)!r} are the same site; give one value for it")
@@ -169,7 +172,8 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             target = _device_or_dtype(target)
         if isinstance(target, torch.dtype):
             return self._map(lambda value, _: map_tensors(lambda tensor: _cast(tensor, target), value))
-        return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(target), value))
+        device = device_of(target, "target")
+        return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(device), value))
 
     def stack(self, *where: Selected, call: int | None = None) -> Tensor:
         """Return the values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
@@ -232,6 +236,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write every call of every site to one safetensors file, whole or not at all."""
+        refuse_flags(overwrite=overwrite)
         files.write(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
 
     @classmethod

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
+from hookline.arguments import refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.display.spreads import spread
@@ -21,7 +22,7 @@ from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import GENERATOR, Exit, Owner, still_open, yielding
 from hookline.narrowing import is_at, names_output
-from hookline.options import budget_of, calls_of, refuse_clone, refuse_flags, refuse_options, refuse_skip, refuse_stop
+from hookline.options import budget_of, calls_of, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
 from hookline.records import Record
 from hookline.sites import Site
@@ -172,8 +173,9 @@ class Hooks(Tabular):
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
-        if not (detach is True and with_call is False and gather is True and stop is False):
+        if not (detach is True and with_call is False and gather is True and stop is False and type(name) is str):
             refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
+            refuse_texts(name=name)
         refuse_options(clone, device, dtype, transform, with_call)
         gathering = gathering_of(self._model, gather)
         action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
@@ -206,6 +208,7 @@ class Hooks(Tabular):
                 f"patch what? This {type(values).__name__} is empty; give values, as in patch({{site: value}})"
             )
         refuse_flags(check=check)
+        refuse_texts(name=name)
         if isinstance(values, Cache):
             values._refuse_several_calls()
         model = self._model
@@ -243,7 +246,8 @@ class Hooks(Tabular):
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
         refuse_flags(with_call=with_call, check=check, gather=gather)
-        refuse_clone(clone)
+        refuse_texts(name=name)
+        refuse_flags_or_none(clone=clone)
         action = Apply(function, with_call, check, clone, gathering_of(self._model, gather))
         return self._add(self._make(find(self._model, [where]), action, name), [where])
 
@@ -254,6 +258,7 @@ class Hooks(Tabular):
             check: Raise if a layer of torch.nn is known to return something else than the value.
         """
         refuse_flags(check=check)
+        refuse_texts(name=name)
         places = find(self._model, [where])
         for place in places:
             refuse_skip(place.site)
@@ -265,6 +270,7 @@ class Hooks(Tabular):
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward when all these places have fired; the model's call returns None."""
+        refuse_texts(name=name)
         places = find(self._model, where)
         if any(place.site.is_gradient for place in places):
             raise SiteError("a forward can't wait for a gradient, which comes after it")

@@ -327,7 +327,7 @@ class Ledger:
                 tap.record.explain(message)
             is_certain = tap.missing == RAISE or (tap.missing == TOGETHER and tap.group not in fired)
             is_told = tap.has_warned and not is_certain
-            if not (isinstance(tap.action, Stop) or tap.missing == IGNORE or is_told or _ran_elsewhere(tap, taps)):
+            if not (_is_told_of(tap, missing) or tap.missing == IGNORE or is_told or _ran_elsewhere(tap, taps)):
                 messages.append((is_certain, message))
         return messages if ran else []
 
@@ -476,6 +476,13 @@ def _grads(model: nn.Module) -> frozenset[Any]:
     """Return what changes when a backward gives the parameters of a model their gradients."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
     return frozenset([(id(grad), grad._version) for grad in grads if grad is not None])
+
+
+def _is_told_of(tap: Tap, missing: list[Tap]) -> bool:
+    """Whether nothing is said of a stop: those of a pattern may be missed, and a capture at its site says it."""
+    if not isinstance(tap.action, Stop):
+        return False
+    return tap.missing != RAISE or any(one.site == tap.site for one in missing if not isinstance(one.action, Stop))
 
 
 def _tell(missing: list[Tap], why: str) -> list[tuple[bool, str]]:

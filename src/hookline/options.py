@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookline.arguments import device_of, refuse_flags_or_none, told
 from hookline.budget import Budget
 from hookline.errors import HooklineError, SiteError
 from hookline.ranks import is_sharded
@@ -40,7 +41,7 @@ def bytes_of(limit: Any, name: str = "limit") -> int:
     else:
         size = Decimal(-1)
     if size < 0 or size != int(size):
-        raise HooklineError(f'{name}={limit!r} is no number of bytes, nor text such as "500 MB" or "2 GiB"')
+        raise HooklineError(f'{name}={told(limit)} is no number of bytes, nor text such as "500 MB" or "2 GiB"')
     return int(size)
 
 
@@ -62,34 +63,18 @@ def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
     return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
 
 
-def refuse_flags(**flags: Any) -> None:
-    """Raise for an option that is neither True nor False: "no" would count as True."""
-    for name in flags:
-        if flags[name] is not True and flags[name] is not False:
-            raise HooklineError(f"{name}={flags[name]!r} is not True or False")
-
-
 def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:
     """Raise for an option of capture that means nothing, before the model runs."""
-    refuse_clone(clone)
+    if clone is not None:
+        refuse_flags_or_none(clone=clone)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise HooklineError(f"dtype={dtype!r} is not a torch.dtype, such as torch.float16")
     if transform is not None and not callable(transform):
         raise HooklineError(f"transform={transform!r} is not a function of the value")
     if with_call and transform is None:
         raise HooklineError("with_call=True gives the call to a transform; give one")
-    if device is None:
-        return
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise HooklineError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from None
-
-
-def refuse_clone(clone: Any) -> None:
-    """Raise for what `clone` can't be."""
-    if clone is not None and type(clone) is not bool:
-        raise HooklineError(f"clone={clone!r} is not None, True or False")
+    if device is not None:
+        device_of(device)
 
 
 def refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hookline.actions import NOTHING
+from hookline.arguments import refuse_flags_or_none, refuse_texts
 from hookline.cache import Cache
 from hookline.errors import EditError, HooklineError, NotCaptured, did_you_mean, warn
 from hookline.hooks import Hooks
@@ -61,6 +62,8 @@ class Sweep(Tabular, Mapping[str, Any]):
         """Draw what was measured over the places; keys that vary in two numbers become a map of both."""
         from hookline.display.plots import plot
 
+        if title is not None:
+            refuse_texts(title=title)
         numbers = {site: _number(value) for site, value in self.items()}
         base = _number(self.base)
         return plot(numbers, kind, ax=ax, tokens=tokens, title=title, base=base, label="measured")
@@ -105,6 +108,7 @@ def sweep(
         skip: Leave each module out: it passes its input on.
         progress: Whether to show how far it is; None does in a terminal.
     """
+    refuse_flags_or_none(progress=progress)
     change = _Change(where, patch, edit, skip)
     _refuse_measure(measure)
     _warn_of_dropout(model)

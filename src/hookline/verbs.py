@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from hookline.actions import NOTHING
+from hookline.arguments import refuse_flags
 from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
 from hookline.hooks import Hooks
-from hookline.options import refuse_flags
 from hookline.ranks import after_stop, is_running
 from hookline.values import describe
 from hookline.where import Where

@@ -87,6 +87,18 @@ def _in_hooks(act: Callable[[hl.Hooks, Given], Any]) -> Callable[[World, Given],
     return call
 
 
+def _hooks(world: World, given: Given) -> None:
+    hooks = hl.Hooks(given("model", world.model), **given.rest())
+    hooks.capture("0")
+    hooks.remove()
+
+
+def _with_gradients(world: World) -> None:
+    with hl.capture(world.model, "0", "0:grad_output") as acts:
+        world.model(X).sum().backward()
+    acts.with_gradients()
+
+
 def _same(value: Any, *_: Any, **__: Any) -> Any:
     return value
 
@@ -168,15 +180,16 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
     "Cache.plot": lambda w, g: w.cache.plot(g("where", "0"), g("kind", None), **g.rest()),
     "Cache.save": lambda w, g: w.cache.save(g("path", w.folder / "cache"), **g.rest()),
     "Cache.select": lambda w, g: str(w.cache.select(*g.star("where", "0"))),
-    "Cache.stack": lambda w, g: w.cache.stack(*g.star("where", "0")),
+    "Cache.stack": lambda w, g: w.cache.stack(*g.star("where", "0"), **g.rest()),
     "Cache.stats": lambda w, g: str(w.cache.stats()),
     "Cache.to": lambda w, g: w.cache.to(g("target", "cpu"))["0"],
-    "Hooks": lambda w, g: hl.Hooks(g("model", w.model), **g.rest()).capture("0"),
+    "Cache.with_gradients": lambda w, g: _with_gradients(w),
+    "Hooks": _hooks,
     "Hooks.activate": _in_hooks(lambda hooks, g: hooks.activate()),
     "Hooks.activated": _in_hooks(lambda hooks, g: enter(hooks.activated())),
     "Hooks.at": _in_hooks(lambda hooks, g: str(hooks.at(*g.star("where", "0")))),
     "Hooks.capture": _in_hooks(lambda hooks, g: hooks.capture(*g.star("where", "1"), **g.rest())),
-    "Hooks.deactivate": lambda w, g: hl.Hooks(w.model).capture("0") and None,
+    "Hooks.deactivate": _in_hooks(lambda hooks, g: hooks.of("edit").deactivate()),
     "Hooks.edit": _in_hooks(lambda hooks, g: hooks.edit(g("where", "0"), g("function", torch.neg), **g.rest())),
     "Hooks.of": _in_hooks(lambda hooks, g: str(hooks.of(g("kind", "edit")))),
     "Hooks.patch": _in_hooks(lambda hooks, g: hooks.patch(g("values", {"0": 0.0}), **g.rest())),

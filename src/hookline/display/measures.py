@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from hookline.arguments import told
 from hookline.display.kinds import UNIT, shaped
 from hookline.errors import HooklineError, did_you_mean
 
@@ -35,6 +36,14 @@ _NAMES = {
     "inf": "share of Inf",
 }
 FAR = 1000.0  # How many times larger or smaller than where the signal came from is called exploding or vanishing.
+
+
+def refuse_statistic(name: Any) -> None:
+    """Raise for what is not the name of a statistic."""
+    if not isinstance(name, str) or name not in MEASURES:
+        raise HooklineError(
+            f"{told(name)} is no statistic{did_you_mean(str(name), MEASURES)}; there are {', '.join(MEASURES)}"
+        )
 
 
 def statistic_name(name: str) -> str:
@@ -94,9 +103,7 @@ def _extreme(number: float, reference: float) -> str:
 
 
 def _measured(tensor: Tensor, name: str, dims: tuple[int, ...]) -> Tensor:
-    if name not in MEASURES:
-        near = did_you_mean(str(name), MEASURES)
-        raise HooklineError(f"{name!r} is no statistic{near}; there are {', '.join(MEASURES)}")
+    refuse_statistic(name)
     value = tensor.detach()
     value = (value.abs() if value.is_complex() else value).to("cpu", torch.float64)
     return MEASURES[name](value, dims) if value.numel() else value.new_full((), float("nan"))

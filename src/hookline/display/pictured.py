@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
-from torch import nn
+from torch import Tensor, nn
 
+from hookline.arguments import refuse_flags_or_none, refuse_numbers, refuse_texts, told
+from hookline.display.measures import refuse_statistic
 from hookline.errors import NotCaptured, SiteError
 from hookline.sites import Site
 from hookline.tables import count
@@ -98,8 +100,8 @@ class Pictured:
 
         if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
             raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")
-        is_one = isinstance(where, (str, Site, nn.Module, type)) or not isinstance(where, Iterable)
-        places: list[Any] = [] if where is None else [where] if is_one else list(cast("Iterable[Any]", where))
+        _refuse_options(statistic, sample, call, most, log, title)
+        places = _listed(where)
         curves = self._over_calls(places) if kind is None and call is None and sample is None else None
         if curves is not None:
             return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title)
@@ -120,8 +122,28 @@ class Pictured:
         return found
 
 
+def _listed(where: Any) -> list[Any]:
+    """Return the places that were given, none for all of them."""
+    if where is None or isinstance(where, (str, Site, nn.Module, type)):
+        return [] if where is None else [where]
+    listed = list(where) if isinstance(where, Iterable) and not isinstance(where, (Mapping, Tensor)) else []
+    if not listed:
+        raise SiteError(f"where={told(where)} names no site; give a site, a pattern or a list of them, or leave it out")
+    return listed
+
+
+def _refuse_options(statistic: Any, sample: Any, call: Any, most: Any, log: Any, title: Any) -> None:
+    refuse_statistic(statistic)
+    refuse_numbers(**{name: given for name, given in (("sample", sample), ("call", call)) if given is not None})
+    refuse_numbers(1, most=most)
+    refuse_flags_or_none(log=log)
+    if title is not None:
+        refuse_texts(title=title)
+
+
 def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
     """Return the value of one call of those that were kept."""
+    refuse_numbers(call=call)
     if not -len(calls) <= call < len(calls):
         raise NotCaptured(f"{site!r} has {count(len(calls), 'call')} kept, and call={call} is not among them")
     return calls[call]

@@ -66,10 +66,6 @@ def plot(
         label: What single numbers are.
     """
     _refuse_other_axes(ax)
-    if sample is not None and not hasattr(sample, "__index__"):
-        raise HooklineError(f"sample={sample!r} is no number of a sample")
-    if most < 1:
-        raise HooklineError(f"most= is how many channels or heads to draw: at least 1, not {most}")
     many, left_out = _drawable(values)
     notes = " · ".join(filter(None, (note, left_out)))
     options = Options(statistic, tokens, sample or 0, most, log, title, notes, base, label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.arguments import device_of, refuse_flags, refuse_flags_or_none, refuse_numbers, told
 from hookline.errors import HooklineError, SiteError
 from hookline.harvesting.live import Live
 from hookline.harvesting.models import agreed, model_digest
@@ -141,15 +142,19 @@ class Harvest:
     ) -> None:
         if not where:
             raise SiteError('harvest what? Give sites, as in harvest(model, data, "h.*.mlp", to="acts/")')
-        calls = str(calls or getattr(call, "calls", "one"))
+        refuse_flags(sort_by_length=sort_by_length, append=append, gather=gather)
+        refuse_flags_or_none(stop=stop, share=share, progress=progress)
+        calls = getattr(call, "calls", "one") if calls is None else calls
         _refuse(calls, CALLS, "calls")
         _refuse(on_error, ON_ERROR, "on_error")
         check_rule(rows)
         for name, given in {"transform": transform, "call": call, "loss": loss, "collate": collate}.items():
             if given is not None and not callable(given):
                 raise HooklineError(f"{name}= is a function, not {given!r:.80}")
-        if unit is not None and (type(unit) is not int or unit < 1):
-            raise HooklineError(f"unit= is a number of samples or batches from 1 on, not {unit!r}")
+        if unit is not None:
+            refuse_numbers(1, unit=unit)
+        if os.fsdecode(to) == "":
+            raise HooklineError("to='' is no folder; '.' is the one you are in")
         self.model = model
         self.data = data
         self.where = where
@@ -163,7 +168,7 @@ class Harvest:
         self.workers = workers
         self.sorts = sort_by_length
         self._batching = (batch_size, collate, sort_by_length)
-        where_to = None if device is None else torch.device(device)
+        where_to = None if device is None else device_of(device)
         own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
         self.manner = Manner(
             rows, _dtype(dtype), transform, stop, _columns(columns), call, calls, loss, where_to, gather, own
@@ -240,7 +245,8 @@ class Harvest:
 
         Other processes may run the same at the same time.
         """
-        engine, workers = engine or self.engine, workers if workers is not None else self.workers
+        engine = engine if engine is not None else self.engine
+        workers = workers if workers is not None else self.workers
         _refuse(engine, ENGINES, "engine")
         if engine == "ray":
             on_ray(self, workers)
@@ -252,6 +258,7 @@ class Harvest:
 
     def run_unit(self, unit: int) -> bool:
         """Run one unit, in whatever process: the primitive for engines. Return False if somebody else has done it."""
+        refuse_numbers(0, unit=unit)
         return run_one(self, unit).committed > 0
 
     def pending(self) -> list[int]:
@@ -271,6 +278,8 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
         return None
     if isinstance(columns, str):
         columns = [columns]
+    if not isinstance(columns, (Sequence, Set, Mapping)):
+        raise HooklineError(f"columns= is a list of names, or name to function of the batch, not {told(columns)}")
     pairs = columns.items() if isinstance(columns, Mapping) else [(str(key), key) for key in columns]
     for name, column in pairs:
         if isinstance(column, list) or hasattr(column, "__array__"):
@@ -289,5 +298,5 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _refuse(given: Any, known: Any, name: str) -> None:
-    if given not in known:
-        raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {given!r}")
+    if not isinstance(given, (str, type(None))) or given not in known:
+        raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {told(given)}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hookline.arguments import device_of, refuse_flags
 from hookline.cache import Cache
 from hookline.copies import share_detached
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
 from hookline.hooks import Hooks
-from hookline.options import refuse_options
 from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
 from hookline.points.roots import Points, Wanted
 from hookline.sites import Site
@@ -42,6 +42,12 @@ class Options(NamedTuple):
     device: torch.device | str | None = None
     remove_batch_dim: bool = False
     pos_slice: Any = None
+
+    def refuse(self) -> None:
+        """Raise for an option that means nothing."""
+        refuse_flags(remove_batch_dim=self.remove_batch_dim)
+        if self.device is not None:
+            device_of(self.device)
 
     @property
     def cuts(self) -> bool:
@@ -89,7 +95,8 @@ def caching_hooks(
     points: Points, names: NamesFilter, incl_bwd: bool, options: Options, cache: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
     """Return a dict, and the hook functions by name that fill it when they are added."""
-    refuse_options(None, options.device, None, None, False)
+    refuse_flags(incl_bwd=incl_bwd)
+    options.refuse()
     if cache is not None and not isinstance(cache, MutableMapping):
         raise EditError(f"cache= takes the dict to fill, not {describe(cache)}")
     kept = Activations() if cache is None else cache
@@ -187,12 +194,19 @@ def _choose(points: Points, names: NamesFilter) -> tuple[dict[str, Any], str]:
         return found, SILENT
     if callable(names):
         return {point.name or "": point for point in points.choose(names)}, WARNS
-    wanted = {names} if isinstance(names, str) else set(names)
+    wanted = _listed(names)
     for name in wanted - set(found):
-        if not isinstance(name, str):
-            raise SiteError(f"names_filter is a name, a list of names or a function of one, not {describe(names)}")
         points.choose(name)  # It raises, and says what is near.
     return {name: point for name, point in found.items() if name in wanted}, RAISES
+
+
+def _listed(names: Any) -> set[Any]:
+    """Return the names in a list of them; a mapping is none, nor is an iterator that has nothing left."""
+    is_list = isinstance(names, (Sequence, Set, Iterator))
+    listed = {names} if isinstance(names, str) else set(names) if is_list else {None}
+    if not all(isinstance(name, str) for name in listed) or (isinstance(names, Iterator) and not listed):
+        raise SiteError(f"names_filter is a name, a list of names or a function of one, not {describe(names)}")
+    return listed
 
 
 def _refuse_batch(given: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hookline.arguments import refuse_flags
 from hookline.context import resting
 from hookline.copies import share_for_now
 from hookline.errors import HooklineError, SiteError
@@ -105,6 +106,7 @@ def check(
         init_kwargs: What the class is called with, if it is one.
         strict: Raise if anything fails.
     """
+    refuse_flags(strict=strict)
     if not isinstance(input_kwargs, Mapping):
         raise HooklineError(f"check calls model(**input_kwargs): give a dict, not {describe(input_kwargs)}")
     if init_kwargs is not None and not isinstance(init_kwargs, Mapping):

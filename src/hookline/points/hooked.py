@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from hookline.arguments import refuse_flags
 from hookline.errors import EditError, HooklineError
 from hookline.living import block
 from hookline.points.caching import NamesFilter, Options, Saver, caching_hooks, loss_of, run_with_cache
@@ -96,6 +97,7 @@ class HookedRoot(nn.Module):
         clear_contexts: bool = False,
     ) -> Generator[Any, None, None]:
         """Let hooks act in a `with` block, on this thread: pairs of a name, or a filter of names, and a function."""
+        refuse_flags(reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts)
         points = points_of(self)
         pairs = [*_pairs("fwd", fwd_hooks), *_pairs("bwd", bwd_hooks)]
         wanted = [
@@ -139,8 +141,10 @@ class HookedRoot(nn.Module):
             incl_bwd: Call backward() on the output too, and keep the gradients under the name and "_grad".
             pos_slice: The positions to keep, of the last dimension but one: a number, a slice, or a list.
         """
+        refuse_flags(incl_bwd=incl_bwd, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts)
         points = points_of(self)
         options = Options(device, remove_batch_dim, pos_slice)
+        options.refuse()
         if reset_hooks_end:
             return run_with_cache(points, args, kwargs, names_filter, incl_bwd, options, clear_contexts)
         cache, forward, backward = caching_hooks(points, names_filter, incl_bwd, options, None)
@@ -188,6 +192,7 @@ class HookedRoot(nn.Module):
         level: int | None = None,
     ) -> None:
         """Remove the hooks of every point, and empty their `ctx`."""
+        refuse_flags(clear_contexts=clear_contexts)
         if clear_contexts:
             HookedRoot.clear_contexts(self)
         HookedRoot.remove_all_hook_fns(self, direction, including_permanent, level)
@@ -352,7 +357,7 @@ def _chained(hooked: HookedModel, method: Callable[..., Any]) -> Callable[..., A
 
 def _pairs(dir: str, given: Pairs) -> list[tuple[Any, Any, str]]:
     """Return pairs of a name and a function, each with its direction; anything else is refused."""
-    found = [given] if isinstance(given, (str, Mapping)) else list(given)
+    found = [given] if isinstance(given, (str, Mapping, torch.Tensor)) else list(given)
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise EditError(f"{dir}_hooks takes pairs, [(name, function), ...], not {describe(pair)}")

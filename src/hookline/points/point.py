@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.actions import NOTHING, Call
+from hookline.arguments import refuse_flags, refuse_numbers
 from hookline.errors import EditError, HooklineError
 from hookline.hooks import Hooks
 from hookline.sites import Site
@@ -80,6 +81,8 @@ class HookPoint(nn.Module):
 
         What it returns, unless None, takes the tensor's place.
         """
+        refuse_flags(is_permanent=is_permanent, prepend=prepend)
+        refuse_level(level)
         handles = self.handles(dir)
         applied = Applied(hook, self, dir)
         added = self._put(applied) if self._place is None else self._place(self, PORTS[dir], applied)
@@ -96,6 +99,8 @@ class HookPoint(nn.Module):
 
     def remove_hooks(self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None) -> None:
         """Remove its hooks of one direction, or of "both"; with a level, only those that were added with it."""
+        refuse_flags(including_permanent=including_permanent)
+        refuse_level(level)
         for one in _directions(dir):
             handles = self.handles(one)
             for handle in [handle for handle in handles if handle.matches(including_permanent, level)]:
@@ -104,6 +109,8 @@ class HookPoint(nn.Module):
 
     def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
         """Whether it has hooks of one direction, or of either."""
+        refuse_flags(including_permanent=including_permanent)
+        refuse_level(level)
         handles = [handle for one in _directions(dir) for handle in self.handles(one)]
         return any(handle.matches(including_permanent, level) for handle in handles)
 
@@ -208,6 +215,12 @@ class Applied:
 
     def __repr__(self) -> str:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)} at {id(self):x}"
+
+
+def refuse_level(level: Any) -> None:
+    """Raise for what is not the level of a hook: a whole number, or None."""
+    if level is not None:
+        refuse_numbers(level=level)
 
 
 def _put_in_front(hooks: Hooks) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from hookline.arguments import refuse_flags, refuse_numbers
 from hookline.errors import HooklineError, StoreError
 from hookline.store.epochs import Epochs, generator
 from hookline.store.rows import Rows
@@ -187,6 +188,8 @@ def dataset(
     even: bool = False,
 ) -> RowsDataset | SamplesDataset | ShuffledRows:
     """Return rows as a torch dataset: see `Store.dataset`."""
+    refuse_flags(shuffle=shuffle, samples=samples, even=even)
+    refuse_numbers(seed=seed)
     if not rows:
         raise HooklineError("a dataset needs at least one site")
     if not shuffle:

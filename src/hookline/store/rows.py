@@ -14,13 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, NotCaptured
 from hookline.store.layout import Layout
 from hookline.store.reading import Maps, Source, copy_rows, empty_words, from_words
 from hookline.store.records import Array
 from hookline.store.shards import POSITIONS
 
 _FEW = 16  # Rows of a file below which they are copied one by one: a selection takes longer to begin.
+
+
+class NoSample(NotCaptured, IndexError):
+    """A sample that is not in a store."""
 
 
 class Rows:
@@ -102,10 +106,10 @@ class Rows:
             yield from rows.unbind()
 
     def span(self, sample: int) -> range:
-        """Return the numbers of one sample's rows; IndexError if it is not in the store."""
+        """Return the numbers of one sample's rows; NotCaptured, also an IndexError, if it is not in the store."""
         found = self._layout.span(operator.index(sample))
         if found is None:
-            raise IndexError(f"sample {sample} has no rows in {self.name!r}: it is not in the store, or was skipped")
+            raise NoSample(f"sample {sample} has no rows in {self.name!r}: it is not in the store, or was skipped")
         return found
 
     def sample(self, sample: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from hookline.arguments import refuse_flags, refuse_numbers
 from hookline.display.pictured import Drawn, Pictured
 from hookline.equality import same
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
@@ -21,7 +22,7 @@ from hookline.store.index import read_index
 from hookline.store.layout import Layout, Part, Samples
 from hookline.store.places import Place, place
 from hookline.store.reading import Maps
-from hookline.store.rows import Rows
+from hookline.store.rows import NoSample, Rows
 from hookline.store.writer import how_many, parts, read_manifest
 from hookline.tables import Table, Tabular, count
 
@@ -34,6 +35,7 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
     """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
 
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
+        refuse_flags(partial=partial)
         self._parts = _open(place(path), partial)
         self._share()
 
@@ -67,13 +69,14 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
         """Return the rows of a site, or, as a tensor, those of one sample."""
         if sample is None:
             return self[site]
+        refuse_numbers(sample=sample)
         try:
             return self[site].sample(sample)
-        except IndexError:
+        except NoSample:
             why = self.skipped.get(sample)
             if why is None:
                 raise
-            raise IndexError(f"sample {sample} was skipped: {why}") from None
+            raise NoSample(f"sample {sample} was skipped: {why}") from None
 
     def dataset(
         self,

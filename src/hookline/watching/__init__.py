@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookline.arguments import refuse_flags
 from hookline.errors import HooklineError, SiteError, calling_line
-from hookline.options import refuse_flags
 from hookline.watching.checks import Rule
 from hookline.watching.watcher import Watcher
 from hookline.where import Where

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hookline.errors import HooklineError, warn
+from hookline.errors import HooklineError, SiteError, warn
 from hookline.hooks import Hooks
 from hookline.reasons import ran_elsewhere
 from hookline.sites import Site
@@ -41,7 +41,12 @@ def in_order_of_calls(sites: list[Site]) -> list[Site]:
 def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) -> list[Found]:
     """Return the places that are meant: the output of every module, if none is named."""
     found = find(model, where or (lambda _name, _module: True,))
-    left_out = {place.site for place in find(model, (ignore,))} if ignore is not None else set()
+    ignored = find(model, (ignore,)) if ignore is not None else []
+    held = {id(module) for module in model.modules()} if ignored else set()
+    stranger = next((place.module for place in ignored if id(place.module) not in held), None)
+    if stranger is not None:
+        raise SiteError(f"ignore= has a {type(stranger).__name__} that is not in the model, and leaves nothing out")
+    left_out = {place.site for place in ignored}
     kept = [place for place in found if place.site not in left_out]
     if not kept:
         raise HooklineError(f"nothing is left to watch: ignore={ignore!r} means all of it")
@@ -62,10 +67,16 @@ def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -
     return found
 
 
-def warn_if_missed(hooks: Hooks, model: nn.Module) -> None:
-    """Warn if nothing was watched, since the model ran only on a thread where the block does not act."""
-    if hooks._ledger.session.others.ran and not any(hook.fired for hook in hooks):
+def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
+    """Warn if nothing was watched: the model ran on another thread, or called none of the places."""
+    session, sites = hooks._ledger.session, {place.site for place in places}
+    if any(hook.fired for hook in hooks if hook.site in sites):
+        return
+    if session.others.ran:
         warn(f"nothing was watched: {ran_elsewhere(model)}")
+    elif session.any_forward:
+        named = ", ".join(f"'{site}'" for site in list(sites)[:3])
+        warn(f"nothing was watched: {type(model).__name__} ran, and did not call {named}; hl.scan shows what it calls")
 
 
 def suspects(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -58,6 +58,7 @@ class Watcher:
         self.rule, self.backward, self.at_once, self._again = rule, backward, at_once, again
         self._scaler, self._to = scaler, to
         self._hooks = brief(model)
+        ignore = list(ignore) if isinstance(ignore, Iterator) else ignore  # It is looked at twice.
         self._places = places_of(model, where, ignore)
         self._checks: list[Check] = []
         self._parameters = parameters_of(model, self._places, ignore)
@@ -159,7 +160,7 @@ class Watcher:
             if kind is None:
                 self.check()
                 self._count_waiting()
-                warn_if_missed(self._hooks, self._inner)
+                warn_if_missed(self._hooks, self._inner, self._places)
                 self.steps_taken.warn_of_none(self.forwards if self.statistics.every else 0)
             self.settle()
         except BaseException as found:

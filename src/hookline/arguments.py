@@ -1,0 +1,65 @@
+"""What arguments that many functions take may be: flags, numbers, text, devices. Anything else is refused by name."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from hookline.errors import HooklineError
+from hookline.values import describe
+
+
+def refuse_flags(**flags: Any) -> None:
+    """Raise for an option that is neither True nor False: "no" would count as True."""
+    for name, given in flags.items():
+        if given is not True and given is not False:
+            raise HooklineError(f"{name}={told(given)} is not True or False")
+
+
+def refuse_flags_or_none(**flags: Any) -> None:
+    """Raise for an option that is neither True nor False, nor None, which leaves the choice to hookline."""
+    for name, given in flags.items():
+        if given is not None and given is not True and given is not False:
+            raise HooklineError(f"{name}={told(given)} is not None, True or False")
+
+
+def refuse_texts(**texts: Any) -> None:
+    """Raise for an option that is not text."""
+    for name, given in texts.items():
+        if not isinstance(given, str):
+            raise HooklineError(f"{name}={told(given)} is not text; write {name}='...'")
+
+
+def refuse_numbers(least: int | None = None, /, **numbers: Any) -> None:
+    """Raise for an option that is not a whole number, or is less than the least."""
+    for name, given in numbers.items():
+        if not is_whole(given) or (least is not None and given < least):
+            wanted = "a whole number" if least is None else f"a whole number from {least} on"
+            raise HooklineError(f"{name}={told(given)} is not {wanted}")
+
+
+def is_whole(given: Any) -> bool:
+    """Return True for a whole number, of numpy or torch too; a flag is none."""
+    try:
+        operator.index(given)
+    except (TypeError, ValueError, RuntimeError):  # Of a tensor with several elements, torch raises any of them.
+        return False
+    return not isinstance(given, bool)
+
+
+def device_of(device: Any, name: str = "device") -> torch.device:
+    """Return the device that is meant, by its name, its number or itself."""
+    try:
+        if isinstance(device, (str, torch.device)) or is_whole(device):
+            return torch.device(device)
+        why = "write 'cpu', 'cuda:0' or a torch.device"
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        why = str(error).splitlines()[0]
+    raise HooklineError(f"{name}={told(device)} is not a device: {why}")
+
+
+def told(given: Any) -> str:
+    """Return what was given, in one short line."""
+    return repr(given) if isinstance(given, str) and len(given) < 60 else describe(given)
