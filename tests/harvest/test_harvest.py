@@ -163,7 +163,7 @@ def test_a_mapping_of_tensors_is_samples_too(to):
         (X, {"batch_size": 4, "rows": "token"}, 'rows= is "batch", "tokens"'),
         (X, {"batch_size": 4, "on_error": "ignore"}, "on_error= is one of 'raise', 'skip'"),
         (X, {"batch_size": 4, "calls": "all"}, "calls= is one of"),
-        (X, {"batch_size": 4, "unit": 0}, "unit= is a number"),
+        (X, {"batch_size": 4, "unit": 0}, "unit=0 is not a whole number from 1 on"),
         ({"a": X, "b": X[:3]}, {"batch_size": 4}, "'a' 50, 'b' 3"),
         ([torch.tensor(1.0)], {}, "with the samples in front"),
     ],

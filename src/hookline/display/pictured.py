@@ -100,7 +100,7 @@ class Pictured:
 
         if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
             raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")
-        _refuse_options(statistic, sample, call, most, log, title)
+        _refuse_options(statistic, sample, call, log, title)
         places = _listed(where)
         curves = self._over_calls(places) if kind is None and call is None and sample is None else None
         if curves is not None:
@@ -132,10 +132,9 @@ def _listed(where: Any) -> list[Any]:
     return listed
 
 
-def _refuse_options(statistic: Any, sample: Any, call: Any, most: Any, log: Any, title: Any) -> None:
+def _refuse_options(statistic: Any, sample: Any, call: Any, log: Any, title: Any) -> None:
     refuse_statistic(statistic)
     refuse_numbers(**{name: given for name, given in (("sample", sample), ("call", call)) if given is not None})
-    refuse_numbers(1, most=most)
     refuse_flags_or_none(log=log)
     if title is not None:
         refuse_texts(title=title)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from hookline.arguments import refuse_numbers
 from hookline.display.kinds import full_shape, kind_of
 from hookline.display.labels import families, is_gradient
 from hookline.display.shown import Options, Shown, is_drawable, shown
@@ -66,6 +67,7 @@ def plot(
         label: What single numbers are.
     """
     _refuse_other_axes(ax)
+    refuse_numbers(1, most=most)
     many, left_out = _drawable(values)
     notes = " · ".join(filter(None, (note, left_out)))
     options = Options(statistic, tokens, sample or 0, most, log, title, notes, base, label)
