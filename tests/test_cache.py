@@ -642,8 +642,41 @@ def test_a_cache_works_with_numbers_of_numpy_on_either_side() -> None:
     cache = hl.Cache({"a": torch.tensor([1.0, 2.0])})
     assert (numpy.float32(2) * cache)["a"].tolist() == [2.0, 4.0]
     assert (numpy.float64(2) * cache)["a"].tolist() == [2.0, 4.0]
+    assert (numpy.float64(2) / cache)["a"].tolist() == [2.0, 1.0]
     with pytest.raises(TypeError):
         numpy.ones(2) + cache
+
+
+def test_caches_are_summed_negated_and_divided_by() -> None:
+    values = {"a": torch.tensor([1.0, 2.0]), "b": (torch.tensor([4]), {"name": "text", "mask": None})}
+    cache = hl.Cache(values)
+    assert sum([cache, cache]) == cache * 2
+    assert sum([cache]) == cache
+    assert ({**cache} + cache)["a"].tolist() == [2.0, 4.0]
+    assert (-cache)["b"] == (torch.tensor([-4]), {"name": "text", "mask": None})
+    assert (1 / cache)["a"].tolist() == [1.0, 0.5]
+    assert ({**cache} / cache)["b"][0].tolist() == [1.0]
+    with pytest.raises(TypeError):
+        1 + cache
+    with pytest.raises(hl.EditError, match="'loss' has 0, and 1 can't be divided by it"):
+        1 / hl.Cache({"loss": 0})
+
+
+def test_a_tensor_of_one_number_scales_a_cache_from_either_side() -> None:
+    cache, two = hl.Cache({"a": torch.tensor([1.0, 2.0])}), torch.tensor(2.0)
+    assert (cache * two)["a"].tolist() == (two * cache)["a"].tolist() == [2.0, 4.0]
+    assert (cache / two)["a"].tolist() == [0.5, 1.0]
+    assert (two / cache)["a"].tolist() == [2.0, 1.0]
+    for wrong in (torch.ones(2), torch.tensor(True)):
+        with pytest.raises(TypeError):
+            cache * wrong
+
+
+def test_a_mapping_merges_with_a_cache_on_its_right_which_wins() -> None:
+    cache = hl.Cache({"a": 1.0, "b": 2.0})
+    merged = {"b": 3.0, "c": 4.0} | cache
+    assert isinstance(merged, hl.Cache)
+    assert dict(merged) == {"b": 2.0, "c": 4.0, "a": 1.0}
 
 
 def test_a_dtype_may_be_given_to_a_cache_by_its_name() -> None:

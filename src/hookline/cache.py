@@ -87,7 +87,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         if is_old and not record.is_traced and not record.site.is_gradient:
             warn(
                 f"'{record.site}' is the value that was read before: the model ran, and nothing passed here since; "
-                "cache.clear() before a forward lets reading raise then"
+                "call cache.clear() before each forward, and reading it raises instead"
             )
         record.read_at = forwards
 
@@ -255,7 +255,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     def with_gradients(self) -> tuple[Cache, Cache]:
         """Return values and their gradients as two caches with the same sites: `values * gradients` is an attribution.
 
-        They are of the sites captured with their gradient, as "h.0" and "h.0:grad_output", and both name it "h.0".
+        Both hold the sites that were captured with their gradient: "h.0" and "h.0:grad_output" are "h.0" in both.
         """
         gradients = {
             record.site._replace(port=record.site.port.removeprefix("grad_")): record
@@ -281,23 +281,37 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     def __add__(self, other: Mapping[str, Any]) -> Cache:
         return self._combine(other, operator.add)
 
+    def __radd__(self, other: Any) -> Cache:
+        """Add to a mapping, or to the 0 that sum() begins with."""
+        return self | {} if _is_number(other) and other == 0 else self._combine(other, operator.add)
+
     def __sub__(self, other: Mapping[str, Any]) -> Cache:
         return self._combine(other, operator.sub)
 
     def __mul__(self, other: Any) -> Cache:
-        return self._scale(other, operator.mul) if _is_number(other) else self._combine(other, operator.mul)
+        return self._computed_with(other, operator.mul)
 
     __rmul__ = __mul__
 
+    def __neg__(self) -> Cache:
+        return self * -1
+
     def __truediv__(self, other: Any) -> Cache:
-        return self._scale(other, operator.truediv) if _is_number(other) else self._combine(other, operator.truediv)
+        return self._computed_with(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Cache:
+        return self._computed_with(other, _divide)
 
     def __or__(self, other: Mapping[Any, Any]) -> Cache:
         """Return the sites of both; where both have one, the calls of the right side, as with dicts."""
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        right = other if isinstance(other, Cache) else Cache(other)
-        found = {record.site: record for cache in (self, right) for record in cache._fired()}
+        return self._merged(self, other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Mapping[Any, Any]) -> Cache:
+        return self._merged(other, self) if isinstance(other, Mapping) else NotImplemented
+
+    def _merged(self, *sides: Mapping[Any, Any]) -> Cache:
+        caches = [side if isinstance(side, Cache) else Cache(side) for side in sides]
+        found = {record.site: record for cache in caches for record in cache._fired()}
         result = self._like()
         for site, record in found.items():
             result._keep(site, record.unread())
@@ -463,8 +477,10 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             result._keep(Site.parse(site), [_apply(operation, one, other_one, site) for one, other_one in pairs])
         return result
 
-    def _scale(self, number: Any, operation: Operation) -> Cache:
-        return self._map(lambda value, site: _scaled(operation, value, number, str(site)))
+    def _computed_with(self, other: Any, operation: Operation) -> Cache:
+        if _is_number(other) or (isinstance(other, Tensor) and other.dim() == 0 and other.dtype is not torch.bool):
+            return self._map(lambda value, site: _scaled(operation, value, other, str(site)))
+        return self._combine(other, operation)
 
     def _table(self) -> Table:
         rows: list[tuple[object, ...]] = []
@@ -613,10 +629,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Number) and not isinstance(value, bool)
 
 
+def _divide(one: Any, other: Any) -> Any:
+    """Divide the other by the one: where the cache is on the right."""
+    return other / one
+
+
 def _computed(operation: Operation, one: Any, other: Any, site: str) -> Any:
     try:
         return operation(one, other)
     except ZeroDivisionError:
+        if operation is _divide:
+            raise EditError(f"{site!r} has {describe(one)}, and {other!r} can't be divided by it") from None
         raise EditError(f"{site!r} has {describe(one)}, which would be divided by 0") from None
 
 
