@@ -219,3 +219,29 @@ def test_a_gradient_reaches_the_graphs_own_tensor_too() -> None:
     expected = torch.autograd.grad(loss, acts["1"], retain_graph=True)[0]
     loss.backward()
     assert acts["1:grad_output"].equal(expected)
+
+
+def test_a_gradient_edit_by_a_pattern_without_gradients_raises_once_and_warns_of_nothing_before() -> None:
+    model, x = model_and_input()
+    with pytest.raises(hl.NeverFired, match="can get no gradient: torch.no_grad is on"):
+        with hl.edit(model, "*:grad_output", torch.zeros_like), torch.no_grad():
+            model(x)
+
+
+def test_a_gradient_edit_by_a_pattern_warns_at_the_end_of_the_forwards_that_had_no_gradients() -> None:
+    model, x = model_and_input()
+    with pytest.warns(hl.HooklineWarning, match="can get no gradient: torch.no_grad is on.*in 1 call") as said:
+        with hl.edit(model, "*:grad_output", torch.zeros_like):
+            with torch.no_grad():
+                model(x)
+            loss_of(model(x)).backward()
+    assert len(said) == 1
+
+
+def test_a_gradient_edit_that_stays_warns_at_once() -> None:
+    model, x = model_and_input()
+    hooks = hl.Hooks(model)
+    hooks.edit("*:grad_output", torch.zeros_like)
+    with pytest.warns(hl.HooklineWarning, match="can get no gradient: torch.no_grad is on"), torch.no_grad():
+        model(x)
+    hooks.remove()

@@ -35,7 +35,7 @@ from hookline.values import (
     split,
 )
 from hookline.wiring import arguments, checkpoints
-from hookline.wiring.taps import IGNORE, RAISE, Tap, blame
+from hookline.wiring.taps import IGNORE, RAISE, TOGETHER, Tap, blame
 
 Hook = Callable[[Tensor], Tensor | None]
 Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
@@ -493,6 +493,10 @@ def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) ->
         raise NeverFired(problem)
     if tap.record is not None:
         tap.record_at(site, subscripts).explain(problem)
+    if tap.missing == TOGETHER and tap.blocks:  # The end of the block speaks: only then it is known if any fired.
+        tap.misses += 1
+        tap.session.missed = True
+        return
     if tap.has_warned or tap.missing == IGNORE:
         return
     tap.has_warned = True
