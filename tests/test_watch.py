@@ -568,11 +568,11 @@ def test_a_value_inside_a_transform_is_passed_over():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"limit": 0}, "limit=0 is no size"),
-        ({"limit": NAN}, "is no size"),
-        ({"every": 0}, "every=0 is no number of steps"),
-        ({"every": 1.5}, "every=1.5 is no number of steps"),
-        ({"limit": "1e4"}, "limit='1e4' is no size"),
+        ({"limit": 0}, "limit=0 is not a size"),
+        ({"limit": NAN}, "is not a size"),
+        ({"every": 0}, "every=0 is not a number of steps"),
+        ({"every": 1.5}, "every=1.5 is not a number of steps"),
+        ({"limit": "1e4"}, "limit='1e4' is not a size"),
         ({"scaler": True}, "scaler= takes a GradScaler, not True"),
         ({"optimizer": torch.optim.SGD}, "optimizer= takes optimizers of torch's, not .*SGD"),
         ({"to": print}, "every= says how often"),

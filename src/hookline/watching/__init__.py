@@ -67,9 +67,9 @@ def watch(
     if not _is_a(nn.Module, model):
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     if limit is not None and not (_is_a(Real, limit) and limit > 0 and math.isfinite(limit)):
-        raise HooklineError(f"limit={limit!r} is no size that a value may have; give a positive number")
+        raise HooklineError(f"limit={limit!r} is not a size that a value may have; give a positive number")
     if every is not None and (not _is_a(Integral, every) or every < 1):
-        raise HooklineError(f"every={every!r} is no number of steps; every=100 keeps statistics of each hundredth")
+        raise HooklineError(f"every={every!r} is not a number of steps; every=100 keeps statistics of each hundredth")
     if to is not None and every is None:
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
     refuse_flags(inf=inf, backward=backward, at_once=at_once, again=again)
@@ -86,5 +86,5 @@ def watch(
 
 
 def _is_a(kind: type, given: Any) -> bool:
-    """Return True if it is of a kind; True itself is no number."""
+    """Return True if it is of a kind; True itself is not a number."""
     return isinstance(given, kind) and not isinstance(given, bool)
