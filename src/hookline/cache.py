@@ -302,11 +302,11 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     def __rtruediv__(self, other: Any) -> Cache:
         return self._computed_with(other, _divide)
 
-    def __or__(self, other: Mapping[Any, Any]) -> Cache:
+    def __or__(self, other: Any) -> Cache:
         """Return the sites of both; where both have one, the calls of the right side, as with dicts."""
         return self._merged(self, other) if isinstance(other, Mapping) else NotImplemented
 
-    def __ror__(self, other: Mapping[Any, Any]) -> Cache:
+    def __ror__(self, other: Any) -> Cache:
         return self._merged(other, self) if isinstance(other, Mapping) else NotImplemented
 
     def _merged(self, *sides: Mapping[Any, Any]) -> Cache:

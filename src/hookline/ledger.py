@@ -10,7 +10,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
 from hookline.errors import HooklineError, Line, NeverFired, is_thrown_away, line_text, user_line, warn
-from hookline.reasons import RESTED, ran_elsewhere, why_never_fired
+from hookline.reasons import RESTED, fused_instead, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Record, Session
 from hookline.refusals import refuse_opening
 from hookline.sites import Site
@@ -35,6 +35,14 @@ REMOVED = "nothing passed '{site}' before its hook was removed"  # The site is p
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 
 _order = itertools.count(1)
+
+
+class Message(NamedTuple):
+    """What is said at the end of a block: as an error if it is certain, else as a warning."""
+
+    is_certain: bool
+    text: str
+    has_remedy: bool = False  # It is said before the others, which only count.
 
 
 class Block(Token):
@@ -290,9 +298,7 @@ class Ledger:
             self._wire(block.taps)
         block.taps = []  # Other contexts, and taps that know in which blocks they act, may still hold it.
 
-    def _explain(
-        self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None
-    ) -> list[tuple[bool, str]]:
+    def _explain(self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None) -> list[Message]:
         """Note why these sites did not fire; return what to say, unless the model never ran or something failed."""
         session = self.session
         called = [not tap.is_plain and (tap.count or tap.ran is not None) for tap in missing]
@@ -306,12 +312,8 @@ class Ledger:
             return _tell(missing, f"was passed over: {ran_elsewhere(self.model)}") if session.others.ran else []
         if self.forward.stops and ran and not session.since:
             name = type(self.model).__name__
-            messages.append(
-                (
-                    False,
-                    f"nothing was stopped: {name} itself was not called; hl.run(model.method, ...) can stop a method",
-                )
-            )
+            advice = "hl.run(model.method, ...) can stop a method"
+            messages.append(Message(False, f"nothing was stopped: {name} itself was not called; {advice}"))
         fired = {tap.group for tap in taps if tap.fired and tap.group is not None} if missing else set()
         for tap in missing:
             if tap.function == "*" and tap.is_inside and tap.ran is not None:
@@ -328,10 +330,10 @@ class Ledger:
             is_certain = tap.missing == RAISE or (tap.missing == TOGETHER and tap.group not in fired)
             is_told = tap.has_warned and not is_certain
             if not (_is_told_of(tap, missing) or tap.missing == IGNORE or is_told or _ran_elsewhere(tap, taps)):
-                messages.append((is_certain, message))
+                messages.append(Message(is_certain, message, fused_instead(tap) != ""))
         return messages if ran else []
 
-    def _explain_backward(self, block: Block) -> list[tuple[bool, str]]:
+    def _explain_backward(self, block: Block) -> list[Message]:
         """Say that a backward ran in a block, and the forward before the block: its gradients were not followed."""
         session, missing = self.session, [tap for tap in block.unfollowed or () if not tap.fired]
         if session.any_forward or session.failed or session.others.ran or session.rested:
@@ -341,14 +343,14 @@ class Ledger:
         why = "gradients are followed from the forward on; run it inside the block too"
         return _tell(missing, f"was passed over: backward() ran in this block, and the forward before it; {why}")
 
-    def _explain_limit(self) -> list[tuple[bool, str]]:
+    def _explain_limit(self) -> list[Message]:
         """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
         if not self.session.gave_up:
             return []
         name, limit = type(self.model).__name__, sys.modules["torch._dynamo.config"].cache_size_limit
         why = f"torch makes at most {limit} graphs of one function, and each set of hooks takes one"
         advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
-        return [(False, f"{name} ran uncompiled: {why}; {advice}")]
+        return [Message(False, f"{name} ran uncompiled: {why}; {advice}")]
 
     def _skipped_above(self, tap: Tap) -> str:
         """Say that a module was not called because one that holds it is skipped."""
@@ -361,7 +363,7 @@ class Ledger:
                 return f"'{tap.site}' was not called: {above!r}, which holds it, is skipped"
         return ""
 
-    def _find_replaced(self, taps: list[Tap]) -> list[tuple[bool, str]]:
+    def _find_replaced(self, taps: list[Tap]) -> list[Message]:
         """Say of which taps the module was replaced, or wrapped in another, while they were open."""
         messages = []
         for tap in taps:
@@ -371,15 +373,11 @@ class Ledger:
             if now is not None and tap.missing != IGNORE:
                 names = [name for name in Names(self.model).of(tap.module) if not name.startswith("<")]
                 hint = f"; what was hooked is now {names[0]!r}" if names else ""
-                messages.append(
-                    (
-                        tap.missing == RAISE,
-                        f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}",
-                    )
-                )
+                text = f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}"
+                messages.append(Message(tap.missing == RAISE, text))
         return messages
 
-    def _find_new(self) -> list[tuple[bool, str]]:
+    def _find_new(self) -> list[Message]:
         """Say which modules were added that a pattern of these hooks matches: they have no hooks."""
         if all([len(children) <= size for children, size in self.parents]):
             return []
@@ -389,7 +387,8 @@ class Ledger:
             new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in hooked]
         except HooklineError:  # What was asked for is not there any more.
             return []
-        return [(False, f"'{site}' was added after the hooks were made, and has none; make them anew") for site in new]
+        why = "was added after the hooks were made, and has none; make the hooks again"
+        return [Message(False, f"'{site}' {why}") for site in new]
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
@@ -485,27 +484,28 @@ def _is_told_of(tap: Tap, missing: list[Tap]) -> bool:
     return tap.missing != RAISE or any(one.site == tap.site for one in missing if not isinstance(one.action, Stop))
 
 
-def _tell(missing: list[Tap], why: str) -> list[tuple[bool, str]]:
+def _tell(missing: list[Tap], why: str) -> list[Message]:
     """Note and say of hooks why they were passed over."""
     for tap in missing:
         if tap.record is not None:
             tap.record.explain(f"'{tap.site}' {why}")
-    return [(tap.missing in (RAISE, TOGETHER), f"'{tap.site}' {why}") for tap in missing if tap.missing != IGNORE]
+    told = [tap for tap in missing if tap.missing != IGNORE]
+    return [Message(tap.missing in (RAISE, TOGETHER), f"'{tap.site}' {why}") for tap in told]
 
 
-def _explain_misses(taps: list[Tap]) -> list[tuple[bool, str]]:
+def _explain_misses(taps: list[Tap]) -> list[Message]:
     """Say which hooks changed some calls, and nothing of others, where their subscripts select nothing."""
     found = [tap for tap in taps if tap.fired and tap.misses and tap.missing != IGNORE]
     advice = "'#n' names the calls that are meant, when_missing('ignore') leaves this unsaid"
-    return [(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}; {advice}") for tap in found]
+    return [Message(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}; {advice}") for tap in found]
 
 
-def _speak(messages: list[tuple[bool, str]]) -> None:
-    messages.sort(key=lambda message: "implementation" not in message[1])  # The fix, where one of them has it.
-    certain = [message for exact, message in messages if exact]
+def _speak(messages: list[Message]) -> None:
+    messages.sort(key=lambda message: not message.has_remedy)
+    certain = [message.text for message in messages if message.is_certain]
     if certain:
         more = f" (and {len(certain) - 1} more)" if len(certain) > 1 else ""
         raise NeverFired(certain[0] + more)
     if messages:
         more = f" (and {len(messages) - 1} more that the pattern matches)" if len(messages) > 1 else ""
-        warn(messages[0][1] + more)
+        warn(messages[0].text + more)

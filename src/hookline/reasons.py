@@ -87,14 +87,22 @@ def _why_not_run(tap: Tap, model: nn.Module) -> str:
     if any(map(tap.wants, ran)):
         below = f"{path}.**/{function}".lstrip(".")
         return f"{function!r} did not run {where} itself, but in that of a module below: try {below!r}"
-    fused = next((name for name in ran if name in _FUSED), "")
-    if fused and function in _INSIDE_FUSED:
+    fused = fused_instead(tap)
+    if fused:
         return f"{fused} computes it in one kernel, and never makes it. {_eager_instead(tap.module, path, model)}"
     if has_method(tap.module, function):
         return f"{function!r} is a method; did you mean '{path}.{function}()'?".replace("'.", "'")
     names = ", ".join(ran[:12]) + (", …" if len(ran) > 12 else "")
     near = did_you_mean(function, ran) or (f"; what ran: {names}" if ran else ", which calls none itself")
     return f"{function!r} did not run {where}{near}"
+
+
+def fused_instead(tap: Tap) -> str:
+    """Return the name of the fused kernel that ran where the tap waited for a function of attention, or nothing."""
+    ran = tap.ran or {}
+    if tap.function not in _INSIDE_FUSED or tap.holders or tap.often or any(map(tap.wants, ran)):
+        return ""
+    return next((name for name in ran if name in _FUSED), "")
 
 
 def _eager_instead(module: nn.Module, path: str, model: nn.Module) -> str:
@@ -153,7 +161,7 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
     names = Names(model)
     now = names.find(path)
     if now is not None and now is not module:
-        return f": it was replaced by another {type(now).__name__} while hooked. Make the hooks anew."
+        return f": it was replaced by another {type(now).__name__} while hooked. Make the hooks again."
     parent_path = path.rpartition(".")[0]
     parent = names.find(parent_path) if path else None
     if isinstance(parent, nn.MultiheadAttention):

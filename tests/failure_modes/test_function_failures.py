@@ -225,14 +225,15 @@ def test_a_pattern_that_ran_nowhere_says_so_in_a_listing_and_gives_the_reason_th
     class Fused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.attn = nn.Linear(4, 4), Returns(lambda x: F.scaled_dot_product_attention(x, x, x))
+            self.implementation = nn.Linear(4, 4)
+            self.attn = Returns(lambda x: F.scaled_dot_product_attention(x, x, x))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.attn(self.first(x))
+            return self.attn(self.implementation(x))
 
     model, x = Fused(), torch.randn(1, 3, 4)
     assert "none of these ran" in repr(hl.sites(model, "**/softmax", run=(x,)))
-    reason = "'attn/softmax'.*scaled_dot_product_attention.*eager implementation"
+    reason = "^'attn/softmax'.*scaled_dot_product_attention.*eager implementation"
     with pytest.warns(hl.HooklineWarning, match=reason):
         hl.run(model, x, capture="**/softmax")
     with pytest.raises(hl.NeverFired, match=reason):

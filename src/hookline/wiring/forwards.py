@@ -187,8 +187,10 @@ def _warn_of_replaced(forward: Forward) -> None:
         forward.links.pop(one, None)
         if one.record is not None:
             one.record.clear()
-            one.record.explain(f"'{one.site}' was replaced by another {kind}; make the hooks anew")
-        warn(f"'{one.site}' was replaced by another {kind} while hooked, and its hooks act no more; make them anew")
+            one.record.explain(f"'{one.site}' was replaced by another {kind}; make the hooks again")
+        warn(
+            f"'{one.site}' was replaced by another {kind} while hooked, and its hooks act no more; make the hooks again"
+        )
 
 
 def _warn_of_generator(tap: Tap) -> None:
