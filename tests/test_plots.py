@@ -550,7 +550,7 @@ def test_places_may_be_modules_and_what_can_not_be_drawn_says_so():
         ({"where": nn.ReLU}, "a cache knows its sites by name only"),
         ({"where": "flow"}, "'flow' is a kind of picture, and no site here; write plot\\(kind='flow'\\)"),
         ({"statistic": torch.mean}, "is no statistic"),
-        ({"sample": "0"}, "sample='0' is no number of a sample"),
+        ({"sample": "0"}, "sample='0' is not a whole number"),
         ({"ax": Figure()}, "ax= takes one of matplotlib's axes, as in figure.subplots\\(\\), not Figure"),
         ({"ax": Figure().subplots(1, 2)}, "ax= takes one of matplotlib's axes, .*not ndarray"),
     ):

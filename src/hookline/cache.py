@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import files, members
-from hookline.arguments import device_of, refuse_flags
+from hookline.arguments import device_of, refuse_flags, told
 from hookline.copies import address, copy_tensor, share_tensor, versions
 from hookline.display.pictured import Curves, Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
@@ -146,8 +146,11 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
                 yield str(one)
             elif isinstance(one, nn.Module):
                 yield str(self._find(one).site)
-            elif isinstance(one, Iterable) and not isinstance(one, type):
-                yield from self._texts(one)
+            elif isinstance(one, Iterable) and not isinstance(one, (type, Mapping, Tensor)):
+                inside = list(self._texts(one))
+                if not inside:
+                    raise SiteError(f"{told(one)} names no site; give text ('h.*'), or leave it out for all sites")
+                yield from inside
             else:
                 named = one.__name__ if isinstance(one, type) else repr(one)
                 raise SiteError(

@@ -293,6 +293,8 @@ class Hooks(Tabular):
         """Return those at these places; a place without port and subscripts means any at that module."""
         self._ledger.verb = ""  # Somebody looks at what it would do.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
+        if not every:
+            raise SiteError("at which place? Give a site, a pattern or a list of them")
         taps = self._taps
         chosen: set[int] = set()
         for one in every:

@@ -68,12 +68,12 @@ def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -
 
 
 def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
-    """Warn if nothing was watched: the model ran on another thread, or called none of the places."""
+    """Warn if nothing was watched: the model ran on another thread, or called none of the places of a pattern."""
     session, sites = hooks._ledger.session, {place.site: None for place in places}
     fired = {hook.site for hook in hooks if hook.fired}
     if session.others.ran and not fired:
         warn(f"nothing was watched: {ran_elsewhere(model)}")
-    elif session.any_forward and not session.failed and not fired.intersection(sites):
+    elif session.any_forward and not session.failed and not fired.intersection(sites) and not places[0].exact:
         named = ", ".join(f"'{site}'" for site in list(sites)[:3])
         warn(f"nothing was watched: {type(model).__name__} ran, and did not call {named}; hl.scan shows what it calls")
 
