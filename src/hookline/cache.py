@@ -307,10 +307,14 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
 
     def __or__(self, other: Any) -> Cache:
         """Return the sites of both; where both have one, the calls of the right side, as with dicts."""
-        return self._merged(self, other) if isinstance(other, Mapping) else NotImplemented
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._merged(self, other)
 
     def __ror__(self, other: Any) -> Cache:
-        return self._merged(other, self) if isinstance(other, Mapping) else NotImplemented
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._merged(other, self)
 
     def _merged(self, *sides: Mapping[Any, Any]) -> Cache:
         caches = [side if isinstance(side, Cache) else Cache(side) for side in sides]

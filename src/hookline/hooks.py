@@ -293,11 +293,9 @@ class Hooks(Tabular):
         """Return those at these places; a place without port and subscripts means any at that module."""
         self._ledger.verb = ""  # Somebody looks at what it would do.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
-        if not every:
-            raise SiteError("at which place? Give a site, a pattern or a list of them")
         taps = self._taps
         chosen: set[int] = set()
-        for one in every:
+        for one in every or [[]]:  # An empty list is refused as it is everywhere.
             places, is_output = find(self._model, [one]), names_output(one)
             found = [tap for tap in taps if any(is_at(tap, place, is_output) for place in places)]
             if not found:

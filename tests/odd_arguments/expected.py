@@ -15,7 +15,7 @@ FINE: dict[str, str] = {
     "Cache.plot.title": "None, no text, other text, number as text, text for a bool",
     "Cache.save.path": "other text, number as text, text for a bool, path",
     "Cache.select.where": "tuple of names, names twice, generator",
-    "Cache.stack.where": "tuple of names, names twice, generator",
+    "Cache.stack.where": "names twice",
     "Cache.stack.call": "None, 0, negative",
     "Harvest.where": "tuple of names, names twice, class",
     "Harvest.to": "other text, number as text, text for a bool, path",
