@@ -303,5 +303,5 @@ def test_an_edit_takes_a_function(function: Any) -> None:
 
 @pytest.mark.parametrize("values", [3, [("0", 1.0)], "0", None])
 def test_a_patch_takes_a_mapping(values: Any) -> None:
-    with pytest.raises(hl.EditError, match="patch takes a mapping of site to value or a Cache, not "):
+    with pytest.raises(hl.EditError, match="patch takes a mapping, as in {'h.0': 0.0}, or a Cache, not "):
         hl.patch(mlp(), values)

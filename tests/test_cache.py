@@ -693,3 +693,12 @@ def test_a_cache_is_made_of_a_mapping_and_maps_functions_only() -> None:
     cache = hl.Cache({"a": torch.ones(2)})
     with pytest.raises(TypeError, match="map takes a function of a value, not 'mean'"):
         cache.map("mean")  # type: ignore[arg-type]
+
+
+def test_reading_by_a_pattern_or_a_part_points_to_select() -> None:
+    cache = hl.Cache({"h.0": torch.ones(2, 3), "h.1": torch.ones(2, 3)})
+    with pytest.raises(hl.NotCaptured, match=r"'h.\*' is not one site that was captured; select\('h.\*'\)"):
+        cache["h.*"]
+    with pytest.raises(hl.NotCaptured, match=r"select\('h.0\[:, -1\]'\)"):
+        cache["h.0[:, -1]"]
+    assert cache.select() == cache

@@ -55,7 +55,7 @@ def test_run_skips_several_each_with_its_value() -> None:
     [
         ({"capture": "9"}, "'9' matches nothing"),
         ({"capture": []}, "nothing"),
-        ({"capture": "0", "patch": 0.0}, "patch takes a mapping of site to value or a Cache, not float"),
+        ({"capture": "0", "patch": 0.0}, "patch takes a mapping, as in {'h.0': 0.0}, or a Cache, not float"),
         ({"edit": [("0", F.relu)]}, "edit=? takes a mapping of site to function, not list"),
         ({"edit": {"0": 1.0}}, "edit takes a function"),
         ({"stop": True}, "stop=True .*capture="),

@@ -124,7 +124,9 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         return self._find(key).all()
 
     def select(self, *where: Selected) -> Cache:
-        """Return the sites that match, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
+        """Return the sites that match, or all, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
+        if not where:
+            return self | {}
         result = self._like()
         for text in self._texts(where):
             pattern = parse(text)
@@ -422,6 +424,8 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             if record.family is not None and str(site) == str(key):
                 first = next(iter(record.family.values())).site
                 return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
+        if isinstance(key, str) and any(_rest(parse(key), record.site) is not None for record in self._fired()):
+            return f"{name} is not one site that was captured; select({key!r}) takes patterns, and parts of values"
         near = "" if isinstance(key, nn.Module) else did_you_mean(str(key), map(str, self._records))
         return f"{name} was not captured{near}"
 

@@ -202,7 +202,7 @@ class Hooks(Tabular):
             check: Raise if a value does not fit; with False any object takes the place of any other.
         """
         if not isinstance(values, Mapping):
-            raise EditError(f"patch takes a mapping of site to value or a Cache, not {type(values).__name__}")
+            raise EditError(f"patch takes a mapping, as in {{'h.0': 0.0}}, or a Cache, not {type(values).__name__}")
         if not values:
             raise EditError(
                 f"patch what? This {type(values).__name__} is empty; give values, as in patch({{site: value}})"

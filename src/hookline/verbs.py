@@ -186,7 +186,7 @@ def run(
     refuse_flags(stop=stop)
     if stop and capture is None:
         raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
-    _refuse_options(call, kwargs, model)
+    _refuse_options(call, kwargs, model, "capture" if edit is None or capture is not None else "edit")
     hooks = brief(owner)
     if patch is not None:
         hooks.patch(patch)
@@ -224,7 +224,7 @@ def model_of(name: str, call: Any, model: Any) -> nn.Module:
     raise SiteError(f"{name} takes a model or a method of one, not {what}{hint if is_function else ''}")
 
 
-def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None) -> None:
+def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None, verb: str) -> None:
     """Refuse what is meant for hookline, but would go to the model: options of `capture`, and misspelt keywords."""
     function = call.forward if isinstance(call, nn.Module) else call
     try:
@@ -239,7 +239,7 @@ def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: 
         if name in taken:
             continue
         if name in OPTIONS_OF_CAPTURE:
-            raise HooklineError(f"run has no option {name!r}; write `with hl.capture(model, ..., {name}=...) as acts:`")
+            raise HooklineError(f"run has no option {name!r}; write `with hl.{verb}(model, ..., {name}=...):`")
         near = did_you_mean(name, KEYWORDS)
         if near and name[:4] in [keyword[:4] for keyword in KEYWORDS]:
             raise HooklineError(f"run has no option {name!r}{near}")

@@ -105,7 +105,7 @@ def _refuse_other_axes(ax: Any) -> None:
 def _refuse_idle(kind: str, many: Mapping[str, Shown], options: Options) -> None:
     """Raise for an option that the picture has no use for."""
     idle = {
-        "tokens=": (options.tokens is not None and kind not in OF_TOKENS and not is_grid(many), OF_TOKENS),
+        "tokens=": (options.tokens is not None and not _shows_tokens(kind, many), OF_TOKENS),
         "statistic=": (options.statistic != "norm" and kind not in OF_A_STATISTIC, OF_A_STATISTIC),
     }
     for option, (is_idle, kinds) in idle.items():
@@ -114,6 +114,11 @@ def _refuse_idle(kind: str, many: Mapping[str, Shown], options: Options) -> None
     if options.log and (kind == "dead" or (kind == "histogram" and len(many) > 1)):
         several = " of several" if kind == "histogram" else ""
         raise HooklineError(f"log=True has no meaning for {kind!r}{several}")
+
+
+def _shows_tokens(kind: str, many: Mapping[str, Shown]) -> bool:
+    is_sheet = kind == "attention" and len(many) > 1
+    return (kind in OF_TOKENS and not is_sheet) or is_grid(many)
 
 
 def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, Shown], str]:

@@ -73,7 +73,8 @@ def watch(
     if to is not None and every is None:
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
     refuse_flags(inf=inf, backward=backward, at_once=at_once, again=again)
-    optimizers = [] if optimizer is None else [optimizer] if not isinstance(optimizer, Iterable) else list(optimizer)
+    is_several = isinstance(optimizer, Iterable) and not isinstance(optimizer, str)
+    optimizers: list[Any] = [] if optimizer is None else [*optimizer] if is_several else [optimizer]  # type: ignore[misc]
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
             raise HooklineError(f"optimizer= takes optimizers of torch's, not {one!r}; watch.step() counts by hand")
