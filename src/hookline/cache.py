@@ -614,7 +614,7 @@ def _countable(value: Any) -> list[Tensor]:
         return leaves(value)
     try:
         return [torch.tensor(value)]
-    except (OverflowError, RuntimeError):  # An integer of more bits than torch has.
+    except (OverflowError, RuntimeError, ValueError):  # An integer of more bits than torch has.
         return []
 
 

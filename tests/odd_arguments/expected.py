@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Where each argument costs a trial run of the model, and a look at all that the process holds: one of each kind.
+FEWER: dict[str, str] = {"sites.run": "None, no text, dict, 0, tensor, other module, object"}
+
 # Taken as they are: the docs say so, or they are what they look like.
 FINE: dict[str, str] = {
     "Cache.values": "None, no dict, dict",

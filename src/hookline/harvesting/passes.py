@@ -85,8 +85,6 @@ class Pass:
         self.has_gradients = any(place.site.is_gradient for place in self.places)
         if stop and self.has_gradients:
             raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
-        if manner.loss is not None and not self.has_gradients:
-            raise HooklineError("loss= is for gradients, and no place is one: name it, as in 'h.0:grad_output'")
         self.hooks = Hooks(model, active=False)
         self.hooks.capture(*where, keep="all", stop=stop, gather=manner.gather)
         self.device = manner.device if manner.device is not None else _device(model)

@@ -258,7 +258,7 @@ class Harvest:
 
     def run_unit(self, unit: int) -> bool:
         """Run one unit, in whatever process: the primitive for engines. Return False if somebody else has done it."""
-        refuse_numbers(0, unit=unit)
+        refuse_numbers(unit=unit)
         return run_one(self, unit).committed > 0
 
     def pending(self) -> list[int]:

@@ -85,8 +85,6 @@ def run_one(plan: Harvest, unit: int) -> Heard:
     """Run one unit, unless it is done, and take the hooks away again; return what was done."""
     place, manifest = plan.live.begun()
     heard, units = Heard(), how_many(place, manifest)
-    if not hasattr(unit, "__index__"):
-        raise HooklineError(f"a unit is a whole number, not {unit!r}; write run_unit(int(...))")
     if unit < 0 or (units is not None and unit >= units):
         raise HooklineError(f"there is no unit {unit}: the harvest has units 0 to {(units or 1) - 1}")
     if unit in committed(place):

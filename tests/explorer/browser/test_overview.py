@@ -82,11 +82,6 @@ def test_the_badge_counts_warnings_and_not_notes(look, broken, stages, tmp_path)
     assert "warning" not in window.page.text_content(".badge")
 
 
-def test_a_page_of_nothing_does_not_say_that_all_is_well(look, tmp_path):
-    window = look(hl.explore({}, to=tmp_path / "nothing.html"))
-    assert window.page.text_content(".calm") == "Nothing was captured."
-
-
 def test_a_warning_for_many_layers_marks_and_finds_each_of_them(look, stages):
     window = look(stages)
     window.page.click("text=open all")
