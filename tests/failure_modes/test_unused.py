@@ -169,7 +169,7 @@ def test_hooks_that_a_loop_makes_again_were_kept() -> None:
     def loop() -> None:
         for _ in range(3):
             hooks = hl.Hooks(model).edit("0", torch.zeros_like)
-            model[0](torch.ones(1, 4))
+            model[2](torch.ones(1, 8))  # Where no hook is.
         hooks.remove()
 
     found = said(loop)
