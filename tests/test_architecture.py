@@ -88,6 +88,7 @@ ORDER = [
     "offload",
     "actions",
     "wiring",
+    "wiring.sequences",
     "wiring.taps",
     "wiring.checkpoints",
     "wiring.arguments",

@@ -168,6 +168,43 @@ def test_a_write_that_changes_nothing_is_not_called_an_overwrite(count: Callable
     assert torch.equal(copied["first"], expected)
 
 
+def test_torch_shows_nothing_by_which_a_foreach_write_differs_from_a_copy_onto_itself() -> None:
+    """If this fails, torch tells the two apart by now: then StaleValue need not be raised for the second."""
+
+    def left_by(write: Callable[[Tensor], object]) -> tuple[Any, ...]:
+        own = torch.ones(5, 8, device=DEVICE)
+        kept = torch._lazy_clone(own)
+        write(own)
+        shares = torch._C._data_address(own) == torch._C._data_address(kept)
+        is_cow = torch._C._is_cow_tensor(own), torch._C._is_cow_tensor(kept)
+        uses = torch._C._storage_Use_Count(own.untyped_storage()._cdata), own._use_count()
+        return own._version, kept._version, shares, is_cow, uses, own.grad_fn, own.shape, own.stride()
+
+    writes, copies = left_by(foreach_add), left_by(lambda y: y.copy_(y))
+    assert writes == copies
+    assert writes[2]
+
+
+def test_a_buffer_copied_onto_itself_can_be_read() -> None:
+    """What the model holds from before the forward is copied when it is captured."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("buffer", torch.arange(64.0 * 1024).reshape(64, 1024))
+            self.reads = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.reads(self.buffer)
+            self.buffer.copy_(self.buffer)
+            return x + y
+
+    model = Reads().to(DEVICE)
+    with torch.no_grad(), hl.capture(model, "reads") as acts:
+        model(torch.ones(64, 1024, device=DEVICE))
+    assert torch.equal(acts["reads"], model.buffer)
+
+
 def test_a_real_copy_stays_what_it_was_also_where_torch_counts_no_write() -> None:
     """Of the foreach functions `_foreach_zero_` moves no version, so that nothing can tell the write."""
     model, x = Overwrites(lambda y: torch._foreach_zero_([y])).to(DEVICE), torch.randn(5, 8, device=DEVICE)

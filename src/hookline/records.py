@@ -187,7 +187,8 @@ def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str
     """Say that a value is not what it was, or, of a copy on write whose writer got no copy, that nobody can tell.
 
     Then a CUDA foreach function has written through it, or torch has counted a write that changes no memory, such as
-    `x.copy_(x)` or `x.unsqueeze_(0)`. What was there before is nowhere else, so the two can't be told apart.
+    `x.copy_(x)` or `x.unsqueeze_(0)`. Both leave the same count, the same address and the same sharing behind. Only the
+    bytes differ, and to know those of before, every value would have to be read when it is captured.
     """
     counted = f"(version {version}, now {source._version})"
     if is_copy:

@@ -22,6 +22,7 @@ from hookline.ranks import is_rehearsal
 from hookline.refusals import refuse_tracing
 from hookline.values import leaves
 from hookline.wiring import arguments, checkpoints, forwards, functions, gradients
+from hookline.wiring.sequences import Sequences
 from hookline.wiring.taps import Tap, blame
 
 if TYPE_CHECKING:
@@ -150,6 +151,10 @@ def _call(
     event: checkpoints.Event,
 ) -> Call:
     site = watch.site(tap.site, number) if tap.is_family else tap.site
+    if getattr(tap.action, "with_call", False):
+        if tap.sequences is None or number == 0:
+            tap.sequences = Sequences()
+        number = tap.sequences.number(number)
     return Call(site, module, *passed, number, event.notes, tap.session.model())
 
 

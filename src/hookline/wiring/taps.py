@@ -22,6 +22,7 @@ from hookline.records import EMPTY, Record, Session
 from hookline.sites import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline.tree import Children, Named
 from hookline.values import STAR, describe, expand, get, is_empty, leaves, put, rebuild, selects_nothing, split
+from hookline.wiring.sequences import Sequences
 
 if TYPE_CHECKING:
     from hookline.wiring.checkpoints import Event
@@ -84,6 +85,7 @@ class Tap:
     is_family = False  # Whether it is a pattern of functions, each of which has a site of its own.
     removed = False
     count = 0  # Calls of the module since the hooks were attached or entered.
+    sequences: Sequences | None = None  # What its calls say about sequences, if its function sees the calls.
     group: object = None  # Shared by those of one pattern that changes something.
     has_warned = False  # Of a gradient that can't come, or a part that is not there.
     problem = ""  # Why it could do nothing with what passed, the last time that it could not.

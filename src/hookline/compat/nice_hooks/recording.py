@@ -75,10 +75,11 @@ class Notes:
         """Take a note of a call that ends."""
         path = str(path_in(names, call.site))
         self.seen.setdefault(path, call.site)
-        if call.number < self.numbers.get(path, 0):
+        number = int(call.number)
+        if number < self.numbers.get(path, 0):
             self.outer[path] = _kept(value)
         else:
-            self.numbers[path] = call.number
+            self.numbers[path] = number
             self.outer.pop(path, None)
 
 

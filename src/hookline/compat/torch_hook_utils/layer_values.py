@@ -82,7 +82,7 @@ class LayerValues(Collected):
 
     def note(self, value: Any, call: Any) -> Any:
         """Note which call has ended, as the transform of a capture, for which the latest is the one that began last."""
-        site, number = call.site, call.number
+        site, number = call.site, int(call.number)
         if number < self._latest.get(site, 0):
             self._outer[site] = _captured(value)
         else:
