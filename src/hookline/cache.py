@@ -83,13 +83,13 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
     def _warn_of_old(self, record: Record) -> None:
         """Warn where the very value is read again that was read before the latest forward, which did not pass here."""
         forwards = self._session.forwards
-        is_old = -1 < record.read_at < forwards and record.seen <= record.read_at and record.keep == 1
+        is_old = -1 < record.read_at < forwards and record.stamp == record.read_stamp and record.keep == 1
         if is_old and not record.is_traced and not record.site.is_gradient:
             warn(
                 f"'{record.site}' is the value that was read before: the model ran, and nothing passed here since; "
                 "call cache.clear() before each forward, and reading it raises instead"
             )
-        record.read_at = forwards
+        record.read_at, record.read_stamp = forwards, record.stamp
 
     def __iter__(self) -> Iterator[str]:
         return (str(record.site) for record in self._fired())

@@ -245,6 +245,7 @@ class Record:
     repeated = False  # Whether it fired several times in one forward.
     is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
     read_at = -1  # How many forwards there had been when it was last read.
+    read_stamp: Any = -1  # The stamp of the value that was read then.
     reason = ""  # Why there is nothing to read.
     family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site met so far.
 

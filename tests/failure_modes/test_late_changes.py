@@ -78,6 +78,19 @@ class TestBranches:
 
         assert said(run) == []
 
+    def test_a_part_that_runs_by_itself_before_each_forward_says_nothing(self) -> None:
+        model = Branching()
+
+        def run() -> None:
+            with hl.capture(model, "branch") as acts:
+                for scale in (1, 2, 3):
+                    passed = model.branch(scale * X)  # As a generation runs its encoder.
+                    model(-X)
+                    model(-X)
+                    assert acts["branch"].equal(passed)
+
+        assert said(run) == []
+
     def test_calls_that_are_all_kept_and_gradients_say_nothing(self) -> None:
         model = Branching()
 
