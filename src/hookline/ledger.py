@@ -91,6 +91,7 @@ class Ledger:
         session.ledger = weakref.ref(self)
         self.taps: list[Tap] = []
         self.asked: list[Where] = []  # What hooks that stay were asked for.
+        self.hooked: set[int] = set()  # The ids of all modules that they were put on, also if they were removed since.
         self.parents: list[tuple[Children, int]] = []  # Of patterns: the children of all modules, and how many.
         self.blocks: list[Block] = []
         self.may_have_fired = False
@@ -116,6 +117,7 @@ class Ledger:
         if brief:
             return
         self.asked += asked
+        self.hooked.update([id(tap.module) for tap in taps])
         for tap in taps:
             tap.order = next(_order)
         if any([tap.missing != RAISE for tap in taps]):
@@ -382,9 +384,8 @@ class Ledger:
         if all([len(children) <= size for children, size in self.parents]):
             return []
         self.parents = [(children, len(children)) for children, _ in self.parents]
-        hooked = {id(tap.module) for tap in self.taps}
         try:
-            new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in hooked]
+            new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in self.hooked]
         except HooklineError:  # What was asked for is not there any more.
             return []
         why = "was added after the hooks were made, and has none; make the hooks again"

@@ -147,6 +147,20 @@ class TestLayersAddedLater:
 
         assert said(run) == []
 
+    def test_a_layer_whose_hook_was_removed_was_not_added_later(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        hooks = hl.Hooks(model, active=False)
+        hooks.capture("*")
+        hooks.at("0").remove()
+        model.append(nn.Linear(4, 4))
+
+        def run() -> None:
+            with hooks:
+                model(X)
+
+        why = "was added after the hooks were made, and has none; make the hooks again"
+        assert said(run) == [f"'2' {why}"]
+
 
 def patched_batches(model: nn.Module) -> Iterator[Tensor]:
     with hl.patch(model, {"": 0.0}):
