@@ -116,6 +116,11 @@ def current_task() -> Any:
     return asyncio.current_task(loop) if asyncio is not None and loop is not None else None
 
 
+def current_runner() -> tuple[int, int]:
+    """Return the thread and the asyncio task that run here, by their ids."""
+    return get_ident(), id(current_task())
+
+
 def overlap(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models are the same, or one is a part of the other."""
     if one is other:

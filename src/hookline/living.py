@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, _GeneratorContextManager
 from functools import cache, partial, wraps
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from hookline.context import Blocks, open_blocks
+from hookline.context import Blocks, current_runner, open_blocks
 from hookline.errors import warn
+from hookline.records import Generating
 from hookline.wiring.modules import copy_as_before, forget_locks
 
 if TYPE_CHECKING:
@@ -118,13 +119,13 @@ def still_open(hooks: Hooks) -> list[Block]:
     return list(hooks._open)
 
 
-def yielding(frame: FrameType) -> tuple[int, CodeType] | None:
+def yielding(frame: FrameType) -> Generating | None:
     """Return the generator that a frame is of, unless a context manager, a fixture or the like runs it: on purpose."""
     driver: FrameType | None = frame
     while driver is not None and driver.f_code.co_flags & GENERATOR:  # One that another yields from has no other.
         driver = driver.f_back
     name = driver.f_globals.get("__name__", "") if driver is not None else ""
-    return None if name.split(".")[0] in _DRIVERS else (id(frame), frame.f_code)
+    return None if name.split(".")[0] in _DRIVERS else Generating(id(frame), frame.f_code, current_runner())
 
 
 def note(ledger: Ledger) -> None:

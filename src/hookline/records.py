@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,14 @@ def _nothing() -> None:
     return None
 
 
+class Generating(NamedTuple):
+    """A generator that has opened a block. It holds no frame, which would keep its variables alive."""
+
+    frame: int  # Its id.
+    code: CodeType
+    runner: tuple[int, int]  # The thread and the task that ran it then.
+
+
 class Session:
     """What is known of the runs that fill a cache. It holds no model."""
 
@@ -51,7 +59,7 @@ class Session:
     missed = False  # Whether subscripts selected nothing of what passed.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
-    generator: tuple[int, CodeType] | None = None  # Whose block it is, by its frame, if one opened it.
+    generator: Generating | None = None  # Whose block it is, if one opened it.
     over = ""  # Why no further value will come.
     forked = False  # Whether this process is a copy of the one that placed the hooks.
 
@@ -61,7 +69,8 @@ class Session:
         self.model: Callable[[], nn.Module | None] = _nothing  # Of those hooks, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "ledger"} | {"model": _nothing}
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("ledger", "generator")}
+        return kept | {"model": _nothing}
 
     def restart(self) -> None:
         """Count anew, at the beginning of a block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -210,9 +211,39 @@ class TestGenerators:
         with pytest.warns(hl.HooklineWarning, match="generator that has yielded"):
             asyncio.run(consume())
 
+    def test_what_a_generator_has_captured_can_be_pickled(self) -> None:
+        model = mlp()
+        expected = model[0](X)
+
+        def captured() -> Iterator[bytes]:
+            with hl.capture(model, "0") as acts:
+                model(X)
+                yield pickle.dumps(acts)
+            yield pickle.dumps(acts)
+
+        for stored in captured():
+            assert pickle.loads(stored)["0"].equal(expected)
+
     def test_a_generator_that_runs_the_model_itself_says_nothing(self) -> None:
         model = mlp()
         assert said(lambda: list(patched_batches(model))) == []
+
+    @pytest.mark.parametrize("begin", ["thread", "task"])
+    def test_a_generator_that_lets_a_thread_or_a_task_run_the_model_says_nothing(self, begin: str) -> None:
+        model = mlp()
+
+        async def output() -> Tensor:
+            return model(X)
+
+        async def batches() -> AsyncIterator[Tensor]:
+            with hl.patch(model, {"": 0.0}):
+                for _ in range(2):
+                    yield await (asyncio.to_thread(model, X) if begin == "thread" else asyncio.create_task(output()))
+
+        async def consume() -> None:
+            assert not any([batch.any() async for batch in batches()])
+
+        assert said(lambda: asyncio.run(consume())) == []
 
     def test_a_context_manager_and_a_fixture_act_on_their_blocks(self, patched_model: nn.Module) -> None:
         model = mlp()

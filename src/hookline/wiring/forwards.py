@@ -14,7 +14,7 @@ from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 
 from hookline.actions import Save
-from hookline.context import Blocks, Others, resting
+from hookline.context import Blocks, Others, current_runner, resting
 from hookline.errors import HooklineError, StopForward, warn
 from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
 from hookline.records import INSIDE_TRANSFORM
@@ -195,8 +195,11 @@ def _warn_of_replaced(forward: Forward) -> None:
 
 def _warn_of_generator(tap: Tap) -> None:
     """Warn of a block that a generator has open while it is suspended: it acts on what runs in between."""
+    generator = tap.session.generator
+    if generator is None or generator.runner != current_runner():
+        return  # It may wait for this thread or task, which runs the model for it.
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (id(frame), frame.f_code) != tap.session.generator:
+    while frame is not None and (id(frame), frame.f_code) != generator[:2]:
         frame = frame.f_back
     if frame is None:
         tap.session.generator = None  # Once is enough.
