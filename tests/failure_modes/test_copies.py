@@ -177,6 +177,20 @@ def test_modules_are_copied_as_before_once_no_hooks_are_left() -> None:
     assert copyreg.dispatch_table == before
 
 
+def test_how_somebody_lets_modules_be_copied_while_they_are_hooked_stays() -> None:
+    def reduce(one: nn.Linear) -> tuple[object, ...]:
+        return nn.Linear, (one.in_features, one.out_features)
+
+    hooks = hl.Hooks(mlp())
+    hooks.capture("0")
+    copyreg.pickle(nn.Linear, reduce)  # type: ignore[arg-type]
+    try:
+        hooks.remove()
+        assert copyreg.dispatch_table[nn.Linear] is reduce
+    finally:
+        del copyreg.dispatch_table[nn.Linear]
+
+
 @pytest.mark.parametrize("site", ["", "/relu", ":input", ".W:param", ".W/matmul"])
 def test_replicas_for_data_parallel_are_refused_while_hooked(site: str) -> None:
     """E14"""

@@ -202,10 +202,12 @@ def copy_as_before(hooked: Mapping[Any, Any]) -> None:
         if hooked:
             return
         table = copyreg.dispatch_table
-        for kind in _reducers:
-            if _reducers[kind] is not None:
-                table[kind] = _reducers[kind]
-            elif kind in table:
+        for kind, before in _reducers.items():
+            if kind not in table or table[kind] is not _reduce:
+                continue  # Somebody has changed it since.
+            if before is not None:
+                table[kind] = before
+            else:
                 del table[kind]
         _reducers.clear()
 
