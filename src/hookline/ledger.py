@@ -121,8 +121,7 @@ class Ledger:
         for tap in taps:
             tap.order = next(_order)
         if any([tap.missing != RAISE for tap in taps]):
-            held = [module._modules for module in self.model.modules()]
-            self.parents = [(children, len(children)) for children in held if children]
+            self.parents = [(module._modules, len(module._modules)) for module in self.model.modules()]
         if not active:
             return
         self.added_at = user_line()

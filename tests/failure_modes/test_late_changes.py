@@ -148,6 +148,14 @@ class TestLayersAddedLater:
 
         assert said(run) == []
 
+    def test_a_layer_in_a_list_that_was_empty_is_named_too(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential())
+        hooks = hl.Hooks(model, active=False)
+        hooks.capture("**")
+        model[1].append(nn.Linear(4, 4))
+        with pytest.warns(hl.HooklineWarning, match=r"'1\.0' was added after the hooks were made, and has none"), hooks:
+            model(X)
+
     def test_a_layer_whose_hook_was_removed_was_not_added_later(self) -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         hooks = hl.Hooks(model, active=False)
