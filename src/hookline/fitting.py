@@ -133,6 +133,8 @@ def _fit_array(new: Any, old: Any) -> Any:
 
 
 def _fit_tensor(new: Any, old: Tensor) -> Tensor:
+    if not isinstance(new, (Tensor, int, float)) and isinstance(new, Number) and hasattr(new, "item"):
+        new = new.item()  # A number of numpy's.
     check_fits(new, old)
     if not isinstance(new, Tensor):
         return _filled(new, old)

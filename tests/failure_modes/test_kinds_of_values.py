@@ -148,3 +148,15 @@ def test_a_boolean_is_no_number_for_a_tensor_of_numbers() -> None:
     with pytest.raises(hl.EditError, match="True given where float32"):
         changed(torch.ones(2), True, "patch")
     assert changed(torch.ones(2).bool(), False, "patch").equal(torch.zeros(2).bool())
+
+
+@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("site", ["0", "0[1:]"])
+def test_a_number_of_numpys_fills_a_tensor_as_one_of_pythons_does(number: Any, site: str) -> None:
+    model = nn.Sequential(Gives(torch.zeros(3)))
+    assert hl.run(model, torch.ones(1), patch={site: number}).equal(hl.run(model, torch.ones(1), patch={site: 2}))
+
+
+def test_a_number_of_numpys_that_does_not_fit_is_shown() -> None:
+    with pytest.raises(hl.EditError, match=r"2\.5 given where int64 \(3,\) passes; it can't hold a fraction"):
+        changed(torch.zeros(3, dtype=torch.int64), np.float32(2.5), "patch")
