@@ -127,6 +127,7 @@ def _of_user() -> tuple[FrameType | None, int]:
         "contextlib",
         "functools",
         "_collections_abc",
+        "copy",
     ):
         frame = frame.f_back
         level += 1

@@ -296,8 +296,11 @@ def test_a_copy_of_hooks_has_none_and_says_so(duplicate):
     hooks = hl.Hooks(model)
     acts = hooks.capture("0")
     hooks.edit("1", torch.zeros_like)
-    with pytest.warns(hl.HooklineWarning, match=r"a copy of a Hooks has none of its hooks \(here 2, on Sequential\)"):
+    with pytest.warns(
+        hl.HooklineWarning, match=r"a copy of a Hooks has none of its hooks \(here 2, on Sequential\)"
+    ) as all_:
         other = duplicate(hooks)
+    assert all_[0].filename == __file__
     assert len(other) == 0
     assert len(hl.attached(other.model)) == (2 if duplicate is copy.copy else 0)
     other.capture("2")
