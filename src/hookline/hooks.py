@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline.arguments import refuse_flags, refuse_flags_or_none, refuse_texts
@@ -265,8 +265,10 @@ class Hooks(Tabular):
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value, check), name), [where])
         value._refuse_several_calls(*(place.site for place in places))
-        given, group = [(place, Skip(value[place.site], check)) for place in places], object()
-        return self._add([self._tap(place, action, name, group) for place, action in given], [where])
+        given, group = [(place, value[place.site]) for place in places], object()
+        # A module that has returned None or a number once may do so again.
+        actions = [(place, Skip(one, check and isinstance(one, Tensor))) for place, one in given]
+        return self._add([self._tap(place, action, name, group) for place, action in actions], [where])
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward when all these places have fired; the model's call returns None."""

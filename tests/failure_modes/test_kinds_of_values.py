@@ -160,3 +160,12 @@ def test_a_number_of_numpys_fills_a_tensor_as_one_of_pythons_does(number: Any, s
 def test_a_number_of_numpys_that_does_not_fit_is_shown() -> None:
     with pytest.raises(hl.EditError, match=r"2\.5 given where int64 \(3,\) passes; it can't hold a fraction"):
         changed(torch.zeros(3, dtype=torch.int64), np.float32(2.5), "patch")
+
+
+@pytest.mark.parametrize("value", [None, 3, 0.5, True, len], ids=repr)
+def test_a_module_can_be_skipped_with_what_a_cache_has_of_it(value: Any) -> None:
+    model, x = nn.Sequential(Gives(value)), torch.ones(1)
+    with hl.capture(model, "0") as acts:
+        model(x)
+    with hl.skip(model, "0", acts):
+        assert model(x) is value
