@@ -422,8 +422,9 @@ print("torch._dynamo" in sys.modules, "hookline.compat" in sys.modules)
     assert python(code).splitlines() == ["", "False False"]
 
 
-def test_importing_hookline_changes_nothing_in_torch():
+def test_importing_hookline_changes_nothing_in_torch_or_in_python():
     code = """
+import atexit, copyreg, gc, sys, threading, warnings
 import torch, safetensors.torch
 from torch import nn
 
@@ -434,7 +435,9 @@ def state():
     flags += [torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_rng_state().tolist()]
     flags += [torch.backends.mha.get_fastpath_enabled(), torch.autograd.is_multithreading_enabled()]
     classes = [dict(vars(kind)) for kind in (nn.Module, nn.Linear, torch.Tensor, torch.autograd.Function)]
-    return tables, flags, classes, set(vars(torch)), set(vars(nn))
+    python = [list(gc.callbacks), gc.get_threshold(), dict(copyreg.dispatch_table), list(warnings.filters)]
+    python += [sys.excepthook, sys.unraisablehook, sys.gettrace(), atexit._ncallbacks(), threading.active_count()]
+    return tables, flags, classes, set(vars(torch)), set(vars(nn)), python
 
 before = state()
 import hookline

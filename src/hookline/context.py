@@ -54,8 +54,12 @@ _left = set[weakref.ref[object]]()
 # The last key is the phase that Python's garbage collector is in. A function in C moves it there: in one in Python a
 # Ctrl-C would be lost.
 _phases = OrderedDict.fromkeys(("start", "stop"))
-if sys.version_info < (3, 12):
-    gc.callbacks.append(_phases.move_to_end)  # type: ignore[arg-type]  # A dict is given for `last`.
+
+
+def follow_collector() -> None:
+    """Note from now on which phase Python's garbage collector is in, where `close_block` has to know."""
+    if sys.version_info < (3, 12):
+        gc.callbacks.append(_phases.move_to_end)  # type: ignore[arg-type]  # A dict is given for `last`.
 
 
 class Token:

@@ -12,7 +12,7 @@ from functools import cache, partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from hookline.context import Blocks, current_runner, open_blocks
+from hookline.context import Blocks, current_runner, follow_collector, open_blocks
 from hookline.errors import warn
 from hookline.records import Generating
 from hookline.wiring.modules import copy_as_before, forget_locks
@@ -132,7 +132,7 @@ def note(ledger: Ledger) -> None:
     """Remember a ledger that has hooks on a model, as long as it lives."""
     key = id(ledger)
     _living[key] = weakref.ref(ledger, lambda _: _living.pop(key, None))
-    _follow_forks()
+    _follow_process()
 
 
 def forget(ledger: Ledger) -> None:
@@ -156,6 +156,8 @@ def leave_all() -> None:
 
 
 @cache
-def _follow_forks() -> None:
+def _follow_process() -> None:
+    """Follow what happens to the process, from the first hooks on: importing hookline changes nothing."""
+    follow_collector()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=leave_all)
