@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hookline.ledger import Block, Ledger
 
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-_DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "pluggy")
+_DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "anyio", "pluggy")
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
 

@@ -264,6 +264,21 @@ class TestGenerators:
         assert said(run) == []
 
 
+@pytest.mark.parametrize("library", ["_pytest", "pytest_asyncio", "anyio"])
+def test_a_fixture_that_a_library_runs_acts_on_its_test(library: str) -> None:
+    model = mlp()
+    names: dict[str, Any] = {"__name__": f"{library}.fixtures"}
+    exec("def begin(fixture): return next(fixture)", names)
+
+    def run() -> None:
+        fixture = patched_batches(model)
+        names["begin"](fixture)
+        assert not model(X).any()
+        fixture.close()  # type: ignore[attr-defined]
+
+    assert said(run) == []
+
+
 def test_a_block_that_is_added_under_a_pattern_with_several_parts_is_named() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
