@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -34,6 +34,7 @@ NOT_YET = "nothing has passed here since the block was entered; what is there is
 REMOVED = "nothing passed '{site}' before its hook was removed"  # The site is put in when somebody reads it.
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 
+Grads = dict[int, tuple[Callable[[], Any], int]]  # By the id of each: the tensor, held weakly, and its version.
 _order = itertools.count(1)
 
 
@@ -49,7 +50,7 @@ class Block(Token):
     """One entering of some taps: the token of a `with` block, and what to restore at its end."""
 
     unfollowed: list[Tap] | None = None  # The taps at gradients that had seen no forward when it was entered.
-    grads: frozenset[Any] = frozenset()  # The state of the parameters' gradients then.
+    grads: Grads | None = None  # The parameters' gradients then.
 
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
         self.taps, self.model = taps, session.model
@@ -339,10 +340,14 @@ class Ledger:
         session, missing = self.session, [tap for tap in block.unfollowed or () if not tap.fired]
         if session.any_forward or session.failed or session.others.ran or session.rested:
             return []
-        if not missing or _grads(self.model) <= block.grads:
-            return []
+        before, now = block.grads or {}, _grads(self.model) if missing else {}
         why = "gradients are followed from the forward on; run it inside the block too"
-        return _tell(missing, f"was passed over: backward() ran in this block, and the forward before it; {why}")
+        if any([key not in before or before[key][0]() is None for key in now]):
+            return _tell(missing, f"was passed over: backward() ran in this block, and the forward before it; {why}")
+        if any([now[key][1] != before[key][1] for key in now]):  # By a backward that adds to them, or by clipping.
+            problem = "got no gradient, though those of parameters were written in this block. If backward() did that:"
+            return [Message(False, f"'{tap.site}' {problem} {why}") for tap in missing if tap.missing != IGNORE]
+        return []
 
     def _explain_limit(self) -> list[Message]:
         """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
@@ -471,10 +476,10 @@ def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
     return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
 
 
-def _grads(model: nn.Module) -> frozenset[Any]:
-    """Return what changes when a backward gives the parameters of a model their gradients."""
+def _grads(model: nn.Module) -> Grads:
+    """Return the gradients of a model's parameters, without holding them."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
-    return frozenset([(id(grad), grad._version) for grad in grads if grad is not None])
+    return {id(grad): (weakref.ref(grad), grad._version) for grad in grads if grad is not None}
 
 
 def _is_told_of(tap: Tap, missing: list[Tap]) -> bool:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from tests.failure_modes.parts import Returns
+from tests.harvest.small import python
 from tests.models import mlp
 from tests.test_gradients import loss_of
 
@@ -206,6 +207,41 @@ def test_a_gradient_asked_for_between_forward_and_backward_is_said_to_be_missing
             output.backward()
     with pytest.raises(hl.NotCaptured, match="'0:grad_output' was passed over"):
         acts["0:grad_output"]
+
+
+def test_so_it_is_where_the_gradients_of_the_step_before_are_freed_first() -> None:
+    """D09"""
+    code = """
+import torch, hookline as hl
+from torch import nn
+
+x, said = torch.randn(2, 4), 0
+for _ in range(100):  # Python may give the new gradient the id of the one that was freed.
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    model(x).sum().backward()
+    loss = model(x).sum()
+    try:
+        with hl.edit(model, "0:grad_output", torch.zeros_like):
+            model.zero_grad()
+            loss.backward()
+    except hl.NeverFired:
+        said += 1
+print(said)
+"""
+    assert python("-c", code) == "100\n"  # By itself: the fixtures here hold what is freed there.
+
+
+def test_a_backward_that_adds_to_gradients_is_warned_of_as_it_could_be_clipping() -> None:
+    """D09"""
+    model, x = mlp(), torch.randn(2, 4)
+    model(x).sum().backward()
+    loss = model(x).sum()
+    with pytest.warns(hl.HooklineWarning, match="'0:grad_output' got no gradient, though those of parameters were"):
+        with hl.edit(model, "0:grad_output", torch.zeros_like):
+            loss.backward()
+    with pytest.warns(hl.HooklineWarning, match=r"If backward\(\) did that: gradients are followed from"):
+        with hl.capture(model, "0:grad_output"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
 class Recomputed(nn.Module):
