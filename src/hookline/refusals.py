@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -35,11 +35,16 @@ def _is_traced() -> bool:
 
 
 def refuse_tracing() -> None:
-    """Raise while the model is being traced, scripted or exported: the result would keep what the hooks do for ever."""
+    """Raise while the model is being traced or exported: the result would keep what the hooks do for ever."""
     if _is_traced():
         raise HooklineError(
             "the model is being traced or exported, and the result would keep the hooks; leave the block first"
         )
+
+
+def refuse_scripting() -> NoReturn:
+    """Raise for a model that torch.jit.script is about to compile, from the source of what stands in for a forward."""
+    raise HooklineError("the model is being scripted, and hooks can't be; leave the block first, or remove the hooks")
 
 
 def refuse_fx(site: Site) -> None:

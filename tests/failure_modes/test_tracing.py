@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -120,18 +119,37 @@ class Rectifier(nn.Module):
         return torch.relu(x)
 
 
-def test_scripting_under_hooks_never_bakes_them_in() -> None:
-    """E07"""
+HOOKED: dict[str, Callable[[nn.Module], hl.Hooks]] = {
+    "patch": lambda model: hl.patch(model, {"1": 0.0}),
+    "edit": lambda model: hl.edit(model, "1", double),
+    "capture": lambda model: hl.capture(model, "0", "1"),
+    "the model itself": lambda model: hl.capture(model, ""),
+    "function": lambda model: hl.patch(model, {"1/relu": 0.0}),
+    "parameter": lambda model: hl.patch(model, {"0.weight:param": 0.0}),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+def test_scripting_under_hooks_is_refused(kind: str) -> None:
+    """E07: the script would have them for ever, and torch can't read the source of what stands in for a forward."""
     model, x = nn.Sequential(nn.Linear(4, 4), Rectifier(), nn.Linear(4, 4)), torch.randn(2, 4)
-    plain = model(x)
-    scripted = None
-    with (
-        hl.patch(model, {"1": 0.0}),
-        suppress(RuntimeError),
-    ):  # Torch reads the source of each forward, and may not like it.
-        scripted = torch.jit.script(model)
-    assert scripted is None or torch.equal(scripted(x), plain)
+    plain, before = model(x), state_of(model)
+    for whole in (model, nn.Sequential(model)):
+        with pytest.raises(hl.HooklineError, match="scripted.*leave the block first"), HOOKED[kind](model):
+            torch.jit.script(whole)
+    assert state_of(model) == before
     assert torch.equal(torch.jit.script(model)(x), plain)
+
+
+def test_a_part_that_is_changed_is_not_scripted_and_one_that_is_not_hooked_any_more_is() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Rectifier()), torch.randn(2, 4)
+    with hl.capture(model, "1"):
+        with pytest.raises(hl.HooklineError, match="scripted"), hl.patch(model, {"1": 0.0}):
+            torch.jit.script(model[1])
+        with hl.capture(model[1], ""):
+            pass
+        assert list(vars(model[1]))[-2:] == ["_replicate_for_data_parallel", "forward"]
+    assert torch.equal(torch.jit.script(model[1])(x), torch.relu(x))
 
 
 @SIDE_EFFECTS

@@ -1,7 +1,7 @@
 """Watching modules: their `forward`, or another method, is shadowed on the instance; taps act around the class's own.
 
-Nothing in the instance's `__dict__` is touched but that name and the one by which DataParallel makes replicas, which is
-refused. The last tap to go takes both away.
+Nothing in the instance's `__dict__` is touched but that name and those by which DataParallel makes replicas and
+torch.jit.script begins, which are refused. The last tap to go takes them away.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from hookline.context import Blocks, Others, call_user, current_task
 from hookline.copies import Loan, address, state_of
 from hookline.members import method_names
 from hookline.ranks import refuse_data_parallel
+from hookline.records import Session
+from hookline.refusals import refuse_scripting
 from hookline.wiring import calls, checkpoints, forwards, functions, gradients, methods, parameters, watches
 from hookline.wiring.taps import Tap, blame
-from hookline.wiring.watches import GONE, REPLICATE, Watch, code_for, gone, plain_tap, shadow, watch_of
+from hookline.wiring.watches import GONE, REPLICATE, SCRIPT, Watch, code_for, gone, plain_tap, shadow, watch_of
 
 _reducers: dict[type, Any] = {}  # The classes of hooked modules, each with what copyreg had for it before.
 Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
@@ -100,6 +102,8 @@ def _put_on(tap: Tap) -> None:
         watch.change((tap,))
         if name == "forward":
             module.__dict__[REPLICATE] = refuse_data_parallel
+            if SCRIPT not in module.__dict__:
+                module.__dict__[SCRIPT] = refuse_scripting
         module.__dict__[name] = watch.method
     if tap.is_inside and not isinstance(tap.action, functions.Pause):
         _add_helpers(tap)
@@ -112,6 +116,8 @@ def _leave_hot_path(plain: Tap, tap: Tap) -> None:
     left: Any = plain.watch
     plain.module.__dict__["forward"] = watch.method
     plain.watch = tap.watch = watch
+    if SCRIPT not in plain.module.__dict__:
+        plain.module.__dict__[SCRIPT] = refuse_scripting
     plain.here = None
     left.__func__.__closure__[0].cell_contents = gone(watch)  # Torch, or anybody, may have looked it up already.
 
@@ -121,8 +127,10 @@ def _take_hot_path(plain: Tap, watch: Watch) -> None:
     function = shadow(plain)
     function.__dict__, code = _common(type(plain.module))
     function.__code__ = code or function.__code__
-    method = MethodType(function, plain.module)
-    plain.module.__dict__["forward"] = plain.watch = method
+    method, names = MethodType(function, plain.module), plain.module.__dict__
+    if SCRIPT in names and names[SCRIPT] is refuse_scripting:
+        del names[SCRIPT]
+    names["forward"] = plain.watch = method
     watch.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.
     watch.leave()
 

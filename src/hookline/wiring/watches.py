@@ -26,7 +26,7 @@ from hookline.copies import lazy_clone
 from hookline.origins import ALONE, ALONE_IN_MEMORY, count_holders, is_result
 from hookline.ranks import is_rehearsal
 from hookline.records import Session, ticks
-from hookline.refusals import refuse_tracing
+from hookline.refusals import refuse_scripting, refuse_tracing
 from hookline.sites import Site
 from hookline.wiring import arguments, calls, checkpoints, forwards, functions, methods
 from hookline.wiring.methods import Stand
@@ -36,6 +36,7 @@ _graph_task = torch._C._current_graph_task_id
 _open_blocks = open_blocks.get
 _OUTPUTS = ("output", "grad_output")
 REPLICATE = "_replicate_for_data_parallel"  # By this torch makes the copies that DataParallel runs on other devices.
+SCRIPT = "__prepare_scriptable__"  # This torch.jit.script calls first, if a module has it.
 _order = operator.attrgetter("order")
 
 
@@ -278,6 +279,8 @@ class Watch:
         if module is None:
             return
         names = module.__dict__
+        if self.name == "forward" and SCRIPT in names and names[SCRIPT] is refuse_scripting:
+            del names[SCRIPT]
         # Else somebody wrapped it meanwhile: theirs stays, ours passes through.
         if method is not None and names.get(self.name) is method:
             if self.before is None:
@@ -362,7 +365,7 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
         if watch is not None and watch.before is not None:
             is_own = watch.home is not None and watch.home() is module  # Else this is a copy of that module.
             left[name] = watch.before if is_own else held
-        elif not is_shadow(held) and name != REPLICATE:
+        elif not is_shadow(held) and name != REPLICATE and held is not refuse_scripting:
             left[name] = held
     return left
 
