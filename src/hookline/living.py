@@ -138,8 +138,7 @@ def note(ledger: Ledger) -> None:
 def forget(ledger: Ledger) -> None:
     """Forget a ledger whose hooks are off."""
     _living.pop(id(ledger), None)
-    if not _living:
-        copy_as_before(_living)
+    copy_as_before(ledger.session)
 
 
 def ledgers() -> list[Ledger]:

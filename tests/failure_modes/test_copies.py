@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from tests.failure_modes.states import state_of
@@ -189,6 +192,42 @@ def test_how_somebody_lets_modules_be_copied_while_they_are_hooked_stays() -> No
         assert copyreg.dispatch_table[nn.Linear] is reduce
     finally:
         del copyreg.dispatch_table[nn.Linear]
+
+
+@pytest.mark.parametrize("use", ["block", "scan", "checkpoint"])
+def test_a_class_whose_hooks_are_gone_is_not_kept_while_others_are_hooked(use: str) -> None:
+    """E14"""
+
+    def held() -> set[type]:
+        return {kind for kind in copyreg.dispatch_table if issubclass(kind, nn.Module)}
+
+    before = held()
+    other = nn.Sequential(nn.ReLU())
+    hooks = hl.Hooks(other)
+    hooks.capture("0")
+    with_hooks = held()
+
+    def passing() -> weakref.ref[type]:
+        class Passing(nn.Linear):
+            pass
+
+        model = Passing(4, 4)
+        if use == "scan":
+            hl.scan(model, torch.ones(1, 4))
+            return weakref.ref(Passing)
+        with hl.edit(model, "", torch.neg):
+            x = torch.ones(1, 4, requires_grad=True)
+            output = checkpoint(model, x, use_reentrant=False) if use == "checkpoint" else model(x)
+        output.sum().backward()
+        return weakref.ref(Passing)
+
+    gone = passing()
+    assert held() == with_hooks
+    gc.collect()
+    assert gone() is None
+    assert vars(copy.copy(other[0])).keys().isdisjoint(("forward", "_replicate_for_data_parallel"))
+    hooks.remove()
+    assert held() == before
 
 
 @pytest.mark.parametrize("site", ["", "/relu", ":input", ".W:param", ".W/matmul"])

@@ -10,7 +10,7 @@ import copyreg
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import CellType, CodeType, FunctionType, MethodType
@@ -28,7 +28,8 @@ from hookline.wiring import calls, checkpoints, forwards, functions, gradients, 
 from hookline.wiring.taps import Tap, blame
 from hookline.wiring.watches import GONE, REPLICATE, SCRIPT, Watch, code_for, gone, plain_tap, shadow, watch_of
 
-_reducers: dict[type, Any] = {}  # The classes of hooked modules, each with what copyreg had for it before.
+# The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
+_reducers: dict[type, tuple[Any, set[Session]]] = {}
 Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
 _changing = threading.RLock()
 
@@ -47,7 +48,7 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
             names, kind = module.__dict__, type(module)
             common = None
             if tap.is_plain and "forward" not in names:
-                common = noted[kind] if kind in noted else _note(kind, noted)
+                common = noted[kind] if kind in noted else _note(kind, noted, tap.session)
             if common is None:
                 _attach(tap)
                 continue
@@ -60,9 +61,9 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
             tap.watch = names["forward"] = MethodType(function, module)
 
 
-def _note(kind: type[nn.Module], noted: dict[type, Common | None]) -> Common | None:
+def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
     """Note what all shadows of a class have in common; None if its forward is no function, but a staticmethod, say."""
-    _copy_unhooked(kind)
+    _copy_unhooked(kind, session)
     is_function = type(kind.__dict__.get("forward") or methods.written_in(kind, "forward")) is FunctionType
     noted[kind] = _common(kind) if is_function else None
     return noted[kind]
@@ -85,9 +86,9 @@ def _put_on(tap: Tap) -> None:
     if tap.holders:
         parameters.attach(tap)
         for module, _ in tap.holders:
-            _copy_unhooked(type(module))
+            _copy_unhooked(type(module), tap.session)
         return
-    _copy_unhooked(type(tap.module))
+    _copy_unhooked(type(tap.module), tap.session)
     module, name = tap.module, tap.method
     before = module.__dict__.get(name)
     plain = plain_tap(before, module)
@@ -185,39 +186,46 @@ def _detach(tap: Tap, watch: Watch) -> None:
         tap.helpers = None  # They know the tap: the two would keep each other, and the model, alive.
 
 
-def _copy_unhooked(kind: type[nn.Module]) -> None:
+def _copy_unhooked(kind: type[nn.Module], session: Session) -> None:
     """Let modules of a class be copied and pickled without what hookline has put on them, while any are hooked.
 
     A shallow copy takes the shadow along as it is, bound to the original, and would run that.
     """
     table = copyreg.dispatch_table
     if kind not in _reducers:
-        _reducers[kind] = table[kind] if kind in table else None  # noqa: SIM401  # Without a call.
+        _reducers[kind] = (table[kind] if kind in table else None), {session}  # noqa: SIM401  # Without a call.
         table[kind] = _reduce
+    elif session not in _reducers[kind][1]:
+        _reducers[kind][1].add(session)
 
 
 def _reduce(module: nn.Module) -> Any:
-    reduce = _reducers.get(type(module))
+    reduce, _ = _reducers.get(type(module), (None, None))
     reduced = reduce(module) if reduce is not None else module.__reduce_ex__(4)
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced
     return (*reduced[:2], watches.unhooked(module, reduced[2]), *reduced[3:])
 
 
-def copy_as_before(hooked: Mapping[Any, Any]) -> None:
-    """Let modules be copied as they were before, unless some are hooked."""
+def copy_as_before(session: Session) -> None:
+    """Let modules that had hooks of a session be copied as before, unless others of their class are hooked still."""
     with _changing:
-        if hooked:
+        ledger = session.ledger()
+        if ledger is not None and ledger.forward.owner is not None:  # Its hooks are on the model, or on it again.
             return
         table = copyreg.dispatch_table
-        for kind, before in _reducers.items():
-            if kind not in table or table[kind] is not _reduce:
-                continue  # Somebody has changed it since.
-            if before is not None:
+        for kind in tuple(_reducers):
+            before, sessions = _reducers[kind]
+            if sessions != {session}:
+                sessions.discard(session)
+                continue
+            if table.get(kind) is not _reduce:
+                pass  # Somebody has changed it since.
+            elif before is not None:
                 table[kind] = before
             else:
                 del table[kind]
-        _reducers.clear()
+            del _reducers[kind]
 
 
 def strip(module: nn.Module) -> None:
@@ -238,6 +246,8 @@ def attached(taps: list[Tap]) -> Iterator[None]:
             yield
     finally:
         detach(missing)
+        for session in {tap.session for tap in missing}:
+            copy_as_before(session)
 
 
 def attached_to(module: nn.Module) -> tuple[Tap, ...]:
