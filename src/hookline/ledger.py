@@ -23,7 +23,7 @@ from hookline.records import EMPTY, Record, Session
 from hookline.refusals import refuse_opening
 from hookline.sites import Site
 from hookline.tables import count
-from hookline.tree import Children, Names, replaced_by, unwrap
+from hookline.tree import Names, replaced_by, unwrap
 from hookline.twins import warn_of_twins
 from hookline.where import Where, find
 from hookline.wiring.forwards import Forward
@@ -93,7 +93,6 @@ class Ledger:
         self.taps: list[Tap] = []
         self.asked: list[Where] = []  # What hooks that stay were asked for.
         self.hooked: set[int] = set()  # The ids of all modules that they were put on, also if they were removed since.
-        self.parents: list[tuple[Children, int]] = []  # Of patterns: the children of all modules, and how many.
         self.blocks: list[Block] = []
         self.may_have_fired = False
         self.is_dropped = False  # Whether nobody holds the `Hooks` any more, and its hooks are off.
@@ -122,7 +121,8 @@ class Ledger:
         for tap in taps:
             tap.order = next(_order)
         if any([tap.missing != RAISE for tap in taps]):
-            self.parents = [(module._modules, len(module._modules)) for module in self.model.modules()]
+            self.forward.parents = [module._modules for module in self.model.modules()]
+            self.forward.sizes = list(map(len, self.forward.parents))
         if not active:
             return
         self.added_at = user_line()
@@ -276,7 +276,7 @@ class Ledger:
             self.session.over = "its block is over"
         if failed is None and self.session.since:
             messages += self._find_replaced(taps)
-            messages += self._find_new() if self.parents else []
+            messages += self._find_new() if self.forward.has_grown() else []
         began, failures = block.session_before
         self.session.began = began
         self.session.failed += failures
@@ -383,11 +383,13 @@ class Ledger:
                 messages.append(Message(tap.missing == RAISE, text))
         return messages
 
+    def warn_of_new(self) -> None:
+        """Warn of modules that were added where hooks that act everywhere are by a pattern."""
+        _speak(self._find_new())
+
     def _find_new(self) -> list[Message]:
         """Say which modules were added that a pattern of these hooks matches: they have no hooks."""
-        if all([len(children) <= size for children, size in self.parents]):
-            return []
-        self.parents = [(children, len(children)) for children, _ in self.parents]
+        self.forward.sizes = list(map(len, self.forward.parents))
         try:
             new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in self.hooked]
         except HooklineError:  # What was asked for is not there any more.

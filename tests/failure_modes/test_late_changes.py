@@ -170,6 +170,40 @@ class TestLayersAddedLater:
         why = "was added after the hooks were made, and has none; make the hooks again"
         assert said(run) == [f"'2' {why}"]
 
+    @pytest.mark.parametrize("verb", ["capture", "patch", "edit"])
+    def test_hooks_that_simply_act_name_it_at_the_next_forward_and_once(self, verb: str) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        hooks = hl.Hooks(model)
+        {
+            "capture": lambda: hooks.capture("*"),
+            "patch": lambda: hooks.patch({"*": 0.0}),
+            "edit": lambda: hooks.edit("*", torch.relu),
+        }[verb]()
+        assert said(lambda: model(X)) == []
+        model.append(nn.Linear(4, 4))
+        model.append(nn.Linear(4, 4))
+        (message,) = said(lambda: (model(X), model(X)))
+        assert message.startswith("'2' was added after the hooks were made, and has none; make the hooks again (and 1")
+        model.append(nn.Linear(4, 4))
+        hooks.deactivate()
+        assert said(lambda: model(X)) == []
+        hooks.activate()
+        assert len(said(lambda: model(X))) == 1
+        hooks.remove()
+
+    def test_a_layer_that_no_pattern_of_hooks_that_simply_act_means_is_not_named(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        hooks = hl.Hooks(model)
+        hooks.edit(nn.Linear, torch.relu)
+        exact = hl.Hooks(model)
+        exact.patch({"0": 0.0})
+        del model[1]
+        model.append(nn.ReLU())
+        model.append(nn.ReLU())
+        assert said(lambda: model(X)) == []
+        hooks.remove()
+        exact.remove()
+
 
 def patched_batches(model: nn.Module) -> Iterator[Tensor]:
     with hl.patch(model, {"": 0.0}):

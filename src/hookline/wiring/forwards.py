@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -35,12 +36,14 @@ class Forward:
     gathering = None
 
     def __init__(self) -> None:
-        self.owner: object = None  # The ledger, while its hooks are attached: the model keeps it alive.
+        self.owner: Any = None  # The ledger, while its hooks are attached: the model keeps it alive.
         self.taps: list[Tap] = []
         self.stops: list[Tap] = []  # Those that have to fire before the forward may end.
         self.has_gradients = False
         self.active: dict[Tap, None] = {}  # Those that act everywhere, and where the modules of these stand:
         self.links: dict[Tap, tuple[Children, str, nn.Module | None, Tap]] = {}
+        self.parents: list[Children] = []  # Of patterns: the children of all modules, and how many.
+        self.sizes: list[int] = []
 
     def follow_links(self, changed: Iterable[Tap]) -> None:
         """Note where the modules of the taps stand that act everywhere, to notice when one is replaced."""
@@ -53,6 +56,11 @@ class Forward:
             if tap.siblings is not None:
                 key = tap.path.rpartition(".")[2]
                 self.links[tap] = (tap.siblings, key, tap.siblings.get(key), tap)
+
+    def has_grown(self) -> bool:
+        """Whether a module has got further children since the hooks were made, or since it was told."""
+        sizes = list(map(len, self.parents))
+        return sizes != self.sizes and any(map(operator.gt, sizes, self.sizes))
 
     def left(self, here: Blocks) -> set[Tap]:
         """Return the stops that wait here: a '#n' that has passed waits no more."""
@@ -91,6 +99,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
             _refuse_stage(chunk, waiting)
         if forward.links:
             _warn_of_replaced(forward)
+        if forward.parents and tap.active and forward.has_grown() and forward.owner is not None:
+            forward.owner.warn_of_new()
         has_gradients = has_gradients or forward.has_gradients
         if tap.blocks:
             beside += (tap.session.others.begin(),)
