@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 
-from hookline.actions import Save
+from hookline.actions import NOTHING, Save, Skip
 from hookline.context import Blocks, Others, current_runner, resting
 from hookline.errors import HooklineError, StopForward, warn
 from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
@@ -24,6 +24,8 @@ from hookline.wiring import gradients
 from hookline.wiring.taps import Tap
 
 STOPPED: Any = object()
+# What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
+_OF_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 _UNFOLLOWED = nullcontext()  # For a forward of which no gradient is asked.
 _waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  # Innermost last.
 
@@ -116,6 +118,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     except BaseException as error:
         for tap in following:
             tap.session.fail(error)
+            _note_skips(tap.action, error)  # type: ignore[arg-type]
         raise
     finally:
         for others in beside:
@@ -127,6 +130,18 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     if is_running():
         after_stop(following[0].module, is_over=False)
     return None
+
+
+def _note_skips(forward: Forward, error: BaseException) -> None:
+    """Add to an error of the model what was skipped: what stands for its result may not fit."""
+    skips = [tap for tap in forward.taps if isinstance(tap.action, Skip) and tap.fired]
+    told = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
+    if not skips or told or type(error) not in _OF_MODELS or not hasattr(error, "add_note"):  # Python 3.11.
+        return
+    tap, more = skips[0], f" and {len(skips) - 1} more" if len(skips) > 1 else ""
+    what = "its first argument" if tap.action.value is NOTHING else "the given value"  # type: ignore[union-attr]
+    advice = f"if that does not fit, give one that does: skip={{'{tap.site}': value}}"
+    error.add_note(f"hookline: '{tap.site}'{more} was skipped, and {what} stood for its result; {advice}")
 
 
 def run_until(stops: set[Tap], run: Callable[[], Any], model: nn.Module) -> Any:
