@@ -253,8 +253,8 @@ class Ledger:
             tap.fired = False
             if renew:
                 tap.order = next(_order)
-            if tap.problem:
-                tap.problem, tap.misses = "", 0
+            if tap.problem or tap.ran is not None:
+                tap.problem, tap.misses, tap.ran = "", 0, None
             if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
                 tap.record.explain(NOT_YET)
                 block.hides_values = True
@@ -365,7 +365,8 @@ class Ledger:
         last = len(parts) + (tap.is_inside or tap.site.method != "")  # The module itself, for what runs inside it.
         for above in (".".join(parts[:length]) for length in range(1, last)):
             module = names.find(above)
-            if module is not None and any(isinstance(one.action, Skip) for one in attached_to(module)):
+            taps = attached_to(module) if module is not None else ()
+            if any(isinstance(one.action, Skip) and not one.site.member for one in taps):
                 return f"'{tap.site}' was not called: {above!r}, which holds it, is skipped"
         return ""
 

@@ -60,7 +60,11 @@ def _why_never_fired(tap: Tap, model: nn.Module) -> str:
         )
     if session.stopped:
         return f"'{site}' was not reached: the forward was ended early, by a stop at another site"
-    times = count(session.since, "forward") if session.since else "a compiled forward"
+    ran = [session.called] if session.called else list(tap.ran or ()) if not session.since else []
+    if ran and not tap.is_inside:
+        known = why_not_called(site.path, tap.module, model).rstrip(".")
+        return f"'{site}' was not called: {' and '.join(map(repr, ran[:3]))} ran, and did not call it{known}"
+    times = _times(tap, model)
     if not session.since and not session.ran:
         return f"'{site}' was not called, nor {name} itself: a part of it ran"
     if tap.is_inside:
@@ -69,10 +73,19 @@ def _why_never_fired(tap: Tap, model: nn.Module) -> str:
         return f"'{site}' did not fire: the forward in which it would run, {where}, was not called{why}"
     if site.method:
         return (
-            f"'{site}' was not called in {times} of {name}. A call through super() or through the class itself "
+            f"'{site}' was not called in {times}. A call through super() or through the class itself "
             "passes the instance by, and can't be seen."
         )
-    return f"'{site}' was not called in {times} of {name}{_advised(site.path, tap.module, model)}"
+    return f"'{site}' was not called in {times}{_advised(site.path, tap.module, model)}"
+
+
+def _times(tap: Tap, model: nn.Module) -> str:
+    """Say how often the model ran, or what of it did."""
+    session = tap.session
+    if session.called:
+        return f"a call of {session.called!r}"
+    times = count(session.since, "forward") if session.since else "a compiled forward"
+    return f"{times} of {type(model).__name__}"
 
 
 def _why_not_run(tap: Tap, model: nn.Module) -> str:
@@ -122,11 +135,11 @@ def _why_not_taken(tap: Tap, model: nn.Module) -> str:
     name = type(model).__name__
     holder, key = tap.holders[0]
     tensor = holder._parameters.get(key, holder._buffers.get(key))  # Not by its name, which would be a read of it.
-    times = count(tap.session.since, "forward") if tap.session.since else "a compiled forward"
+    times = _times(tap, model)
     if isinstance(tap.module, nn.RNNBase):
         return f"{type(tap.module).__name__} keeps its weights in a list of its own, and does not read them by name"
     if not tap.function:
-        return f"it was not read in {times} of {name}"
+        return f"it was not read in {times}"
     ran = list(tap.ran or {})
     if tap.often:
         return (
@@ -138,7 +151,7 @@ def _why_not_taken(tap: Tap, model: nn.Module) -> str:
         return f"{tap.function!r} did not take it{did_you_mean(tap.function, ran) or '; what did: ' + ', '.join(ran)}"
     if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
         return f"it is a {type(tensor).__name__}, whose operations can't be followed; ':param' works"
-    return f"no operation took it in {times} of {name}{why_not_called(tap.path, tap.module, model)}"
+    return f"no operation took it in {times}{why_not_called(tap.path, tap.module, model)}"
 
 
 def _advised(path: str, module: nn.Module, model: nn.Module) -> str:

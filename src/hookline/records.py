@@ -60,6 +60,7 @@ class Session:
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
     generator: Generating | None = None  # Whose block it is, if one opened it.
+    called = ""  # What hl.run called that did not call the model itself.
     over = ""  # Why no further value will come.
     forked = False  # Whether this process is a copy of the one that placed the hooks.
 
@@ -77,7 +78,7 @@ class Session:
         self.began = self.forwards
         self.failed = 0
         self.ran = self.gave_up = self.stopped = self.rested = self.missed = False
-        self.over = ""
+        self.over = self.called = ""
         self.generator = None
         self.others = Others()
 

@@ -17,6 +17,7 @@ from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
 from hookline.hooks import Hooks
 from hookline.ranks import after_stop, is_running
+from hookline.tree import Names
 from hookline.values import describe
 from hookline.where import Where
 from hookline.wiring.forwards import STOPPED, run_until
@@ -262,6 +263,8 @@ def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kw
         )
     if not ledger.session.since:
         ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.
+        path = Names(ledger.model).of(owner)[0] if is_method else ""  # type: ignore[arg-type]
+        ledger.session.called = f"{path}.{getattr(call, '__name__', type(call).__name__)}()".lstrip(".")
     return None if output is STOPPED else output
 
 

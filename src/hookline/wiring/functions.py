@@ -6,10 +6,11 @@ children compute is theirs. While no forward of the model runs, it belongs to th
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable
-from types import FrameType, FunctionType
+from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ from hookline.operations import (
 )
 from hookline.refusals import refuse_fx
 from hookline.sites import Site
+from hookline.tree import Names
 from hookline.values import leaves, map_tensors
 from hookline.wiring import arguments, gradients
 from hookline.wiring.checkpoints import Event, event_of
@@ -44,6 +46,8 @@ from hookline.wiring.taps import Tap
 if TYPE_CHECKING:
     from hookline.wiring.watches import Watch
 
+_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+_UNSEEN = "which runs later, and the functions that it calls then can't be seen; hook the modules and methods it calls"
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
 Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
@@ -56,9 +60,11 @@ def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numb
         return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
     inside = Inside(watch, module, taps, event, act)
     inside.home = sys._getframe()
+    output = None
     try:
         with inside:
-            return watch.forward(module, *passed)
+            output = watch.forward(module, *passed)
+        return output
     finally:
         if _get_current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
             _pop_mode()
@@ -66,6 +72,9 @@ def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numb
         for tap in inside.waiting:
             if not tap.fired:
                 tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
+                if isinstance(output, _LATER):
+                    what = f"'{watch.found.__name__}()'" if watch.is_method and watch.found else "the forward"
+                    tap.problem = f"did not fire: {what} gives a {type(output).__name__}, {_UNSEEN}"
 
 
 class Pause:
@@ -83,7 +92,10 @@ def pauses_below(tap: Tap) -> list[Tap]:
 
 
 class Entry:
-    """Stands at a method of a module that has a tap on a function: called by itself, it counts as a forward."""
+    """Stands at the methods of a module that has a tap on a function: called by itself, one counts as a forward.
+
+    For a change of one method it stands at the others, and notes which of them ran instead.
+    """
 
     kind = "entry"
     observes = True
@@ -101,24 +113,44 @@ def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
 
 def entering(watch: Watch, module: nn.Module) -> Event | None:
     """Return this call of a method, with the taps on functions for which it is called by itself; None without any."""
-    mode = _get_current_function_mode()
-    if isinstance(mode, Inside) and mode.module is module:  # Its forward runs, or another of its methods.
-        return None
-    taps = [entry.action.tap for entry in watch.entries if _is_outside(entry.session.model())]  # type: ignore[union-attr]
-    event = event_of((module, watch.name, "/"), taps, open_blocks.get(), lambda _: (0, True)) if taps else None
+    mode, here, taps = _get_current_function_mode(), open_blocks.get(), []
+    is_running = isinstance(mode, Inside) and mode.module is module  # Its forward runs, or another of its methods.
+    for entry in watch.entries:
+        tap: Tap = entry.action.tap  # type: ignore[union-attr]
+        if not tap.is_inside:
+            if not tap.fired and tap.acts(here):
+                name = str(Site(entry.path) if watch.name == "forward" else entry.site)
+                tap.ran = {**(tap.ran or {}), name: None}
+        elif not is_running:
+            caller = _caller(entry.session.model())
+            if caller is None:
+                taps.append(tap)
+            elif caller is not module and not (tap.fired or tap.problem) and tap.acts(here):
+                tap.problem = _belongs_to(caller, tap, entry)
+    event = event_of((module, watch.name, "/"), taps, here, lambda _: (0, True)) if taps else None
     return event if event is not None and event.taps else None
 
 
-def _is_outside(model: nn.Module | None) -> bool:
-    """Whether no forward of a model runs here."""
+def _caller(model: nn.Module | None) -> nn.Module | None:
+    """Return the module of a model whose forward is the innermost that runs here."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not call_user.__code__:
         if frame.f_code is _CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
             owner = _first_argument(frame)
             if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
-                return False
+                return owner
         frame = frame.f_back
-    return True
+    return None
+
+
+def _belongs_to(caller: nn.Module, tap: Tap, entry: Tap) -> str:
+    """Say that a method was called by the forward of another module, and where its functions are then."""
+    model = tap.session.model()
+    path = Names(model).of(caller)[0] if model is not None else ""
+    whose = f"the forward of {path!r}" if path else "the model's own forward"
+    return (
+        f"did not fire: '{entry.site}' was called by {whose}, and what it calls counts there: '{path}/{tap.function}'"
+    )
 
 
 def _is_called_directly(frame: FrameType) -> bool:
@@ -202,7 +234,7 @@ class Inside(TorchFunctionMode):
         while frame is not self.home:
             if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in _MACHINERY:
                 return False
-            if frame.f_code is self.watch.code or (is_method and frame.f_code.co_varnames[:1] == ("self",)):
+            if frame.f_code is self.watch.code or (is_method and _is_method(frame)):
                 forwards.append(frame)
             elif frame.f_code.co_name.endswith("forward") and self._is_of_another(frame):
                 return False
@@ -220,6 +252,16 @@ class Inside(TorchFunctionMode):
         """
         owner = _first_argument(frame)
         return isinstance(owner, nn.Module) and owner is not self.module
+
+
+def _is_method(frame: FrameType) -> bool:
+    """Whether a frame is that of a method, whatever its first parameter is called."""
+    code = frame.f_code
+    if code.co_varnames[:1] == ("self",):
+        return True
+    owner = _first_argument(frame)
+    own = inspect.getattr_static(type(owner), code.co_name, None) if isinstance(owner, nn.Module) else None
+    return getattr(inspect.unwrap(own), "__code__", None) is code  # type: ignore[arg-type]
 
 
 def _first_argument(frame: FrameType) -> Any:

@@ -31,6 +31,7 @@ from hookline.wiring.watches import GONE, REPLICATE, SCRIPT, Watch, code_for, go
 # The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
 _reducers: dict[type, tuple[Any, set[Session]]] = {}
 Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
+_WRITTEN = (FunctionType, staticmethod, classmethod)
 _changing = threading.RLock()
 
 
@@ -108,6 +109,10 @@ def _put_on(tap: Tap) -> None:
         module.__dict__[name] = watch.method
     if tap.is_inside and not isinstance(tap.action, functions.Pause):
         _add_helpers(tap)
+    elif tap.method != "forward" and not tap.action.observes:
+        others = [name for name in ("forward", *_written_methods(module)) if name != tap.method]
+        tap.helpers = functions.entries_of(tap, others)
+        attach(tap.helpers)
 
 
 def _leave_hot_path(plain: Tap, tap: Tap) -> None:
@@ -148,7 +153,7 @@ def _written_methods(module: nn.Module) -> list[str]:
     """Return the methods that a module's classes define, but for those in whose place its instance holds something."""
     kind, held = type(module), module.__dict__
     names = [name for name in method_names(module) if name not in held or watches.is_shadow(held[name])]
-    return [name for name in names if type(methods.written_in(kind, name)) is FunctionType]
+    return [name for name in names if type(methods.written_in(kind, name)) in _WRITTEN]
 
 
 def detach(taps: Iterable[Tap]) -> None:

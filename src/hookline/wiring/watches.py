@@ -167,7 +167,7 @@ class Watch:
     home: weakref.ref[nn.Module] | None = None
     heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
     pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
-    entries: tuple[Tap, ...] = ()  # Of a method: those that let it count as a forward when it is called by itself.
+    entries: tuple[Tap, ...] = ()  # Those that have to know when it is called by itself: see functions.py.
     choices: tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # The taps, and what functions.py knows of them.
     is_traceable = True
     is_function = is_method = False
@@ -195,18 +195,18 @@ class Watch:
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what was found: somebody else's, or that of the class as it is now."""
+        if self.entries and module is self.module:
+            event = functions.entering(self, module)
+            if event is not None:
+                own = self.found or methods.bound(methods.written_in(type(module), self.name), module)
+                return calls.run_event(MethodCall(own, event), module, (args, kwargs), event)
         if self.found is not None and self.home is not None and self.home() is module:
             return self.found(*args, **kwargs)
         if type(self.before) is MethodType and not is_shadow(self.before):
             return self.before.__func__(module, *args, **kwargs)  # A copy of a module with a forward of its own.
         if self.name == "forward":
             return type(module).forward(module, *args, **kwargs)
-        own = methods.bound(methods.written_in(type(module), self.name), module)
-        if self.entries and module is self.module:
-            event = functions.entering(self, module)
-            if event is not None:
-                return calls.run_event(MethodCall(own, event), module, (args, kwargs), event)
-        return own(*args, **kwargs)
+        return methods.bound(methods.written_in(type(module), self.name), module)(*args, **kwargs)
 
     def successor(self, module: nn.Module) -> Watch | None:
         """Return what watches the module in the place of this one, which somebody holds from before."""
@@ -241,7 +241,7 @@ class Watch:
                 pauses.append(tap)
             elif isinstance(action, functions.Entry):
                 entries.append(tap)
-                is_traceable = False
+                is_traceable = is_traceable and not action.tap.is_inside
             else:
                 others.append(tap)
                 is_traceable = is_traceable and tap.is_traceable
