@@ -109,7 +109,17 @@ def is_thrown_away(line: Line | None) -> bool:
     frame = _of_user()[0]
     if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
         return False  # By identity: a cell of a notebook that runs again has other code that is equal.
-    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("STORE", "DELETE"))
+    return not _gives_up_variable(frame)
+
+
+def is_given_up() -> bool:
+    """Whether the user's statement that runs drops what a variable held on purpose: by `del`, or for something else."""
+    frame = _of_user()[0]
+    return frame is not None and _gives_up_variable(frame)
+
+
+def _gives_up_variable(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("STORE", "DELETE"))
 
 
 def line_text(line: Line) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
-from hookline.errors import HooklineError, Line, NeverFired, is_thrown_away, line_text, user_line, warn
+from hookline.errors import HooklineError, Line, NeverFired, is_given_up, is_thrown_away, line_text, user_line, warn
 from hookline.reasons import RESTED, fused_instead, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Record, Session
 from hookline.refusals import refuse_opening
@@ -184,10 +184,10 @@ class Ledger:
         self.detach_all()
         self.is_dropped = True
         if self.verb or self.added_at is not None:
-            self._warn_of_unused()
+            self.warn_of_unused()
 
-    def _warn_of_unused(self) -> None:
-        """Warn of hooks that go without having done anything: never entered, or not kept in a variable."""
+    def warn_of_unused(self) -> None:
+        """Warn of hooks that go without having done anything: never entered, or not kept until the model runs."""
         verb = self.verb
         if self.session.forked or not self.taps:
             return
@@ -197,12 +197,24 @@ class Ledger:
             advice = f"write `with hl.{verb}(...):`{stays}"
             warn(f"hl.{verb} at {self._where()}{made} was never entered and did nothing; {advice}")
         elif self.forward.active and not self.session.any_forward:
-            may_rest = all([tap.fired or tap.missing == IGNORE for tap in self.taps])
-            if is_thrown_away(self.added_at) and not may_rest:
+            if all([tap.fired or tap.missing == IGNORE for tap in self.taps]):
+                return
+            if is_thrown_away(self.added_at):
                 warn(
                     f"the hooks at {self._where()} are gone before the model ran: nothing holds them; keep them in a "
                     "variable, as in hooks = hl.Hooks(model)"
                 )
+            elif self._has_changed_nothing() and not is_given_up() and sys.exc_info()[1] is None:
+                warn(
+                    f"the hooks at {self._where()}, made in {line_text(self.added_at)}, are gone before the model ran, "  # type: ignore[arg-type]
+                    "and changed nothing: hooks go with the last variable that holds them. If a function makes them, "
+                    "let it return them, and keep them while the model runs"
+                )
+
+    def _has_changed_nothing(self) -> bool:
+        """Whether hooks are here to change something, and nothing has passed any of them, nor the model failed."""
+        changes = any([not tap.action.observes for tap in self.taps])
+        return changes and not self.session.forwards and not any([tap.fired for tap in self.taps])
 
     def _where(self) -> str:
         first, *others = self.taps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import inspect
 import os
 import sys
@@ -46,6 +48,21 @@ class Owner:
         # Bound early: at the end of Python modules are empty.
         if ledger is not None and not ledger.is_dropped and not _is_finalizing():
             ledger.drop()
+
+
+@cache
+def look_at_exit() -> None:
+    """Let Python warn at its end of short forms that a variable still holds, and that nobody has entered."""
+    atexit.register(_warn_of_waiting)
+
+
+def _warn_of_waiting() -> None:
+    # Asking the garbage collector once costs no block anything: a list of those that wait would.
+    found = {id(one.ledger): one.ledger for one in gc.get_objects() if type(one) is Owner and one.ledger is not None}
+    for ledger in found.values():
+        if ledger.verb:
+            ledger.warn_of_unused()
+            ledger.verb = ""
 
 
 class Leaving(partial[None]):

@@ -16,6 +16,7 @@ from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
 from hookline.hooks import Hooks
+from hookline.living import look_at_exit
 from hookline.ranks import after_stop, is_running
 from hookline.tree import Names
 from hookline.values import describe
@@ -270,6 +271,7 @@ def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kw
 
 def brief(model: nn.Module) -> Hooks:
     """Make hooks that are attached on entering and detached on leaving."""
+    look_at_exit()
     hooks = Hooks(model, active=False)
     hooks._brief = True
     return hooks

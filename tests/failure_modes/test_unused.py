@@ -103,10 +103,28 @@ def test_what_hookline_makes_for_itself_says_nothing() -> None:
     assert said(use) == []
 
 
-def test_the_end_of_python_is_no_reason_to_warn() -> None:
-    code = "import torch, hookline as hl; m = torch.nn.Sequential(torch.nn.ReLU()); kept = hl.patch(m, {'0': 0.0})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stderr == ""
+PROGRAM = """
+import torch, hookline as hl
+model = torch.nn.Sequential(torch.nn.ReLU())
+"""
+
+
+def said_by(program: str) -> str:
+    """Return what a program of its own writes to stderr."""
+    command = [sys.executable, "-c", PROGRAM + program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
+
+
+def test_a_short_form_that_a_variable_holds_until_the_end_of_python_is_told_of_there() -> None:
+    told = said_by("kept = hl.patch(model, {'0': 0.0}); also = hl.capture(model, '0'); watch = hl.watch(model)")
+    assert told.count("was never entered and did nothing") == 3
+    assert "hl.patch at '0', made in <string>:4, was never entered" in told
+
+
+def test_the_end_of_python_is_no_reason_to_warn_of_anything_else() -> None:
+    used = "kept = hl.patch(model, {'0': 0.0})\nwith kept: model(torch.ones(1))\n"
+    assert said_by(used + "seen = hl.capture(model, '0'); repr(seen)") == ""
+    assert said_by("kept = hl.Hooks(model).patch({'0': 0.0})") == ""
 
 
 ADDED: dict[str, Callable[[hl.Hooks], Any]] = {
@@ -155,12 +173,73 @@ def test_hooks_that_are_used_where_they_are_made_say_nothing() -> None:
     assert said(use) == []
 
 
+CHANGES = [verb for verb in ADDED if verb != "capture"]
+
+
+def make(model: nn.Module, verb: str) -> None:
+    hooks = hl.Hooks(model)
+    ADDED[verb](hooks)
+
+
+@pytest.mark.parametrize("verb", CHANGES)
+def test_changes_that_a_function_makes_and_does_not_return_say_that_they_are_gone(verb: str) -> None:
+    model = mlp()
+    message = r"the hooks at '0' and 1 more, made in test_unused.py:[0-9]+, are gone before the model ran, and changed"
+    with pytest.warns(hl.HooklineWarning, match=message) as found:
+        make(model, verb)
+        model(torch.ones(1, 4))
+    assert [one.filename for one in found] == [__file__]
+
+
+def test_hooks_of_a_function_that_were_used_or_let_go_on_purpose_say_nothing() -> None:
+    model = mlp()
+
+    def used() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        model(torch.ones(1, 4))
+
+    def used_in_part() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        model[0](torch.ones(1, 4))
+
+    def removed() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        hooks.remove()
+
+    def resting() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        hooks.deactivate()
+
+    def entered() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        with hooks:
+            pass
+
+    def ignored() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like).when_missing("ignore")
+
+    def failed() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 5))
+
+    for run in (used, used_in_part, removed, resting, entered, ignored, failed, lambda: make(model, "capture")):
+        assert said(run) == []
+
+
 def test_a_cell_of_a_notebook_that_is_run_twice_keeps_its_hooks() -> None:
     names = {"hl": hl, "model": mlp(), "torch": torch}
     cell = "hooks = hl.Hooks(model).edit('0', torch.zeros_like)"
     found = said(lambda: [exec(compile(cell, "cell", "exec"), names) for _ in range(2)])
     assert not any("nothing holds them" in one for one in found), found
-    names.clear()
+    del names["hooks"]
 
 
 def test_hooks_that_a_loop_makes_again_were_kept() -> None:
