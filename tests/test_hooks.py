@@ -440,6 +440,7 @@ def test_each_place_that_hooks_are_narrowed_to_has_one() -> None:
     assert len(hooks.at("*")) == 2
     with pytest.raises(hl.SiteError, match="no hook here is at '1'"):
         hooks.at("0", "1")
+    hooks.remove()
 
 
 def test_a_site_in_place_of_a_name_is_told_where_its_hooks_are() -> None:

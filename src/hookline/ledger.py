@@ -213,7 +213,7 @@ class Ledger:
 
     def _has_changed_nothing(self) -> bool:
         """Whether hooks are here to change something, and nothing has passed any of them, nor the model failed."""
-        changes = any([not tap.action.observes for tap in self.taps])
+        changes = any([tap.active and not tap.action.observes for tap in self.taps])
         return changes and not self.session.forwards and not any([tap.fired for tap in self.taps])
 
     def _where(self) -> str:

@@ -209,6 +209,11 @@ def test_hooks_of_a_function_that_were_used_or_let_go_on_purpose_say_nothing() -
         hooks.edit("0", torch.zeros_like)
         hooks.remove()
 
+    def cleared() -> None:
+        hooks = hl.Hooks(model)
+        hooks.edit("0", torch.zeros_like)
+        hl.clear(model)
+
     def resting() -> None:
         hooks = hl.Hooks(model)
         hooks.edit("0", torch.zeros_like)
@@ -230,7 +235,17 @@ def test_hooks_of_a_function_that_were_used_or_let_go_on_purpose_say_nothing() -
         with pytest.raises(RuntimeError):
             model(torch.ones(1, 5))
 
-    for run in (used, used_in_part, removed, resting, entered, ignored, failed, lambda: make(model, "capture")):
+    for run in (
+        used,
+        used_in_part,
+        removed,
+        cleared,
+        resting,
+        entered,
+        ignored,
+        failed,
+        lambda: make(model, "capture"),
+    ):
         assert said(run) == []
 
 
