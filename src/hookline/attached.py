@@ -89,8 +89,11 @@ def clear(model: nn.Module) -> int:
     if not isinstance(model, nn.Module):
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     removed = 0
+    ledgers = []
     for _, module in Names(model).once():
         for tap in attached_to(module):
+            if isinstance(tap.action, Forward) and tap.action.owner is not None:
+                ledgers.append(tap.action.owner)
             tap.active = False
             for block in tap.blocks:
                 close_block(block)
@@ -98,6 +101,8 @@ def clear(model: nn.Module) -> int:
             removed += not (isinstance(tap.action, Forward) or tap.removed)
             tap.removed = not isinstance(tap.action, Forward)
         strip(module)
+    for ledger in ledgers:
+        ledger.unfollow()
     return removed
 
 

@@ -224,7 +224,7 @@ class Ledger:
         """Take everything off the model, whatever state it is in."""
         if self.around.watch is not None:  # It is attached before any other, and detached after them.
             detach(self.taps)
-            self._unfollow()
+            self.unfollow()
 
     def enter(self, taps: list[Tap], renew: bool) -> Block:
         """Open a block: these taps act here, from call 0 on, until it is left."""
@@ -442,9 +442,10 @@ class Ledger:
                 living.note(self)
             attach((around,))
         else:
-            self._unfollow()
+            self.unfollow()
 
-    def _unfollow(self) -> None:
+    def unfollow(self) -> None:
+        """Don't follow the model's forwards any more."""
         detach((self.around,))
         self.forward.owner = None
         living.forget(self)
