@@ -290,8 +290,27 @@ def _get_one(value: Any, subscript: Any) -> Any:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         near = did_you_mean(subscript, _attributes(value)) if isinstance(subscript, str) else ""
         problem = f": {error}" if isinstance(error, (IndexError, ValueError)) and error.args else ""
+        problem = _out_of_range(value, subscript) or problem
         text = f"[{subscript!r}]" if isinstance(subscript, str) else subscript_text(subscript)
         raise SiteError(f"{text} is not a part of {describe(value)}{problem}{near}") from None
+
+
+def _out_of_range(value: Any, subscript: Any) -> str:
+    """Say which index of a tensor is too large. Torch does not count the dimensions that `...` stands for."""
+    items = subscript if isinstance(subscript, tuple) else (subscript,)
+    taken = [item for item in items if item is not None and item is not Ellipsis]
+    if not isinstance(value, Tensor) or value.is_nested or len(taken) > value.dim():
+        return ""
+    dimension = 0
+    for item in items:
+        if item is Ellipsis:
+            dimension += value.dim() - len(taken)
+        elif item is not None:
+            size = value.shape[dimension]
+            if type(item) is int and not -size <= item < size:
+                return f": index {item} is out of bounds for dimension {dimension} with size {size}"
+            dimension += 1
+    return ""
 
 
 def _attributes(value: Any) -> dict[str, Any]:
