@@ -266,7 +266,7 @@ class Ledger:
             if renew:
                 tap.order = next(_order)
             if tap.problem or tap.ran is not None:
-                tap.problem, tap.misses, tap.ran = "", 0, None
+                tap.problem, tap.hint, tap.misses, tap.ran = "", "", 0, None
             if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
                 tap.record.explain(NOT_YET)
                 block.hides_values = True
@@ -515,10 +515,15 @@ def _tell(missing: list[Tap], why: str) -> list[Message]:
 
 
 def _explain_misses(taps: list[Tap]) -> list[Message]:
-    """Say which hooks changed some calls, and nothing of others, where their subscripts select nothing."""
+    """Say which hooks had nothing to change or to capture in some calls, where their subscripts select nothing."""
     found = [tap for tap in taps if tap.fired and tap.misses and tap.missing != IGNORE]
-    advice = "'#n' names the calls that are meant, when_missing('ignore') leaves this unsaid"
-    return [Message(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}; {advice}") for tap in found]
+    return [Message(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}{_advice(tap)}") for tap in found]
+
+
+def _advice(tap: Tap) -> str:
+    some = "; '#n' names the calls that are meant"
+    every = "; hl.scan(model, ...) shows the shapes"
+    return (tap.hint or (some if tap.misses < tap.count else every)) + ", when_missing('ignore') leaves this unsaid"
 
 
 def _speak(messages: list[Message]) -> None:

@@ -37,7 +37,7 @@ def ran_elsewhere(model: nn.Module) -> str:
 
 def why_never_fired(tap: Tap, model: nn.Module) -> str:
     """Say that a site did not fire, why, and what to hook instead."""
-    why = f"'{tap.site}' {tap.problem}" if tap.problem else _why_never_fired(tap, model)
+    why = f"'{tap.site}' {tap.problem}{tap.hint}" if tap.problem else _why_never_fired(tap, model)
     return f"{why.rstrip('.')}. Also, {ran_elsewhere(model)}" if tap.session.others.ran else why
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -78,8 +79,20 @@ class TestSubscripts:
 
         (message,) = said(generate)
         assert message.startswith(
-            "'0[:, 3:]' changed nothing: [:, 3:] selects nothing of float32 (1, 1), in 3 calls; '#n'"
+            "'0[:, 3:]' changed nothing: [:, 3:] selects nothing of float32 (1, 1), in 3 calls; a model that generates "
+            "with a cache is given one token a call after the prompt: '0#0[:, 3:]' is the prompt's call alone"
         )
+
+    def test_a_change_that_misses_longer_calls_points_at_their_numbers(self) -> None:
+        model = nn.Sequential(nn.Identity())
+
+        def run() -> None:
+            with hl.patch(model, {"0[:, 3:]": 0.0}):
+                model(torch.ones(1, 5))
+                model(torch.ones(1, 2))
+
+        (message,) = said(run)
+        assert "in 1 call; '#n' names the calls that are meant" in message
 
     def test_a_change_that_is_said_to_miss_says_nothing(self) -> None:
         model = nn.Sequential(nn.Identity())
@@ -134,9 +147,59 @@ class TestSubscripts:
 
         assert said(run) == []
 
-    def test_a_capture_of_nothing_is_an_empty_tensor(self) -> None:
-        _, acts = hl.run(wide(), X, capture="0[:, 7:9]")
-        assert acts["0[:, 7:9]"].shape == (2, 0)
+    @pytest.mark.parametrize("site", ["0[:, 7:9]", "0:input[:, 7:9]", "0[5:]", "0[*, 7:9]", "0/linear[:, 7:]"])
+    def test_a_capture_that_never_selects_anything_warns_once(self, site: str) -> None:
+        model = wide()
+
+        def run() -> None:
+            with hl.capture(model, site) as acts:
+                model(X)
+                model(X)
+            assert not any(tensor.numel() for tensor in acts.values())
+
+        (message,) = said(run)
+        assert re.match(r".* captured nothing: .* selects nothing of float32 \(2, 4\), in 2 calls; hl.scan", message)
+
+    def test_a_captured_gradient_of_nothing_warns(self) -> None:
+        model = wide()
+
+        def run() -> None:
+            with hl.capture(model, "0:grad_output[:, 7:9]"):
+                model(X).sum().backward()
+
+        (message,) = said(run)
+        assert message.startswith("'0:grad_output[:, 7:9]' captured nothing: [:, 7:9] selects nothing")
+
+    def test_a_capture_that_stays_warns_once(self) -> None:
+        model = wide()
+        hooks = hl.Hooks(model)
+        hooks.capture("0[:, 7:9]")
+        assert said(lambda: [model(X), model(X)]) == [
+            "'0[:, 7:9]' captured nothing: [:, 7:9] selects nothing of float32 (2, 4)"
+        ]
+        hooks.remove()
+
+    @pytest.mark.parametrize("site", ["0[:]", "0[:, 1:2]", "0[:1]", "0[*]", "0:input[:, 1:]", "0[*, 1:]"])
+    def test_a_capture_of_what_is_empty_itself_says_nothing(self, site: str) -> None:
+        model = wide()
+        assert said(lambda: hl.run(model, torch.ones(0, 4), capture=site)) == []
+
+    @pytest.mark.parametrize("site", ["0[:, 4]", "0:input[:, 4]", "0/linear[:, 4]"])
+    def test_a_position_that_a_decode_step_lacks_points_at_the_prompt(self, site: str) -> None:
+        model = nn.Sequential(nn.Linear(2, 2))
+        prompt = re.escape(site.replace("0", "0#0", 1))
+        with pytest.raises(hl.SiteError, match=rf"out of bounds .*; a model that generates with a cache .*'{prompt}'"):
+            with hl.capture(model, site, keep="all"):
+                model(torch.ones(1, 5, 2))
+                model(torch.ones(1, 1, 2))
+        with hl.capture(model, site.replace("0", "0#0", 1)) as acts:
+            model(torch.ones(1, 5, 2))
+            model(torch.ones(1, 1, 2))
+        assert [tensor.shape for tensor in acts.values()] == [(1, 2)]
+
+    def test_a_position_that_the_first_call_lacks_is_no_matter_of_a_cache(self) -> None:
+        with pytest.raises(hl.SiteError, match=r"dimension 1 with size 1$"):
+            hl.run(nn.Sequential(nn.Identity()), torch.ones(1, 1, 2), capture="0[:, 4]")
 
 
 class Branches(nn.Module):

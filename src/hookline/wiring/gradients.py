@@ -191,9 +191,10 @@ def _watch_part(
     """Follow the tensors of one part of a value, and note their aliases. Parts may be of one tensor: it gets one."""
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
-    if rest and not tap.action.observes and is_empty(get(part, rest)) and selects_nothing(part, rest):
+    if rest and is_empty(get(part, rest)) and selects_nothing(part, rest):
         tap.miss(value)
-        return
+        if not tap.action.observes:
+            return
     if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
         _say_why_not(tap, tensors, call.site, subscripts)
         return
@@ -486,6 +487,7 @@ def _embedding_instead(model: nn.Module | None) -> str:
 
 def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) -> None:
     tap.problem = f"can get no gradient: {why}"
+    tap.hint = ""
     if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
         tap.problem += ", or deactivate the hook for such a run"
     problem = f"'{site}' {tap.problem}"

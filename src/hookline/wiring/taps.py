@@ -13,7 +13,7 @@ from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
 from hookline.budget import Budget
 from hookline.context import RESTING, Blocks, Rest, acting
-from hookline.errors import HooklineError, warn
+from hookline.errors import HooklineError, SiteError, warn
 from hookline.exchange import Exchange
 from hookline.members import Holders
 from hookline.operands import plain
@@ -89,6 +89,7 @@ class Tap:
     group: object = None  # Shared by those of one pattern that changes something.
     has_warned = False  # Of a gradient that can't come, or a part that is not there.
     problem = ""  # Why it could do nothing with what passed, the last time that it could not.
+    hint = ""  # What may be the reason for that, and what to write instead.
     misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
     helpers: list[Tap] | None = None  # What one on a function needs at other places: see functions.py.
     counts: dict[str, int] | None = None  # Of operations on a parameter: how often each, in this forward.
@@ -206,6 +207,9 @@ class Tap:
             seen = plain(value) if operands.in_use else value
             new = self._changed(seen, call, event)
             return value if new is seen else new
+        except SiteError as error:
+            short = self._why_short(value) if self.subscripts else ""
+            blame(call.site, SiteError(f"{error}{short}") if short else error)
         except Exception as error:
             blame(call.site, error)
 
@@ -236,12 +240,25 @@ class Tap:
         if not any([tensor.numel() for tensor in leaves(value)]):
             self.fired = True
             return
-        self.problem = f"changed nothing: {self.site.index} selects nothing of {describe(value)}"
+        did = "captured" if isinstance(self.action, Save) else "changed"
+        self.problem = f"{did} nothing: {self.site.index} selects nothing of {describe(value)}"
+        self.hint = self._why_short(value)
         self.misses += 1
         self.session.missed = True
         if self.active and not self.blocks and not self.has_warned and self.missing != IGNORE:
             self.has_warned = True
-            warn(f"'{self.site}' {self.problem}")
+            warn(f"'{self.site}' {self.problem}{self.hint}")
+
+    def _why_short(self, value: Any) -> str:
+        """Say why a value of a later call may be of one position: in the first call, the prompt passed."""
+        shapes = [tensor.shape for tensor in leaves(value)[:1] if not tensor.is_nested]
+        if self.count < 2 or self.wanted_call is not None or not shapes or len(shapes[0]) < 2 or shapes[0][1] != 1:
+            return ""
+        prompt = self.site._replace(**{"within" if self.is_inside else "call": 0})
+        return (
+            "; a model that generates with a cache is given one token a call after the prompt: "
+            f"'{prompt}' is the prompt's call alone, and call.number tells an edit which call it is"
+        )
 
     def _changed_whole(self, gathering: Gathering, value: Any, call: Call, event: Event) -> Any:
         """The same where a value may be one rank's part: it is made whole first, and cut again afterwards."""
@@ -303,15 +320,19 @@ class Tap:
             whole = value if action.gathering is None else action.whole(value, site)
             _put(self.record_at(site), action.keep(whole, call, whole is event.new), stamp, forward, action.budget)
             return
+        found = False
         for subscripts in expand(value, self.subscripts) if self.star else (self.subscripts,):
             whole, rest = split(value, subscripts)
             part = get(action.whole(whole, site), rest)
+            found = found or not is_empty(part) or not selects_nothing(value, subscripts)
             if part is None and self.star:
                 continue
             if part is None:
                 raise HooklineError(f"None passes here: {type(self.module).__name__} did not make this value")
             kept = action.keep_part(part, bool(rest), self._at(call, subscripts))
             _put(self.record_at(site, subscripts), kept, stamp, forward, action.budget)
+        if not found:
+            self.miss(value)
 
     def record_at(self, site: Site, subscripts: tuple[Any, ...] | None = None) -> Record:
         """Return the record of a site: for a `[*]` or a pattern of functions, one for each it stands for."""
