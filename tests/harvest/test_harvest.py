@@ -1256,3 +1256,32 @@ def test_texts_and_names_in_the_wrong_place_are_told_where_they_go(to):
         hl.harvest("gpt2", X, "0", to=to, batch_size=8)
     with pytest.raises(hl.HooklineError, match="unit='0' is not a whole number"):
         hl.Harvest(net(), X, "0", to=to, batch_size=8).run_unit("0")
+
+
+@pytest.mark.parametrize("site", ["0[:, 20:]", "{0,1}[:, 20:]"])
+def test_a_harvest_whose_subscripts_select_nothing_is_refused(to, site):
+    with pytest.raises(hl.HooklineError, match=r"captured nothing: \[:, 20:\] selects nothing of float32 \(4, 8\)"):
+        hl.harvest(net(), X, site, to=to, batch_size=4)
+
+
+def test_rows_by_token_of_values_without_positions_are_refused(to):
+    with pytest.raises(hl.HooklineError, match=r"'0' has shape \(4, 8\), .*nothing in the batch.*rows=\"batch\" keeps"):
+        hl.harvest(net(), X, "0", to=to, batch_size=4, rows="tokens")
+
+
+def test_one_number_for_each_token_is_kept_by_token(to):
+    store = hl.harvest(Tagger().eval(), {"input_ids": IDS}, "mix", "mix[:, :, 0]", to=to, batch_size=3, rows="tokens",
+                       transform=lambda value: value if value.dim() == 2 else value.norm(dim=-1))  # fmt: skip
+    assert store["mix"].shape == store["mix[:, :, 0]"].shape == (30,)
+    model = nn.Sequential(nn.Embedding(20, 1), nn.Flatten(1))
+    store = hl.harvest(model.eval(), IDS, "1", to=to / "flat", batch_size=3, rows="tokens")
+    assert store["1"].shape == (30,)
+
+
+def test_a_list_of_single_samples_points_at_batch_size(to):
+    square = nn.Sequential(nn.Linear(4, 4)).eval()
+    with pytest.warns(hl.HooklineWarning, match=r"shape \(4,\), taken for 4 samples .*give batch_size="):
+        hl.harvest(square, list(X[:3]), "0", to=to)
+    with pytest.raises(hl.HooklineError, match=r"if the data are single samples, give batch_size="):
+        hl.harvest(nn.Conv2d(3, 4, 3).eval(), list(torch.ones(2, 3, 8, 8)), "", to=to / "images")
+    assert hl.harvest(square, list(X[:3]), "0", to=to / "right", batch_size=3)["0"].shape == (3, 4)

@@ -102,6 +102,7 @@ class Pass:
         near = _near(batch.value, manner.rows)
         with self.hooks as cache:
             output = self._forward(on(batch.value, self.device))
+            self._refuse_misses()
         values = {name: self._joined(name, cache.calls(name)) for name in cache}
         cache.clear()
         rows = Rows(near, len(batch.samples), output, self._mask)
@@ -109,7 +110,9 @@ class Pass:
             for name in list(values):
                 value, where = _own_part(name, values.pop(name))
                 self._refuse_padding(name, near, value)
-                if manner.transform is not None:  # It may give memory that it will use again.
+                if manner.transform is None:
+                    self._refuse_flat(name, near, value)
+                else:  # It may give memory that it will use again.
                     value = map_tensors(share_tensor, manner.transform(value))
                 found[name] = replace(self._part(rows, name, self._site(name), value), placement=where)
             for name, column in (manner.columns or {}).items():
@@ -134,6 +137,12 @@ class Pass:
             loss.backward()
             return output
 
+    def _refuse_misses(self) -> None:
+        """Refuse places whose subscripts select nothing of this batch, which would be rows without elements."""
+        for tap in self.hooks._taps if self.hooks._ledger.session.missed else ():
+            if tap.misses:
+                raise HooklineError(f"'{tap.site}' {tap.problem}{tap.hint}")
+
     def _joined(self, name: str, calls: list[Any]) -> Any:
         """Return the value of a site, which may have passed in several calls."""
         along = CALLS[self.manner.calls]
@@ -155,6 +164,20 @@ class Pass:
         """Refuse the last position of samples that end before it. Where the call makes positions, it knows of them."""
         if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.manner.call is None:
             refuse_padding(self._site(name), batch, value, encoder_decoder=self._both)
+
+    def _refuse_flat(self, name: str, batch: Any, value: Any) -> None:
+        """Refuse rows="tokens" of values [samples, features]: each number would become a row."""
+        is_flat = isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
+        if not is_flat or self._rule(name) != "tokens" or hasattr(self.manner.call, "token_mask"):
+            return
+        if any(isinstance(one, tuple) for one in self._site(name).subscripts):
+            return  # The user took a part of a value that has more dimensions.
+        same = [one for one in leaves(batch) if one.shape[:2] == value.shape]
+        if not any(one.dim() > 2 or not one.is_floating_point() for one in same):
+            raise HooklineError(
+                f'{name!r} has shape {tuple(value.shape)}, and rows="tokens" is for [samples, positions, ...]: nothing '
+                'in the batch has these positions; rows="batch" keeps a row for each sample'
+            )
 
     def _part(self, rows: Rows, name: str, site: Site | None, value: Any, side: Site = _ROOT) -> Part:
         chosen, choice = rows.choose(name, site, side if site is None else site, value, self._rule(name))

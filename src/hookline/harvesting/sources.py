@@ -79,6 +79,12 @@ def source(
         raise HooklineError(
             "sort_by_length and collate make batches of samples; give a dataset and batch_size= for that"
         )
+    first = data[0] if isinstance(data, (list, tuple)) and data else None
+    if isinstance(first, Tensor) and first.dim() == 1 and first.is_floating_point():
+        warn(
+            f"each batch is a tensor of shape {tuple(first.shape)}, taken for {len(first)} samples of one number each; "
+            "if it is one sample, give batch_size= to make batches of them"
+        )
     return Batches(data)
 
 
