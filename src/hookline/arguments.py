@@ -1,4 +1,4 @@
-"""What arguments that many functions take may be: flags, numbers, text, devices. Anything else is refused by name."""
+"""What arguments that many functions take may be: flags, numbers, text, devices, dtypes. Anything else is refused by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, did_you_mean
 from hookline.values import describe
 
 
@@ -58,6 +58,26 @@ def device_of(device: Any, name: str = "device") -> torch.device:
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
     raise HooklineError(f"{name}={told(device)} is not a device: {why}")
+
+
+def device_here(device: Any, name: str = "device") -> torch.device:
+    """Return the device that is meant, or say why nothing can be put there."""
+    found = device_of(device, name)
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # Torch raises the second without CUDA.
+        raise HooklineError(f"{name}='{found}' can't be used here: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def dtype_of(dtype: Any, name: str = "dtype") -> torch.dtype:
+    """Return the dtype that is meant, by its name or itself."""
+    text = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+    found = getattr(torch, text, None) if text else dtype
+    if isinstance(found, torch.dtype):
+        return found
+    near = did_you_mean(text, [known for known, one in vars(torch).items() if isinstance(one, torch.dtype)])
+    raise HooklineError(f"{name}={told(dtype)} is not a dtype{near or '; write torch.float16 or its name'}")
 
 
 def told(given: Any) -> str:

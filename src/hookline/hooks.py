@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
-from hookline.arguments import refuse_flags, refuse_flags_or_none, refuse_texts
+from hookline.arguments import dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline.cache import Cache
 from hookline.context import open_blocks
 from hookline.display.spreads import spread
@@ -150,7 +150,7 @@ class Hooks(Tabular):
         detach: bool = True,
         clone: bool | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         transform: Callable[..., Any] | None = None,
         with_call: bool = False,
         limit: int | str | None = None,
@@ -176,7 +176,8 @@ class Hooks(Tabular):
         if not (detach is True and with_call is False and gather is True and stop is False and type(name) is str):
             refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
             refuse_texts(name=name)
-        refuse_options(clone, device, dtype, transform, with_call)
+        refuse_options(clone, device, transform, with_call)
+        dtype = None if dtype is None else dtype_of(dtype)
         gathering = gathering_of(self._model, gather)
         action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
         calls = calls_of(keep)

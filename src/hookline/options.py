@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-import torch
 from torch import nn
 
-from hookline.arguments import device_of, refuse_flags_or_none, told
+from hookline.arguments import device_here, refuse_flags_or_none, told
 from hookline.budget import Budget
 from hookline.errors import HooklineError, SiteError
 from hookline.ranks import is_sharded
@@ -63,18 +62,16 @@ def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
     return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
 
 
-def refuse_options(clone: Any, device: Any, dtype: Any, transform: Any, with_call: bool) -> None:
+def refuse_options(clone: Any, device: Any, transform: Any, with_call: bool) -> None:
     """Raise for an option of capture that means nothing, before the model runs."""
     if clone is not None:
         refuse_flags_or_none(clone=clone)
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise HooklineError(f"dtype={dtype!r} is not a torch.dtype, such as torch.float16")
     if transform is not None and not callable(transform):
         raise HooklineError(f"transform={transform!r} is not a function of the value")
     if with_call and transform is None:
         raise HooklineError("with_call=True gives the call to a transform; give one")
     if device is not None:
-        device_of(device)
+        device_here(device)
 
 
 def refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:

@@ -46,7 +46,7 @@ def capture(
     detach: bool = True,
     clone: bool | None = None,
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     transform: Callable[..., Any] | None = None,
     with_call: bool = False,
     limit: int | str | None = None,

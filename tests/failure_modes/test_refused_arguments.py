@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,3 +198,30 @@ class TestSkipping:
 def test_a_range_of_calls_says_how_several_calls_are_named(text: str) -> None:
     with pytest.raises(hl.SiteError, match=r"'#' takes the number of .*'h.0#1', 'h.0#2'.*keep='all'.*call.number"):
         hl.sites(mlp(), text)
+
+
+class TestOptionsOfCapture:
+    def test_a_dtype_may_be_given_by_its_name(self) -> None:
+        model = mlp()
+        hooks = hl.Hooks(model)
+        hooks.capture("0", dtype="torch.bfloat16")
+        with hl.capture(model, "0", dtype="float16") as acts:
+            model(X)
+        assert acts["0"].dtype is torch.float16
+        assert hooks.cache["0"].dtype is torch.bfloat16
+        hooks.remove()
+
+    @pytest.mark.parametrize(("dtype", "advice"), [("float17", "did you mean 'float1"), (3, "write torch.float16")])
+    def test_what_is_not_a_dtype_is_refused(self, dtype: Any, advice: str) -> None:
+        with pytest.raises(hl.HooklineError, match=rf"is not a dtype; {advice}"):
+            hl.capture(mlp(), "0", dtype=dtype)
+
+    @pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda:99")])
+    def test_a_device_that_is_not_here_is_refused_before_the_model_runs(self, device: Any) -> None:
+        with pytest.raises(hl.HooklineError, match=r"^device='cuda:99' can't be used here: .*$"):
+            hl.capture(mlp(), "0", device=device)
+
+    def test_a_harvest_says_that_its_device_is_not_here(self, tmp_path: Path) -> None:
+        plan = hl.Harvest(mlp(), [X], "0", to=tmp_path / "acts", device="cuda:99")  # It may run elsewhere.
+        with pytest.raises(hl.HooklineError, match=r"device='cuda:99' can't be used here: "):
+            plan.run()

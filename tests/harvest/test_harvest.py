@@ -915,7 +915,7 @@ def test_to_ask_for_the_status_begins_nothing(to):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"dtype": "bfloat17"}, "dtype= is one of torch's"),
+        ({"dtype": "bfloat17"}, "dtype='bfloat17' is not a dtype; did you mean .*'bfloat16'"),
         ({"transform": 3}, "transform= is a function, not 3"),
         ({"loss": "sum"}, "loss= is a function"),
     ],

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import offload
+from hookline.arguments import device_here
 from hookline.copies import share_tensor
 from hookline.errors import HooklineError, SiteError
 from hookline.harvesting.batches import Batch, on
@@ -87,7 +88,7 @@ class Pass:
             raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
         self.hooks = Hooks(model, active=False)
         self.hooks.capture(*where, keep="all", stop=stop, gather=manner.gather)
-        self.device = manner.device if manner.device is not None else _device(model)
+        self.device = _device(model) if manner.device is None else device_here(manner.device)
         self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
         self._sites: dict[str, Site] = {}

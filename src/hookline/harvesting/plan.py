@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.arguments import device_of, refuse_flags, refuse_flags_or_none, refuse_numbers, told
+from hookline.arguments import device_of, dtype_of, refuse_flags, refuse_flags_or_none, refuse_numbers, told
 from hookline.errors import HooklineError, SiteError
 from hookline.harvesting.live import Live
 from hookline.harvesting.models import agreed, model_digest
@@ -169,9 +169,10 @@ class Harvest:
         self.sorts = sort_by_length
         self._batching = (batch_size, collate, sort_by_length)
         where_to = None if device is None else device_of(device)
+        cast_to = None if dtype is None else dtype_of(dtype)
         own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
         self.manner = Manner(
-            rows, _dtype(dtype), transform, stop, _columns(columns), call, calls, loss, where_to, gather, own
+            rows, cast_to, transform, stop, _columns(columns), call, calls, loss, where_to, gather, own
         )
 
     def __repr__(self) -> str:
@@ -287,14 +288,6 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
                                 "function of it; put all samples' into the data: TensorDataset(x, labels), call=lambda "
                                 "model, batch: model(batch[0]), columns={'label': lambda batch: batch[1]}")  # fmt: skip
     return {name: column if callable(column) else Entry(column) for name, column in pairs}
-
-
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a dtype, which may be given by its name."""
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not isinstance(found, torch.dtype):
-        raise HooklineError(f"dtype= is one of torch's, as torch.bfloat16, not {dtype!r}")
-    return found
 
 
 def _refuse(given: Any, known: Any, name: str) -> None:

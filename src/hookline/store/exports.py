@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.arguments import dtype_of
 from hookline.errors import HooklineError, StoreError
 from hookline.store.rows import Rows
 
@@ -92,12 +93,15 @@ class Column:
 class Tables:
     """Some arrays as tables, piece by piece."""
 
-    def __init__(self, rows: Sequence[Rows], dtype: torch.dtype | None, bits: bool, as_bytes: bool = False) -> None:
+    def __init__(
+        self, rows: Sequence[Rows], dtype: torch.dtype | str | None, bits: bool, as_bytes: bool = False
+    ) -> None:
         for other in rows[1:]:
             if not other.is_aligned_with(rows[0]):
                 told = f"the rows of {rows[0].name!r} and of {other.name!r} are not of the same samples and positions"
                 raise StoreError(f"{told}; export them one by one")
-        self.columns = [_column(one, dtype, bits, as_bytes) for one in rows]
+        cast_to = None if dtype is None else dtype_of(dtype)
+        self.columns = [_column(one, cast_to, bits, as_bytes) for one in rows]
         self._labels = rows[0].samples, rows[0].positions
         self._rows = len(rows[0])
         width = sum(column.width * column.stored.itemsize for column in self.columns) + 16
@@ -134,7 +138,7 @@ def to_parquet(
     path: str | os.PathLike[str],
     rows: Sequence[Rows],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     bits: bool = False,
     compression: str | None = None,
 ) -> None:
@@ -157,7 +161,7 @@ def to_parquet(
 
 
 def to_datasets(
-    path: str | os.PathLike[str], rows: Sequence[Rows], *, dtype: torch.dtype | None = None, bits: bool = False
+    path: str | os.PathLike[str], rows: Sequence[Rows], *, dtype: torch.dtype | str | None = None, bits: bool = False
 ) -> Any:
     """Write rows to a new folder that `datasets.load_from_disk` opens: see `Store.to_datasets`."""
     try:
@@ -195,8 +199,6 @@ def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -
     """Return how an array is exported; refuse what would change its numbers without being asked."""
     if rows.name in ("sample", "position"):
         raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise HooklineError(f"dtype= is one of torch's, as torch.float32, not {dtype!r}")
     wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
     if wanted in _TYPES:
         return Column(rows, wanted, as_bits=False, as_bytes=False)
