@@ -687,6 +687,28 @@ def test_a_dtype_may_be_given_to_a_cache_by_its_name() -> None:
         cache.to("float17")
 
 
+def test_a_device_that_is_not_here_is_refused_in_one_line() -> None:
+    with pytest.raises(hl.HooklineError, match=r"^target='cuda:99' can't be used here: .*$"):
+        hl.Cache({"a": torch.ones(2)}).to("cuda:99")
+
+
+def test_a_cache_that_exists_loads_nothing(tmp_path: Path) -> None:
+    acts = hl.Cache({"a": torch.ones(2)})
+    acts.save(tmp_path / "acts.safetensors")
+    with pytest.raises(hl.HooklineError, match=r"write acts = hl.Cache.load\(path\)"):
+        hl.Cache().load(tmp_path / "acts.safetensors")
+    with pytest.raises(hl.EditError, match=r"to read a file, write hl.Cache.load\('acts.safetensors'\)"):
+        hl.Cache("acts.safetensors")  # type: ignore[arg-type]
+
+
+def test_values_and_gradients_are_paired_by_with_gradients() -> None:
+    acts = hl.Cache({"a": torch.ones(2), "a:grad_output": torch.ones(2)})
+    with pytest.raises(hl.HooklineError, match=r"only one has 'a', 'a:grad_output'; values, .*acts.with_gradients\(\)"):
+        _ = acts.select("a") * acts.select("a:grad_output")
+    with pytest.raises(hl.HooklineError, match=r"only one has 'a', 'b'$"):
+        _ = hl.Cache({"a": 1.0}) * hl.Cache({"b": 1.0})
+
+
 def test_a_cache_is_made_of_a_mapping_and_maps_functions_only() -> None:
     with pytest.raises(hl.EditError, match="a Cache is made of {site: value}, not of list"):
         hl.Cache([("a", torch.ones(2))])  # type: ignore[arg-type]

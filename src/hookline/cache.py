@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import files, members
-from hookline.arguments import device_of, refuse_flags, told
+from hookline.arguments import device_here, refuse_flags, told
 from hookline.copies import address, copy_tensor, share_tensor, versions
 from hookline.display.pictured import Curves, Drawn, Pictured, note_of, one_call
 from hookline.display.spreads import spread
@@ -56,8 +56,12 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         self._session = Session()
         if values is None:
             return
+        if isinstance(values, (str, os.PathLike)):
+            raise EditError(f"a Cache is made of {{site: value}}; to read a file, write hl.Cache.load({str(values)!r})")
         if not isinstance(values, Mapping):
             raise EditError(f"a Cache is made of {{site: value}}, not of {describe(values)}")
+        if hasattr(values, "as_cache"):
+            raise EditError(f"the rows of a Store are on disk; to read them all into memory, write {values.as_cache}")
         keys: dict[Site, Any] = {}
         for key, value in values.items():
             site = key if isinstance(key, Site) else Site.parse(key)
@@ -177,7 +181,7 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             target = _device_or_dtype(target)
         if isinstance(target, torch.dtype):
             return self._map(lambda value, _: map_tensors(lambda tensor: _cast(tensor, target), value))
-        device = device_of(target, "target")
+        device = device_here(target, "target")
         return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(device), value))
 
     def stack(self, *where: Selected, call: int | None = None) -> Tensor:
@@ -475,8 +479,10 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             return NotImplemented
         differ = sorted(set(self) ^ set(other))
         if differ:
+            has_gradients = any(Site.parse(name).is_gradient for name in differ)
+            hint = "; values, gradients = acts.with_gradients() gives both the same sites" if has_gradients else ""
             raise HooklineError(
-                f"the two caches don't hold the same sites; only one has {', '.join(map(repr, differ[:5]))}"
+                f"the two caches don't hold the same sites; only one has {', '.join(map(repr, differ[:5]))}{hint}"
             )
         result = self._like()
         for site in self:
@@ -511,6 +517,20 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
         found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
         return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
+
+
+class _OfClassOnly(classmethod):  # type: ignore[type-arg]
+    """A classmethod that is refused on an instance, which would stay as it is."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return super().__get__(None, owner) if instance is None else _refuse_load
+
+
+def _refuse_load(*_: object) -> None:
+    raise HooklineError("load makes a new cache, and leaves this one as it is; write acts = hl.Cache.load(path)")
+
+
+Cache.load = _OfClassOnly(Cache.load.__func__)  # type: ignore[assignment, method-assign, attr-defined]
 
 
 def _with_several(records: Iterable[Record]) -> Record | None:

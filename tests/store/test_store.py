@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hookline import Cache, HooklineError, NotCaptured, Site, StoreError
+from hookline import Cache, EditError, HooklineError, NotCaptured, Site, StoreError
 from hookline.store.places import place
 from hookline.store.records import Array, Manifest
 from hookline.store.store import Store
@@ -496,6 +496,20 @@ def test_sizes_and_dtypes_of_the_wrong_kind_are_refused_in_words(tmp_path):
     with pytest.raises(HooklineError, match=r"window='1 MB' is no number of bytes"):
         store.dataset("h", shuffle=True, window="1 MB")
     pytest.importorskip("pyarrow")
-    with pytest.raises(HooklineError, match=r"dtype= is one of torch's, as torch.float32, not 'float32'"):
-        store.to_parquet(tmp_path / "table", "h", dtype="float32")
+    with pytest.raises(HooklineError, match=r"dtype='float33' is not a dtype; did you mean .*'float32'"):
+        store.to_parquet(tmp_path / "table", "h", dtype="float33")
     assert not (tmp_path / "table").exists()
+
+
+def test_an_export_takes_the_name_of_a_dtype(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    store = made(tmp_path / "store", {"h": [torch.ones(1, 2, dtype=torch.bfloat16)]})
+    store.to_parquet(tmp_path / "table", "h", dtype="float32")
+    assert "float" in str(parquet.read_table(tmp_path / "table").schema.field("h").type)
+
+
+def test_a_cache_of_a_store_says_how_to_read_the_rows(tmp_path):
+    store = made(tmp_path / "store", {"h": [torch.ones(1, 2)]})
+    with pytest.raises(EditError, match=re.escape("write hl.Cache({site: rows[:] for site, rows in store.items()})")):
+        Cache(store)
+    assert torch.equal(Cache({site: rows[:] for site, rows in store.items()})["h"], torch.ones(1, 2))

@@ -34,6 +34,8 @@ _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 class Store(Tabular, Pictured, Mapping[str, Rows]):
     """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
 
+    as_cache = "hl.Cache({site: rows[:] for site, rows in store.items()})"  # What to write for all rows in memory.
+
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
         refuse_flags(partial=partial)
         self._parts = _open(place(path), partial)
@@ -110,7 +112,7 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
         self,
         path: str | os.PathLike[str],
         *sites: str | Site,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         bits: bool = False,
         compression: str | None = None,
     ) -> None:
@@ -129,7 +131,7 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
         self,
         path: str | os.PathLike[str],
         *sites: str | Site,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         bits: bool = False,
     ) -> Any:
         """Write rows as a `datasets.Dataset` to a new folder, and open it: see `to_parquet`; bits are integers here."""

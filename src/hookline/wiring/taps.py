@@ -254,7 +254,7 @@ class Tap:
         shapes = [tensor.shape for tensor in leaves(value)[:1] if not tensor.is_nested]
         if self.count < 2 or self.wanted_call is not None or not shapes or len(shapes[0]) < 2 or shapes[0][1] != 1:
             return ""
-        prompt = self.site._replace(**{"within" if self.is_inside else "call": 0})
+        prompt = self.site._replace(within=0) if self.is_inside else self.site._replace(call=0)
         return (
             "; a model that generates with a cache is given one token a call after the prompt: "
             f"'{prompt}' is the prompt's call alone, and call.number tells an edit which call it is"
