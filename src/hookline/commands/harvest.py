@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import Tensor
 
 from hookline.commands.inputs import TENSORS
+from hookline.commands.losses import asks_for_gradients
 from hookline.commands.models import Manner, model_of
 from hookline.commands.names import dtype_of, is_function, named
 from hookline.commands.options import Attention, Column, Device, Json, MaxLength, Model, Processor, TrustRemoteCode
@@ -183,6 +185,7 @@ def plan_of(task: Task) -> Harvest:
         dtype=None if task.dtype is None else dtype_of(task.dtype),
         columns={name: _column(name, call) for name in task.also} or None,
         call=call,
+        loss=_own_loss if asks_for_gradients(task.at) else None,
         batch_size=task.batch_size,
         sort_by_length=task.sort_by_length,
         unit=task.unit,
@@ -192,6 +195,17 @@ def plan_of(task: Task) -> Harvest:
         engine=task.engine,
         workers=task.workers,
     )
+
+
+def _own_loss(output: Any) -> Tensor:
+    """The loss that a model of transformers gives where the data have labels: the command takes no other."""
+    found = getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise HooklineError(
+            "gradients need a loss, and the model gives none; let --data module:function give batches with labels, or "
+            "harvest in Python, with hl.harvest(..., loss=...)"
+        )
+    return found
 
 
 def _column(name: str, call: Generation | None) -> Any:
