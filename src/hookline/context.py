@@ -31,6 +31,13 @@ def open_block(token: object) -> None:
     open_blocks.set(not_left() | {token})
 
 
+def note_skip(module: nn.Module) -> None:
+    """Let the blocks that are open here know that a module was skipped: its hook may be gone when they end."""
+    for token in open_blocks.get():
+        if isinstance(token, Token):
+            token.skipped |= {id(module)}
+
+
 def not_left() -> Blocks:
     """Return what is open here, without the blocks that were left and could not be closed at that moment."""
     here = open_blocks.get()
@@ -64,6 +71,8 @@ def follow_collector() -> None:
 
 class Token:
     """Stands for a `with` block in the set of those open here."""
+
+    skipped: frozenset[int] = frozenset()  # The ids of modules that a hook has skipped while it was open.
 
     def is_on(self, _model: nn.Module) -> bool:
         """Whether the block is open on this model, on a part of it or on one that it is a part of."""

@@ -114,6 +114,7 @@ class Ledger:
             self.forward.stops += taps
         if any([not tap.is_plain and tap.site.is_gradient for tap in taps]):
             self.forward.has_gradients = True
+            self.forward.changes_gradients |= any([not tap.action.observes for tap in taps])
         if brief:
             return
         self.asked += asked
@@ -265,6 +266,8 @@ class Ledger:
             tap.fired = False
             if renew:
                 tap.order = next(_order)
+            if tap.reached:
+                tap.reached = False
             if tap.problem or tap.ran is not None:
                 tap.problem, tap.hint, tap.misses, tap.ran = "", "", 0, None
             if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
@@ -276,8 +279,9 @@ class Ledger:
         try:
             taps = [tap for tap in block.taps if tap.watch is not None]
             missing = [tap for tap in taps if not tap.fired]
-            messages = self._explain(missing, taps, failed)
+            messages = self._explain(missing, taps, failed, block.skipped)
             messages += self._explain_backward(block) if block.unfollowed and failed is None else []
+            messages += _explain_cut_off(taps) if self.session.backward and failed is None else []
             messages += self._explain_limit() if self.session.since and failed is None else []
             messages += _explain_misses(taps) if self.session.missed else []
             self._close(block)
@@ -312,7 +316,9 @@ class Ledger:
             self._wire(block.taps)
         block.taps = []  # Other contexts, and taps that know in which blocks they act, may still hold it.
 
-    def _explain(self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None) -> list[Message]:
+    def _explain(
+        self, missing: list[Tap], taps: list[Tap], failed: type[BaseException] | None, skipped: frozenset[int]
+    ) -> list[Message]:
         """Note why these sites did not fire; return what to say, unless the model never ran or something failed."""
         session = self.session
         called = [not tap.is_plain and (tap.count or tap.ran is not None) for tap in missing]
@@ -335,8 +341,7 @@ class Ledger:
             if failed is not None or session.failed:
                 message = f"nothing passed '{tap.site}' before {failed.__name__ if failed else 'the forward failed'}"
             elif ran:
-                skipped = self._skipped_above(tap)
-                message = skipped or why_never_fired(tap, self.model)
+                message = self._skipped_above(tap, skipped) or why_never_fired(tap, self.model)
             else:
                 continue
             if tap.record is not None:
@@ -370,15 +375,17 @@ class Ledger:
         advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
         return [Message(False, f"{name} ran uncompiled: {why}; {advice}")]
 
-    def _skipped_above(self, tap: Tap) -> str:
-        """Say that a module was not called because one that holds it is skipped."""
+    def _skipped_above(self, tap: Tap, skipped: frozenset[int]) -> str:
+        """Say that a module was not called because one that holds it is skipped, or was in this block."""
         names = Names(self.model)
         parts = tap.path.split(".")
         last = len(parts) + (tap.is_inside or tap.site.method != "")  # The module itself, for what runs inside it.
         for above in (".".join(parts[:length]) for length in range(1, last)):
             module = names.find(above)
-            taps = attached_to(module) if module is not None else ()
-            if any(isinstance(one.action, Skip) and not one.site.member for one in taps):
+            if module is None:
+                continue
+            skips = [one for one in attached_to(module) if isinstance(one.action, Skip) and not one.site.member]
+            if skips or id(module) in skipped:
                 return f"'{tap.site}' was not called: {above!r}, which holds it, is skipped"
         return ""
 
@@ -514,10 +521,21 @@ def _tell(missing: list[Tap], why: str) -> list[Message]:
     return [Message(tap.missing in (RAISE, TOGETHER), f"'{tap.site}' {why}") for tap in told]
 
 
+def _explain_cut_off(taps: list[Tap]) -> list[Message]:
+    """Say which changes of gradients saw none, though a backward went through what the model returned."""
+    changes = [tap for tap in taps if not (tap.is_plain or tap.action.observes) and tap.site.is_gradient]
+    found = [tap for tap in changes if tap.fired and not tap.reached and tap.missing != IGNORE]
+    why = "changed nothing: a backward ran in this block, and no gradient came here"
+    advice = "detach() may cut this value off, or torch.autograd.grad() was not asked for anything before it"
+    return [Message(False, f"'{tap.site}' {why}; {advice}") for tap in found]
+
+
 def _explain_misses(taps: list[Tap]) -> list[Message]:
     """Say which hooks had nothing to change or to capture in some calls, where their subscripts select nothing."""
     found = [tap for tap in taps if tap.fired and tap.misses and tap.missing != IGNORE]
-    return [Message(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}{_advice(tap)}") for tap in found]
+    return [
+        Message(False, f"'{tap.site}' {tap.problem}, in {count(tap.misses, 'call')}{_advice(tap)}") for tap in found
+    ]
 
 
 def _advice(tap: Tap) -> str:

@@ -57,6 +57,7 @@ class Session:
     ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
     gave_up = False  # Whether it ran uncompiled because torch makes no further graph of it.
     missed = False  # Whether subscripts selected nothing of what passed.
+    backward = False  # Whether one went through what the model returned; noted where gradients are changed.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
     generator: Generating | None = None  # Whose block it is, if one opened it.
@@ -77,7 +78,7 @@ class Session:
         """Count anew, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
-        self.ran = self.gave_up = self.stopped = self.rested = self.missed = False
+        self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = False
         self.over = self.called = ""
         self.generator = None
         self.others = Others()

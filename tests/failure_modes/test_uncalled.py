@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -301,3 +303,24 @@ def test_a_forward_that_cannot_be_shadowed_is_found_out() -> None:
     with pytest.raises((hl.NeverFired, hl.SiteError), match="'0'"):
         hl.run(model, torch.ones(2), capture="0")
     assert model(torch.ones(2)).tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("first", ["capture", "skip"])
+def test_a_skip_above_a_capture_is_named_whichever_comes_first(first: str) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    blocks = [hl.capture(model, "0.1"), hl.skip(model, "0")]
+    with pytest.raises(hl.NeverFired, match=r"'0.1' was not called: '0', which holds it, is skipped"):
+        with ExitStack() as stack:
+            for block in blocks if first == "capture" else reversed(blocks):
+                stack.enter_context(block)
+            model(torch.ones(2, 4))
+
+
+def test_a_skip_that_was_removed_in_the_block_is_named() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    hooks = hl.Hooks(model)
+    hooks.skip("0")
+    with pytest.raises(hl.NeverFired, match=r"'0.1' was not called: '0', which holds it, is skipped"):
+        with hl.capture(model, "0.1"):
+            model(torch.ones(2, 4))
+            hooks.remove()

@@ -13,7 +13,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hookline import operands, origins
 from hookline.actions import NOTHING, Apply, Call, Skip, Stop
-from hookline.context import Blocks, open_blocks
+from hookline.context import Blocks, note_skip, open_blocks
 from hookline.errors import HooklineError
 from hookline.exchange import Exchange, private_containers
 from hookline.operands import plain
@@ -107,6 +107,8 @@ def pass_through(
                 passed = _pass_input(tap, _call(tap, watch, module, passed, number, event), event, watch)
         given = gradients.given(passed, event) if follows else []  # Now: the call may write into containers.
         if skip is not None:
+            if not skip.site.member:
+                note_skip(module)
             output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]
         elif inside:
             output = functions.run(watch, module, passed, inside, event, pass_through)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from hookline.errors import HooklineError, StopForward, warn
 from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
 from hookline.records import INSIDE_TRANSFORM
 from hookline.tree import Children, replaced_by
+from hookline.values import leaves
 from hookline.wiring import gradients
 from hookline.wiring.taps import Tap
 
@@ -42,6 +43,7 @@ class Forward:
         self.taps: list[Tap] = []
         self.stops: list[Tap] = []  # Those that have to fire before the forward may end.
         self.has_gradients = False
+        self.changes_gradients = False
         self.active: dict[Tap, None] = {}  # Those that act everywhere, and where the modules of these stand:
         self.links: dict[Tap, tuple[Children, str, nn.Module | None, Tap]] = {}
         self.parents: list[Children] = []  # Of patterns: the children of all modules, and how many.
@@ -124,6 +126,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         for others in beside:
             others.end()
     if output is not STOPPED:
+        if has_gradients:
+            _note_backward(output, following)
         return output
     for tap in following:
         tap.session.stopped = True
@@ -142,6 +146,22 @@ def _note_skips(forward: Forward, error: BaseException) -> None:
     what = "its first argument" if tap.action.value is NOTHING else "the given value"  # type: ignore[union-attr]
     advice = f"if that does not fit, give one that does: skip={{'{tap.site}': value}}"
     error.add_note(f"hookline: '{tap.site}'{more} was skipped, and {what} stood for its result; {advice}")
+
+
+def _note_backward(output: Any, following: list[Tap]) -> None:
+    """Let those who change gradients know when a backward goes through what the model returned."""
+    changing = [tap.session for tap in following if tap.action.changes_gradients]  # type: ignore[union-attr]
+    sessions = [(session, session.forwards) for session in changing]
+    if not sessions or peek_interpreter_stack() is not None:
+        return
+
+    def arrived(_: Any) -> None:
+        for session, forward in sessions:
+            session.backward = session.backward or forward > session.began  # Else that was in an earlier block.
+
+    for tensor in leaves(output):
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.register_prehook(arrived)
 
 
 def run_until(stops: set[Tap], run: Callable[[], Any], model: nn.Module) -> Any:

@@ -306,6 +306,7 @@ class Arrival:
         self.notes = call.notes
         self.model = tap.session.model
         self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
+        self.tap = weakref.ref(tap)
         # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
         self.record = weakref.ref(tap.record_at(call.site, subscripts)) if tap.record is not None else lambda: None
         self.rest = rest
@@ -327,6 +328,8 @@ class Arrival:
                 if isinstance(self.action, Save):
                     self._save(self.action, numbers, get(self.action.whole(gradient, self.site), self.rest))
                     return None
+                if (tap := self.tap()) is not None:
+                    tap.reached = True
                 gathering = self.action.gathering
                 change = self._change(numbers[0])
                 new = change(gradient) if gathering is None else gathering.change(gradient, self.site, change)

@@ -87,6 +87,7 @@ class Tap:
     count = 0  # Calls of the module since the hooks were attached or entered.
     sequences: Sequences | None = None  # What its calls say about sequences, if its function sees the calls.
     group: object = None  # Shared by those of one pattern that changes something.
+    reached = False  # Of a change of a gradient: whether one came since the hooks were attached or entered.
     has_warned = False  # Of a gradient that can't come, or a part that is not there.
     problem = ""  # Why it could do nothing with what passed, the last time that it could not.
     hint = ""  # What may be the reason for that, and what to write instead.
