@@ -305,7 +305,7 @@ def test_keep_is_last_all_or_a_number(keep: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("dtype", "float16"), ("dtype", float), ("device", "nowhere"), ("transform", 3), ("clone", "yes")],
+    [("dtype", "float17"), ("dtype", float), ("device", "nowhere"), ("transform", 3), ("clone", "yes")],
 )
 def test_options_that_mean_nothing_are_refused_at_once(option: str, value: Any) -> None:
     with pytest.raises(hl.HooklineError, match=f"{option}="):

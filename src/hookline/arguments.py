@@ -1,4 +1,4 @@
-"""What arguments that many functions take may be: flags, numbers, text, devices, dtypes. Anything else is refused by name."""
+"""What arguments of many functions may be: flags, numbers, text, devices, dtypes. Anything else is refused by name."""
 
 from __future__ import annotations
 

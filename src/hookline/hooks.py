@@ -22,7 +22,7 @@ from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import GENERATOR, Exit, Owner, still_open, yielding
 from hookline.narrowing import is_at, names_output
-from hookline.options import budget_of, calls_of, refuse_options, refuse_skip, refuse_stop
+from hookline.options import budget_of, calls_of, refuse_model, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
 from hookline.records import Record
 from hookline.sites import Site
@@ -173,6 +173,8 @@ class Hooks(Tabular):
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
+        if len(where) > 1 and not self._brief:
+            refuse_model(self._model, where[0], "capture")
         if not (detach is True and with_call is False and gather is True and stop is False and type(name) is str):
             refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
             refuse_texts(name=name)
@@ -202,6 +204,7 @@ class Hooks(Tabular):
         Args:
             check: Raise if a value does not fit; with False any object takes the place of any other.
         """
+        refuse_model(self._model, values, "patch")
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping, as in {{'h.0': 0.0}}, or a Cache, not {type(values).__name__}")
         if not values:
@@ -244,6 +247,7 @@ class Hooks(Tabular):
                 "edit takes a place and a function of the value, as in edit('h.0', torch.relu); "
                 "hl.run takes several: edit={site: function}"
             )
+        refuse_model(self._model, where, "edit", is_place=callable(function))
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
         refuse_flags(with_call=with_call, check=check, gather=gather)
@@ -260,6 +264,8 @@ class Hooks(Tabular):
         """
         refuse_flags(check=check)
         refuse_texts(name=name)
+        if isinstance(value, (str, Site)):
+            refuse_model(self._model, where, "skip")
         places = find(self._model, [where])
         for place in places:
             refuse_skip(place.site)
@@ -274,6 +280,8 @@ class Hooks(Tabular):
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward when all these places have fired; the model's call returns None."""
         refuse_texts(name=name)
+        if len(where) > 1:
+            refuse_model(self._model, where[0], "stop_after")
         places = find(self._model, where)
         if any(place.site.is_gradient for place in places):
             raise SiteError("a forward can't wait for a gradient, which comes after it")

@@ -74,6 +74,14 @@ def refuse_options(clone: Any, device: Any, transform: Any, with_call: bool) -> 
         device_here(device)
 
 
+def refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = False) -> None:
+    """Raise where hooks are given the model that they are on, as the short forms are, unless it is meant as a place."""
+    if given is model and not is_place:
+        raise SiteError(
+            f"these hooks know their model; leave it out, as in hooks.{verb}(...). The place of its own output is ''"
+        )
+
+
 def refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:
     """Raise where a forward that captures can't end early."""
     if any(site.is_gradient for site in sites):

@@ -225,3 +225,33 @@ class TestOptionsOfCapture:
         plan = hl.Harvest(mlp(), [X], "0", to=tmp_path / "acts", device="cuda:99")  # It may run elsewhere.
         with pytest.raises(hl.HooklineError, match=r"device='cuda:99' can't be used here: "):
             plan.run()
+
+
+class TestTheModelGivenAgain:
+    @pytest.mark.parametrize(
+        "add",
+        [
+            lambda hooks, model: hooks.capture(model, "0"),
+            lambda hooks, model: hooks.patch(model, {"0": 0.0}),
+            lambda hooks, model: hooks.edit(model, "0", torch.relu),
+            lambda hooks, model: hooks.skip(model, "0"),
+            lambda hooks, model: hooks.stop_after(model, "0"),
+        ],
+        ids=["capture", "patch", "edit", "skip", "stop_after"],
+    )
+    def test_hooks_say_that_they_know_it(self, add: Callable[[hl.Hooks, nn.Module], Any]) -> None:
+        model = mlp()
+        hooks = hl.Hooks(model)
+        with pytest.raises(hl.SiteError, match=r"these hooks know their model; leave it out, as in hooks\.\w+\("):
+            add(hooks, model)
+        assert len(hooks) == 0
+
+    def test_as_a_place_it_is_still_its_own_output(self) -> None:
+        model = mlp()
+        hooks = hl.Hooks(model)
+        hooks.capture(model)
+        with hl.capture(model, model, "0") as acts:
+            output = model(X)
+        assert hooks.cache[""].equal(output)
+        assert [*acts] == ["0", ""]
+        hooks.remove()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
-
-from contextlib import ExitStack
 
 import pytest
 import torch

@@ -90,7 +90,7 @@ def test_of_several_ranks_one_speaks_and_none_is_refused(folder, tmp_path, monke
         ({"dtype": "bfloat61"}, "'bfloat61' is no dtype; did you mean .*'bfloat16'"),
         ({"at": "transformer.h.1.mpl"}, "'transformer.h.1.mpl' matches nothing.*did you mean .*'transformer.h.1.mlp'"),
         ({"rows": "words"}, "rows= is"),
-        ({"at": "transformer.h.1:grad_output"}, "gradients need a loss, .*--data module:function.* in Python, with hl.ha"),
+        ({"at": "transformer.h.1:grad_output"}, "gradients need a loss, .*--data module:function.*, with hl.harvest"),
         ({"model": "nomodule:make"}, "'nomodule:make': No module named 'nomodule'"),
         ({"model": "math:floo"}, r"'math:floo': 'math' \(.*\) has no 'floo'; did you mean 'floor'"),
         ({"model": "math:pi"}, "'math:pi' is float, and no function to call"),

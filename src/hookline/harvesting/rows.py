@@ -65,8 +65,8 @@ class Rows:
             rule = "batch"  # One position of each sample is left.
         if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "
-                                "dimension must be the batch; bring it there with transform=, or, if the data are single "
-                                "samples, give batch_size=")  # fmt: skip
+                                "dimension must be the batch; bring it there with transform=, or, if the data are "
+                                "single samples, give batch_size=")  # fmt: skip
         if rule == "batch" or value.dim() == 1:
             return value, self._choice("batch", lambda: Choice([1] * self._samples, None, None))
         choice = self._of_positions(name, side, value, rule)
