@@ -131,6 +131,7 @@ ORDER = [
     "watching.targets",
     "watching.logs",
     "watching.scope",
+    "watching.silence",
     "watching.looks",
     "watching.reports",
     "watching.places",

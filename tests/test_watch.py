@@ -349,7 +349,7 @@ def test_places_may_be_anything_that_names_one():
         with hl.watch(model, "root/sqrt", "root:grad_input"):
             model(X)
     assert str(raised.value.site) == "root/sqrt"
-    assert list(raised.value.inputs) == ['root:inputs["0"]']
+    assert list(raised.value.inputs) == ['root/sqrt:inputs["0"]']
 
 
 def test_an_explicit_gradient_is_looked_at():

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +18,12 @@ from hookline.actions import Call
 from hookline.copies import share
 from hookline.errors import BadValue
 from hookline.listing import line_of
+from hookline.members import method_names
 from hookline.ranks import is_running
 from hookline.records import Session
 from hookline.sites import Site
 from hookline.stats import numbers_of_pieces
-from hookline.tree import Names, is_scripted
+from hookline.tree import Names, is_scripted, unwrap
 from hookline.trial import left_as_found, observed, undisturbed
 from hookline.values import describe, leaves
 from hookline.watching.checks import Finding, Rule, checkable, examine, numbers_in, pieces
@@ -56,8 +58,60 @@ class First:
         return value
 
 
+class Origin(NamedTuple):
+    """Where a bad value was made that came in with the arguments of a module, as the calls that are running tell it."""
+
+    entered: Call  # The outermost call that it came in with.
+    around: Call | None  # The call around that one, in which it was made; None if no module is around it.
+    is_sure: bool = True  # Whether that one was given nothing bad: what is written into may have been bad before.
+
+
+def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
+    """Return where something bad that went into a call was made; None if nothing bad went into it."""
+    if not _bad_arguments(call):
+        return None
+    paths = {id(module): name for name, module in model.named_modules()}
+    entered = call
+    for one in calls:
+        is_wrapper = id(one.module) not in paths and unwrap(one.module) is model
+        if is_wrapper or (one.module is entered.module and one.site.member == entered.site.member):
+            continue
+        one = one._replace(site=Site(paths.get(id(one.module), ""), member=one.site.member))
+        given = _bad_arguments(one)
+        if all(map(_is_written, given)):
+            return Origin(entered, one, not given)
+        entered = one
+    return Origin(entered, None)
+
+
+def _bad_arguments(call: Call) -> list[Tensor]:
+    """Return the arguments of a call that are bad now; -Inf alone is a mask."""
+    given = leaves((call.args, dict(call.kwargs)))
+    return [one for one in given if any(examine(plain, Rule(below=False)) is not None for plain in checkable(one))]
+
+
+def _is_written(tensor: Tensor) -> bool:
+    """Whether somebody has written into a tensor, so that it may not have been bad when it was given."""
+    return not tensor.is_inference() and tensor._version > 0
+
+
+def method_around(model: nn.Module) -> Site | None:
+    """Return the method of a module in which a part of the model is called; None if a forward is around that."""
+    paths = {id(module): name for name, module in model.named_modules()}
+    found: Site | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, nn.Module) and id(owner) in paths:
+            is_method = code.co_name in method_names(owner)
+            found = Site(paths[id(owner)], member=f"{code.co_name}()") if is_method else None
+        frame = frame.f_back
+    return found
+
+
 def inside(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> Inside | None:
-    """Run one call of a module again, and return the first function that gives something bad, in it or in its parts."""
+    """Run one call again, and return the first function that gives something bad, in the module or in its parts."""
     if is_running() or torch.compiler.is_compiling():
         return None  # Others would have to take part.
     below = not finding.nan and finding.value == -math.inf  # Masks are full of -Inf: it is seen only if it was found.
@@ -67,7 +121,8 @@ def inside(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> Inside
     taps = [Tap(site, part, first, session, False, "") for site, part in sites]  # type: ignore[arg-type]
     try:
         with observed(model, taps), torch.no_grad():
-            call.module(*share(call.args), **share(dict(call.kwargs)))
+            run = getattr(call.module, call.site.method) if call.site.method else call.module
+            run(*share(call.args), **share(dict(call.kwargs)))
     except Exception:
         return first.found
     return first.found

@@ -74,6 +74,8 @@ class Check:
         if self.seen != watcher.forwards:
             self.seen = watcher.forwards
             self.calls = 0
+            if not self.seen:
+                watcher.begin_part()
         number = self.calls
         self.calls = number + 1
         if not is_plain(value):

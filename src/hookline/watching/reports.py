@@ -19,7 +19,7 @@ from hookline.tables import Table, count
 from hookline.tables.cells import clean
 from hookline.values import leaves, places, shape_of
 from hookline.watching.checks import Finding, Rule, examine, numbers_in, pieces
-from hookline.watching.looks import Inside
+from hookline.watching.looks import Inside, Origin
 from hookline.wiring import arguments
 
 _COMING_IN = Rule(below=False)  # -Inf alone is a mask.
@@ -57,7 +57,14 @@ class Report:
 
 
 def of_forward(
-    site: Site, finding: Finding, value: Any, call: Call, model: nn.Module, inside: Inside | None, when: str
+    site: Site,
+    finding: Finding,
+    value: Any,
+    call: Call,
+    model: nn.Module,
+    origin: Origin | None,
+    inside: Inside | None,
+    when: str,
 ) -> BadValue:
     """Say what is known of a bad value of a forward."""
     report = Report("")
@@ -69,9 +76,10 @@ def of_forward(
     if came and not is_input and not finding.over:
         site, finding, is_input = *came[0], True
     report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
-    report.then = _verdict(site, finding, came, weights, call, model, inside, value)
+    report.then = _verdict(finding, origin if came else None, weights, call, model, inside, value)
     error = _error(report, site, finding, value, inputs, call.number)
-    error.function = inside.site if inside is not None else None
+    is_function = bool(call.site.function) and not is_input
+    error.function = inside.site if inside is not None else call.site if is_function else None
     return error
 
 
@@ -160,17 +168,17 @@ def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
     """Add what went in; return which of it was bad already, and all of it as a cache."""
-    forward = type(call.module).forward
     if call.site.function:
         bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
     else:
-        bound = arguments.bind((call.args, dict(call.kwargs)), arguments.parameters_of(forward))
+        own = getattr(type(call.module), call.site.method or "forward", None) or getattr(call.module, call.site.method)
+        bound = arguments.bind((call.args, dict(call.kwargs)), arguments.parameters_of(own))
     written = {address(tensor) for tensor in leaves(value)} - {0}
     came: list[tuple[Site, Finding]] = []
     kept: dict[Site, Any] = {}
     for name, one in bound.items():
         for where, tensor in _tensors(one):
-            site = Site(call.site.path, "inputs", write_subscripts((name,)) + where)
+            site = call.site._replace(port="inputs", index=write_subscripts((name,)) + where)
             shares = address(tensor) in written and call.site.port not in ("input", "inputs")
             overwritten = shares and _is_written(tensor, call.module)
             report.add(f"input {name}{where}", site, tensor, "overwritten by the output" if overwritten else "")
@@ -199,9 +207,8 @@ def _add_parameters(report: Report, module: nn.Module, path: str) -> list[str]:
 
 
 def _verdict(
-    site: Site,
     finding: Finding,
-    came: list[tuple[Site, Finding]],
+    origin: Origin | None,
     weights: list[str],
     call: Call,
     model: nn.Module,
@@ -209,16 +216,12 @@ def _verdict(
     value: Any,
 ) -> list[str]:
     """Say whether it came in or was made there, by what, and where to look next."""
-    kind, path = type(call.module).__name__, call.site.path
+    path, own = call.site.path, call.site._replace(port="output", index="")
+    kind = f"'{own}'" if own.member else type(call.module).__name__
     if finding.over and not (finding.nan or finding.inf):
         return [*_seen_inside(inside, "reached it first"), _advice(path)]
-    if not path and site.port == "inputs":
-        return [f"It came in with the arguments of {type(model).__name__}: look at the data."]
-    if came:
-        around = path.rpartition(".")[0]
-        where = f"the forward of {around!r}" if around else f"the forward of {type(model).__name__} itself"
-        told = f"It came in, and no place that is watched gave it: it was made between modules, in {where}."
-        return [told, *_seen_inside(inside, "made it"), _advice(around)]
+    if origin is not None:
+        return _coming_in(origin, model, inside)
     if weights:
         are = "is" if len(weights) == 1 else "are"
         return [f"{_listed(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
@@ -233,6 +236,27 @@ def _verdict(
     if type(call.module).__module__.startswith("torch.nn") and inside is None:
         return lines
     return [*lines, *_seen_inside(inside, "made it"), _advice(path)]
+
+
+def _coming_in(origin: Origin, model: nn.Module, inside: Inside | None) -> list[str]:
+    """Say who gave a module something bad."""
+    entered, around, is_sure = origin
+    site = entered.site._replace(port="output", index="")
+    name = f"'{site}'" if str(site) else type(model).__name__
+    told = f"It came in with the arguments of {name}"
+    if around is None:
+        by_itself = f", which was called by itself, not in a forward of {type(model).__name__}: look at what calls it."
+        return [told + (by_itself if str(site) else ": look at the data.")]
+    kind, path = type(around.module).__name__, around.site.path
+    if not path and around.module is not model:
+        return [
+            f"{told}, from the forward of {kind} around it, which is not watched: watch {kind} to see what made it."
+        ]
+    what = f"{around.site.method!r}" if around.site.method else "the forward"
+    where = f"{what} of {path!r}" if path else f"{what} of {kind} itself"
+    told = f"It came in, and no place that is watched gave it: it was made between modules, in {where}"
+    told += "." if is_sure else ", or came in there: something has written into what it was given."
+    return [told, *_seen_inside(inside, "made it"), _advice(path)]
 
 
 def _seen_inside(inside: Inside | None, did: str) -> list[str]:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hookline.errors import HooklineError, SiteError, warn
-from hookline.hooks import Hooks
-from hookline.reasons import ran_elsewhere
+from hookline.errors import HooklineError, SiteError
 from hookline.sites import Site
 from hookline.tree import inner, unwrap
 from hookline.watching.checks import Rule, is_bad, is_plain, is_suspicious, numbers_in
@@ -65,17 +63,6 @@ def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -
         if held and not place.site.member:
             found[place.site.path] = held
     return found
-
-
-def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
-    """Warn if nothing was watched: the model ran on another thread, or called none of the places of a pattern."""
-    session, sites = hooks._ledger.session, {place.site: None for place in places}
-    fired = {hook.site for hook in hooks if hook.fired}
-    if session.others.ran and not fired:
-        warn(f"nothing was watched: {ran_elsewhere(model)}")
-    elif session.any_forward and not session.failed and not fired.intersection(sites) and not places[0].exact:
-        named = ", ".join(f"'{site}'" for site in list(sites)[:3])
-        warn(f"nothing was watched: {type(model).__name__} ran, and did not call {named}; hl.scan shows what it calls")
 
 
 def suspects(

@@ -23,11 +23,12 @@ from hookline.tree import unwrap
 from hookline.values import leaves
 from hookline.verbs import brief
 from hookline.watching import looks, reports
-from hookline.watching.checks import Finding, Rule, examine, is_bad, numbers_in
+from hookline.watching.checks import Finding, Rule, examine, is_bad
 from hookline.watching.flags import Flags
 from hookline.watching.logs import Statistics
 from hookline.watching.places import Check
-from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects, warn_if_missed
+from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
+from hookline.watching.silence import warn_if_by_itself, warn_if_missed
 from hookline.watching.steps import Steps, span
 from hookline.watching.targets import targets_of
 from hookline.where import Where
@@ -88,6 +89,7 @@ class Watcher:
         self._is_announced = False  # Whether a pass has begun, in which the model itself may be called or not.
         self._is_training = False  # Whether the pass that runs began with gradients.
         self._is_waiting = False  # Whether a forward that may yet be trained with is to be counted.
+        self._methods: dict[Site, None] = {}  # Those that called a part of the model before any forward of it.
 
     @property
     def steps(self) -> int:
@@ -161,6 +163,8 @@ class Watcher:
                 self.check()
                 self._count_waiting()
                 warn_if_missed(self._hooks, self._inner, self._places)
+                if not (self.forwards or self.steps_taken.done or self.task != -1):
+                    warn_if_by_itself(self._hooks, self._inner, self._methods)
                 self.steps_taken.warn_of_none(self.forwards if self.statistics.every else 0)
             self.settle()
         except BaseException as found:
@@ -202,6 +206,12 @@ class Watcher:
         self.latest = None
         self.forwards += 1
         self._is_training = torch.is_grad_enabled()
+
+    def begin_part(self) -> None:
+        """Say that a part of the model is called, and no forward of the model came before."""
+        method = looks.method_around(self._inner)
+        if method is not None:
+            self._methods[method] = None
 
     def begin_forward(self, call: Call) -> None:
         """A forward of the model begins."""
@@ -278,13 +288,16 @@ class Watcher:
     def blame(self, site: Site, finding: Finding, value: Any, call: Call, calls: list[Call]) -> BadValue:
         """Say what is known of a value that is bad, from a second run of the module that made it too."""
         model = self._inner
-        came_in = any(
-            (plain := numbers_in(tensor)) is not None and examine(plain, Rule(below=False)) is not None
-            for tensor in leaves((call.args, dict(call.kwargs)))
-        )
-        around = next((one for one in calls if one.module is not call.module), None) if came_in else call
-        inside = looks.inside(model, around, self.rule, finding) if self._again and around is not None else None
-        return self._dated(reports.of_forward(site, finding, value, call, model, inside, self._when(call.number)))
+        origin = looks.origin(model, call, calls)
+        made_in = call if origin is None else origin.around
+        if origin is None and call.site.method:  # Inside a forward, functions are seen as that of the forward.
+            forwards = [one for one in calls if one.module is call.module and not one.site.member]
+            made_in = forwards[0]._replace(site=Site(call.site.path)) if forwards else call
+        is_here = made_in is not None and any(made_in.module is module for module in model.modules())
+        can_run = is_here and not (made_in is call and call.site.function)
+        inside = looks.inside(model, made_in, self.rule, finding) if self._again and can_run else None  # type: ignore[arg-type]
+        when = self._when(call.number)
+        return self._dated(reports.of_forward(site, finding, value, call, model, origin, inside, when))
 
     def blame_gradient(self, site: Site, finding: Finding, gradient: Tensor, number: int) -> BadValue:
         """Say what is known of a gradient that is bad."""

@@ -135,7 +135,7 @@ def _caller(model: nn.Module | None) -> nn.Module | None:
     """Return the module of a model whose forward is the innermost that runs here."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not call_user.__code__:
-        if frame.f_code is _CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
+        if frame.f_code is CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
             owner = _first_argument(frame)
             if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
                 return owner
@@ -160,7 +160,7 @@ def _is_called_directly(frame: FrameType) -> bool:
     """
     caller = frame.f_back
     return caller is None or (
-        caller.f_code is not _CALL and caller.f_globals.get("__name__", "").split(".")[0] != "hookline"
+        caller.f_code is not CALL and caller.f_globals.get("__name__", "").split(".")[0] != "hookline"
     )
 
 
@@ -268,7 +268,7 @@ def _first_argument(frame: FrameType) -> Any:
     return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
 
 
-_CALL = nn.Module._call_impl.__code__
+CALL = nn.Module._call_impl.__code__
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _MACHINERY = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # Torch's own, that run functions too.
 

@@ -384,10 +384,10 @@ def is_shadow(held: object) -> bool:
 
 
 def running() -> list[Call]:
-    """Return the calls of watched modules that are running here, innermost first, from their frames.
+    """Return the calls of modules that are running here, innermost first, from their frames.
 
     The hot path hands an action nothing but the value; what else there is of its call is of use when something is
-    wrong.
+    wrong. The call of a module that is not watched has the site ''.
     """
     found = []
     frame: FrameType | None = sys._getframe(1)
@@ -399,7 +399,13 @@ def running() -> list[Call]:
         elif "event" in held and held["event"].taps and not held["watch"].is_function:
             tap, number = held["event"].taps[0]
             args, kwargs = held["passed"]
-            found.append(Call(Site(tap.path), held["module"], args, kwargs, number, {}))
+            name = held["watch"].name
+            site = Site(tap.path, member="" if name == "forward" else f"{name}()")
+            found.append(Call(site, held["module"], args, kwargs, number, {}))
+        elif frame.f_code is functions.CALL:
+            held = frame.f_locals
+            if not found or found[-1].module is not held["self"] or found[-1].site.member:
+                found.append(Call(Site(""), held["self"], held["args"], held["kwargs"], 0, {}))
         frame = frame.f_back
     return found
 

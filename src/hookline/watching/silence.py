@@ -1,0 +1,43 @@
+"""What a watch says at the end of its block if it saw nothing of what ran there, or not all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from hookline.errors import warn
+from hookline.hooks import Hooks
+from hookline.members import method_names
+from hookline.reasons import ran_elsewhere
+from hookline.sites import Site
+from hookline.where import Found
+
+
+def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
+    """Warn if nothing was watched: the model ran on another thread, or called none of the places of a pattern."""
+    session, sites = hooks._ledger.session, {place.site: None for place in places}
+    fired = {hook.site for hook in hooks if hook.fired}
+    if session.others.ran and not fired:
+        warn(f"nothing was watched: {ran_elsewhere(model)}")
+    elif session.any_forward and not session.failed and not fired.intersection(sites) and not places[0].exact:
+        named = ", ".join(f"'{site}'" for site in list(sites)[:3])
+        warn(f"nothing was watched: {type(model).__name__} ran, and did not call {named}; hl.scan shows what it calls")
+
+
+def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -> None:
+    """Warn of methods that ran in a block without a forward or backward of the model: what they return is not seen."""
+    session, kind = hooks._ledger.session, type(model).__name__
+    unseen = [site for site in methods if site not in {hook.site for hook in hooks}]
+    if unseen:
+        warn(
+            f"'{unseen[0]}' was called by itself, not in a forward of {kind}: the modules that it calls were watched, "
+            f'and what it makes of their outputs was not; name it too: hl.watch(model, "**", "{unseen[0]}")'
+        )
+    elif session.ran or session.others.ran or any(hook.fired for hook in hooks):
+        return
+    elif any(not name.startswith("_") for module in model.modules() for name in method_names(module)):
+        warn(
+            f"nothing was watched: no watched module of {kind} was called in this block; "
+            'a method that is called by itself is watched if it is named, as in hl.watch(model, "name()")'
+        )
