@@ -385,10 +385,45 @@ def records(data, head=7, block=32768):
 
 def test_statistics_of_a_training_without_an_optimizer_of_torch_are_missed_aloud():
     model = nn.Sequential(nn.Linear(3, 2))
-    with pytest.warns(hl.HooklineWarning, match=r"in 2 forwards no optimizer .* watch\.step\(\)"):
-        with hl.watch(model, every=1):
+    watch = hl.watch(model, every=1)
+    for _ in range(2):  # Each block says so.
+        with pytest.warns(hl.HooklineWarning, match=r"in 2 forwards no optimizer .* watch\.step\(\)"), watch:
             for _ in range(2):
                 model(torch.ones(1, 3)).sum().backward()
+    with watch:
+        watch.step()
+    with pytest.warns(hl.HooklineWarning, match="no statistics were kept"), watch:
+        model(torch.ones(1, 3)).sum().backward()
+
+
+def test_forwards_that_look_like_training_and_are_none_are_missed_aloud():
+    model = mlp()
+    with pytest.warns(hl.HooklineWarning, match=r"in 3 forwards .* training mode .* model\.eval\(\) or torch\.no_grad"):
+        with hl.watch(model, every=1) as watch:
+            for _ in range(3):
+                model(X)
+    assert watch.logged == []
+    for how in (torch.no_grad(), torch.enable_grad()):
+        with how, hl.watch(model.eval(), every=1) as watch:
+            for _ in range(3):
+                model(X)
+        assert watch.logged == [0, 1, 2]
+
+
+def test_statistics_of_parts_that_are_called_without_the_model_are_missed_aloud():
+    model = mlp().eval()
+    with pytest.warns(
+        hl.HooklineWarning, match=r"parts of Sequential ran, and not Sequential itself.* watch\.step\(\)"
+    ):
+        with hl.watch(model, every=1):
+            model[0](X)
+    with hl.watch(model, every=1) as watch:
+        for _ in range(2):
+            model[0](X)
+            watch.step()
+    assert watch.logged == [0, 1]
+    with hl.watch(model, every=1):
+        pass  # Nothing ran.
 
 
 class Blocks(nn.Module):

@@ -11,6 +11,7 @@ from hookline.hooks import Hooks
 from hookline.members import method_names
 from hookline.reasons import ran_elsewhere
 from hookline.sites import Site
+from hookline.tables import count
 from hookline.where import Found
 
 
@@ -41,3 +42,19 @@ def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -
             f"nothing was watched: no watched module of {kind} was called in this block; "
             'a method that is called by itself is watched if it is named, as in hl.watch(model, "name()")'
         )
+
+
+def warn_of_no_steps(hooks: Hooks, model: nn.Module, forwards: int, is_trained: bool, has_backward: bool) -> None:
+    """Say why there are no statistics, where some were asked for, something ran and no step was counted."""
+    kind, remedy = type(model).__name__, "call watch.step() after each step"
+    if is_trained:
+        why = f"in {count(forwards, 'forward')} no optimizer of torch has stepped that holds the model's parameters"
+        if not has_backward:
+            remedy += (
+                f". {kind} is in training mode with gradients: model.eval() or torch.no_grad() counts each forward"
+            )
+    elif not forwards and any(hook.fired for hook in hooks):
+        why = f"parts of {kind} ran, and not {kind} itself, whose forwards count"
+    else:
+        return
+    warn(f"no statistics were kept: {why}; {remedy}")

@@ -10,9 +10,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hookline.errors import warn
-from hookline.tables import count
-
 
 class Steps:
     """Counts the steps of the optimizers of a model, however many there are, and says when one begins and ends.
@@ -52,14 +49,6 @@ class Steps:
             register_optimizer_step_pre_hook(self._on_step_begun),
             register_optimizer_step_post_hook(self._on_step_done),
         ]
-
-    def warn_of_none(self, forwards: int) -> None:
-        """Say why there are no statistics, where some were asked for and the model was trained."""
-        if forwards and not self.done:
-            warn(
-                f"no statistics were kept: in {count(forwards, 'forward')} no optimizer of torch has stepped that "
-                "holds the model's parameters; call watch.step() after each step"
-            )
 
     def close(self) -> None:
         """Leave all optimizers alone."""

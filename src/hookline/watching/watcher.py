@@ -28,7 +28,7 @@ from hookline.watching.flags import Flags
 from hookline.watching.logs import Statistics
 from hookline.watching.places import Check
 from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
-from hookline.watching.silence import warn_if_by_itself, warn_if_missed
+from hookline.watching.silence import warn_if_by_itself, warn_if_missed, warn_of_no_steps
 from hookline.watching.steps import Steps, span
 from hookline.watching.targets import targets_of
 from hookline.where import Where
@@ -89,6 +89,8 @@ class Watcher:
         self._is_announced = False  # Whether a pass has begun, in which the model itself may be called or not.
         self._is_training = False  # Whether the pass that runs began with gradients.
         self._is_waiting = False  # Whether a forward that may yet be trained with is to be counted.
+        self._is_trained = False  # Whether forwards have begun as those of training do.
+        self._steps_before = self.steps
         self._methods: dict[Site, None] = {}  # Those that called a part of the model before any forward of it.
 
     @property
@@ -165,7 +167,8 @@ class Watcher:
                 warn_if_missed(self._hooks, self._inner, self._places)
                 if not (self.forwards or self.steps_taken.done or self.task != -1):
                     warn_if_by_itself(self._hooks, self._inner, self._methods)
-                self.steps_taken.warn_of_none(self.forwards if self.statistics.every else 0)
+                if self.statistics.every and self.steps == self._steps_before:
+                    warn_of_no_steps(self._hooks, self._inner, self.forwards, self._is_trained, self.task != -1)
             self.settle()
         except BaseException as found:
             self._hooks.__exit__(type(found), found, None)
@@ -222,7 +225,7 @@ class Watcher:
             self._begin_pass()
         self._is_announced = False
         if torch.is_grad_enabled() and call.module.training:
-            self.steps_taken.trains = True
+            self.steps_taken.trains = self._is_trained = True
         given = leaves((call.args, dict(call.kwargs)))
         if self._again and not self.at_once and (self._outer is not self._inner or any(map(self.waits, given))):
             self._began = looks.Arguments.of(call)
