@@ -412,9 +412,7 @@ def test_forwards_that_look_like_training_and_are_none_are_missed_aloud():
 
 def test_statistics_of_parts_that_are_called_without_the_model_are_missed_aloud():
     model = mlp().eval()
-    with pytest.warns(
-        hl.HooklineWarning, match=r"parts of Sequential ran, and not Sequential itself.* watch\.step\(\)"
-    ):
+    with pytest.warns(hl.HooklineWarning, match=r"parts of Sequential ran, and not .* watch\.step\(\)"):
         with hl.watch(model, every=1):
             model[0](X)
     with hl.watch(model, every=1) as watch:
@@ -487,3 +485,19 @@ def test_the_log_is_drawn_as_curves_over_steps():
     with pytest.raises(hl.HooklineError, match=r"rms, zeros.* don't go into one axes; choose one, as in"):
         log.plot(ax=one.axes[0])
     assert log.plot('h.*["rms"]', call=0).axes[0].get_xlabel() == 'layer h.*["rms"]'
+
+
+def test_a_site_has_one_colour_in_all_panels_and_there_is_one_legend():
+    pytest.importorskip("matplotlib")
+    model = nn.Sequential(nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    figure = train(model, 3, every=1).log.plot()
+    colours = {}
+    for ax in figure.axes:
+        for line in ax.lines:
+            colours.setdefault(line.get_label(), set()).add(line.get_color())
+    assert len(figure.axes) == 6
+    assert len(figure.axes[3].lines) < len(figure.axes[0].lines)  # Some sites have no gradient norm.
+    assert all(len(found) == 1 for found in colours.values())
+    legends = [ax.get_legend() for ax in figure.axes if ax.get_legend() is not None]
+    assert len(legends) == 1
+    assert {text.get_text() for text in legends[0].get_texts()} == {*colours}

@@ -114,13 +114,14 @@ def curves(
         first = f'**["{next(iter(panels))}"]'
         raise HooklineError(f"{', '.join(panels)} don't go into one axes; choose one, as in {first!r}")
     axes = [ax] if ax is not None else _stacked(panels)
+    every = [line for lines in panels.values() for line in lines]
     for one, (quantity, lines) in zip(axes, panels.items(), strict=True):
         heights = [height for line in lines for height in line.heights]
         log = _is_wide(heights) if options.log is None else options.log
         _scale_y(one, quantity or "value", log, heights)
-        _draw(one, lines)
+        _draw(one, lines, every)
         _mark(one, [(line, ["not finite" if math.isinf(height) else "" for height in line.heights]) for line in lines])
-        _legend(one)
+    _legend(axes[0], axes[1:])
     axes[-1].set_xlabel(along)
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     entitle(axes[0], options.title, f"{', '.join(filter(None, panels)) or 'values'} over {along}s", options.note)
@@ -178,9 +179,12 @@ def _scale_y(ax: Axes, label: str, log: bool, heights: Iterable[float]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _draw(ax: Axes, lines: Sequence[Line]) -> None:
-    """Draw lines; a gradient's is dashed, and has the colour of its value's if there are several."""
-    stems = {line.label: line.label.replace(":grad_output", "").replace(":grad_", ":") for line in lines}
+def _draw(ax: Axes, lines: Sequence[Line], every: Sequence[Line] = ()) -> None:
+    """Draw lines, each in its colour among `every` line of the picture.
+
+    A gradient's is dashed, and has the colour of its value's if there are several.
+    """
+    stems = {line.label: line.label.replace(":grad_output", "").replace(":grad_", ":") for line in every or lines}
     order = list(dict.fromkeys(stems.values())) if len({*stems.values()}) > 1 else list(stems)
     for line in lines:
         number = order.index(line.label if len({*stems.values()}) == 1 else stems[line.label])
@@ -210,9 +214,16 @@ def _mark(ax: Axes, marks: Sequence[tuple[Line, list[str]]]) -> None:
             ax.add_line(Line2D([], [], marker=_MARKS[kind], label=kind, **_MARK))
 
 
-def _legend(ax: Axes) -> None:
-    """Name the lines and marks: beside the axes where they are many, and not at all where there is but one."""
+def _legend(ax: Axes, others: Sequence[Axes] = ()) -> None:
+    """Name the lines and marks: beside the axes where they are many, and not at all where there is but one.
+
+    Those that only other axes of the same picture have are named too.
+    """
     handles, labels = ax.get_legend_handles_labels()
+    for other in others:
+        for handle, label in zip(*other.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles, labels = [*handles, handle], [*labels, label]
     if len(labels) < 2:
         return
     where: dict[str, Any] = {"loc": "best", "frameon": True}

@@ -50,9 +50,7 @@ def warn_of_no_steps(hooks: Hooks, model: nn.Module, forwards: int, is_trained: 
     if is_trained:
         why = f"in {count(forwards, 'forward')} no optimizer of torch has stepped that holds the model's parameters"
         if not has_backward:
-            remedy += (
-                f". {kind} is in training mode with gradients: model.eval() or torch.no_grad() counts each forward"
-            )
+            remedy += f". {kind} is in training mode with gradients: model.eval() or torch.no_grad() counts them all"
     elif not forwards and any(hook.fired for hook in hooks):
         why = f"parts of {kind} ran, and not {kind} itself, whose forwards count"
     else:
