@@ -148,3 +148,24 @@ def test_what_can_not_be_explored_is_refused_in_one_line(folder):
 def test_options_that_would_do_nothing_are_refused(folder, asked, problem):
     said("explore", "acts.safetensors", "--to", "page.html")
     assert refused("explore", *asked).endswith(problem)
+
+
+def test_what_is_not_there_is_not_taken_for_a_model(folder, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    assert "holds neither a store nor a model" in refused("explore", str(tmp_path / "nothing"), "--no-open")
+    assert "there is no folder 'missing/'" in refused("explore", "missing/", "--no-open")
+    assert "'missing' is not a file or folder" in refused("explore", "missing", "--no-open")
+    assert "FILE is empty" in refused("explore", "", "--no-open")
+
+
+def test_an_empty_page_is_not_opened(folder, tmp_path):
+    page = tmp_path / "other.html"
+    page.touch()
+    assert "is empty" in refused("explore", str(page), "--no-open")
+
+
+def test_a_second_run_without_values_is_not_compared_in_silence(folder, tmp_path):
+    hookline.Cache({}).save(tmp_path / "none.safetensors")
+    assert "--against has no values" in refused(
+        "explore", "acts.safetensors", "--against", str(tmp_path / "none.safetensors"), "--no-open"
+    )

@@ -85,7 +85,7 @@ def test_what_is_not_there_is_refused_in_one_line(store, folder):
     assert refused("show", "none.safetensors").startswith("'none.safetensors' can't be read: No such file")
     assert refused("show", "batch.safetensors").startswith("'batch.safetensors' is not from hookline")
     assert refused("show", "gpt2") == "'gpt2' is a folder, and a model: `hookline scan` shows it"
-    assert refused("show", "pictures") == "'pictures' is a folder, and no store"
+    assert refused("show", "pictures") == "'pictures' is a folder that holds neither a store nor a model"
     assert refused("show", "report.html") == "'report.html' is a page: `hookline explore report.html` opens it"
     near = refused("show", "acts.safetensors", "--at", "transformer.h.3")
     assert near.startswith("'transformer.h.3' matches nothing in this cache; did you mean 'transformer.h.0'")
@@ -139,3 +139,25 @@ def test_a_part_of_a_stores_array_is_refused(folder):
         assert refused("show", "acts", "--at", where) == (
             f"'{where}': the arrays of a store are shown whole; leave the subscripts out"
         )
+
+
+def test_options_of_show_that_would_do_nothing_are_refused(folder, store):
+    assert "--rows is for --values" in refused("show", "store", "--rows", "2")
+    assert "--rows is for the folder of a harvest" in refused("show", "acts.safetensors", "--rows", "2", "--values")
+    assert "--partial is for the folder of a harvest" in refused("show", "acts.safetensors", "--partial")
+
+
+def test_values_are_shown_with_their_statistics(folder):
+    shown = said("show", "acts.safetensors", "--stats", "--values")
+    assert shown.startswith(f"{hl.Cache.load('acts.safetensors').stats()}\n")
+    assert "tensor(" in shown
+
+
+def test_a_cache_without_values_says_so(folder):
+    hl.Cache({}).save("none.safetensors")
+    assert "0 sites" in said("show", "none.safetensors", "--values")
+
+
+def test_a_folder_or_a_name_that_is_nothing_is_not_taken_for_another_thing(folder, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    assert "is a folder that holds neither a store nor a model" in refused("show", str(tmp_path / "nothing"))

@@ -89,7 +89,7 @@ def capture(
         model, input, text or (), shape or (), processor, column, samples, max_length, left, trust_remote_code
     )
     runs = [(to, wanted)]
-    if against or against_text:
+    if against is not None or against_text:
         runs.append((beside(to), replace(wanted, input=against, text=against_text or (), shape=())))
     with working():
         found = captured(runs, Manner(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite)

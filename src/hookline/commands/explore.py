@@ -132,7 +132,7 @@ def run_page(
 ) -> Path:
     """Run a model once or twice, and write the page of it."""
     if not wanted:
-        raise HooklineError(f"{wanted.model!r} is a model: give what goes in, with --input, --text or --shape")
+        raise HooklineError(_what_is_missing(wanted.model))
     net = model_of(wanted.model, manner)()
     first = labelled(given(wanted, net), loss)
     other = labelled(given(second, net), loss) if second else None
@@ -149,6 +149,20 @@ def run_page(
             **options,
         )
     )
+
+
+def _what_is_missing(file: str) -> str:
+    """Say what to give with something that is taken for a model, or that there is none."""
+    remedy, path = "give what goes in, with --input, --text or --shape", Path(file)
+    if not file:
+        return "FILE is empty; give a file of `capture`, a folder of `harvest`, or a model"
+    if is_function(file) or (path / "config.json").exists() or path.is_file():
+        return f"{file!r} is a model: {remedy}"
+    if path.is_dir():
+        return f"{file!r} is a folder that holds neither a store nor a model"
+    if file.endswith("/"):
+        return f"there is no folder {file!r}"
+    return f"{file!r} is not a file or folder; if it is the name of a model elsewhere, {remedy}"
 
 
 def short_names(*names: str) -> list[str]:
@@ -216,6 +230,8 @@ def _refuse_idle(file: str, options: dict[str, Any]) -> None:
 def _there(file: str) -> Path:
     if not Path(file).is_file():
         raise HooklineError(f"{file!r} is no file")
+    if not Path(file).stat().st_size:
+        raise HooklineError(f"{file!r} is empty; give a page that `hookline explore` wrote")
     return Path(file)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import hookline as hl
 from hookline.commands.options import All, Json
 from hookline.commands.output import say, say_json
-from hookline.errors import NotCaptured, SiteError, StoreError, did_you_mean
+from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 from hookline.stats import Stats, numbers_of_pieces
 from hookline.store.places import place
 from hookline.store.records import MANIFEST
@@ -37,18 +37,24 @@ def show(
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Mean, std, min, max, norm, zeros, NaN, Inf.")] = False,
     values: Annotated[bool, typer.Option("--values", help="The numbers themselves; in JSON, all of them.")] = False,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Of a store, so many rows with --values.")] = 4,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of a store, so many rows with --values; else 4.")
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="A store that is not finished, as far as it is.")] = False,
     all: All = False,
     json: Json = False,
 ) -> None:
     """Show what a file or store holds, as tables and numbers."""
+    if rows is not None and not values:
+        raise HooklineError("--rows is for --values, which shows the numbers; add it, or leave --rows out")
     if is_store(file):
         store = hl.Store(file, partial=partial)
         names = matching(store, at or ())
-        show_store(file, store, names, stats=stats, values=rows if values else 0, whole=all, json=json)
+        show_store(file, store, names, stats=stats, values=(rows or 4) if values else 0, whole=all, json=json)
     else:
         acts = cache_of(file)
+        for option in (name for name, is_given in {"--rows": rows, "--partial": partial}.items() if is_given):
+            raise HooklineError(f"{option} is for the folder of a harvest, and {file!r} is a file; leave it out")
         show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, whole=all, json=json)
 
 
@@ -63,8 +69,9 @@ def cache_of(file: str) -> hl.Cache:
     if path.suffix.lower() in (".html", ".htm"):
         raise StoreError(f"{file!r} is a page: `hookline explore {file}` opens it")
     if path.is_dir():
-        found = "a model: `hookline scan` shows it" if (path / "config.json").exists() else "no store"
-        raise StoreError(f"{file!r} is a folder, and {found}")
+        is_model = (path / "config.json").exists()
+        found = ", and a model: `hookline scan` shows it" if is_model else " that holds neither a store nor a model"
+        raise StoreError(f"{file!r} is a folder{found}")
     return hl.Cache.load(path)
 
 
@@ -73,7 +80,9 @@ def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: b
     if json:
         found = [entry_of(acts, site, stats=stats, values=values) for site in acts]
         say_json({"file": file, "kind": "cache", "sites": found})
-    elif values:
+    elif values and acts:
+        if stats:
+            say(acts.stats(), whole=whole)
         for site in acts:
             for number, value in enumerate(acts.calls(site)):
                 say(f"{site or repr('')}{f', call {number}' if len(acts.calls(site)) > 1 else ''}: {describe(value)}")
@@ -105,7 +114,9 @@ def show_store(
                 found[-1]["values"] = store[name][:values]
         left_out = {"skipped": store.skipped} if store.skipped else {}
         say_json({"file": file, "kind": "store", "samples": store.samples, **left_out, "sites": found})
-    elif values:
+    elif values and names:
+        if stats:
+            say(Stats.of(numbers), whole=whole)
         for name in names:
             rows = store[name]
             say(f"{name or repr('')}: {min(values, len(rows)):,} of {len(rows):,} rows\n{rows[:values]}\n")

@@ -109,6 +109,8 @@ def explore(
         _refuse_for_values(run, loss, model)
         runs = [run_of(_chosen(one, at), name) for one, name in zip((what, against), called, strict=False)]
         _refuse_another_model(model, runs)
+    if len(runs) == 2 and runs[0].entries and not runs[1].entries:
+        raise NotCaptured("against= has no values, so there is nothing to compare; run the model under the hooks first")
     title = title if title is not None else _title(what, model)
     given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
     notes = (
