@@ -645,8 +645,8 @@ class TestWhatGoesWrong:
     @pytest.mark.parametrize(
         ("options", "problem"),
         [
-            ({"limit": "2 G"}, r"limit='2 G' is no number of bytes, nor text such as \"500 MB\" or \"2 GiB\""),
-            ({"limit": -1}, "limit=-1 is no number of bytes"),
+            ({"limit": "2 G"}, r"limit='2 G' is not a number of bytes, nor text such as \"500 MB\" or \"2 GiB\""),
+            ({"limit": -1}, "limit=-1 is not a number of bytes"),
             ({"limit": True}, "limit=True is no"),
             ({"limit": 1.5}, "limit=1.5 is no"),
             ({"limit": float("inf")}, "limit=inf is no"),
@@ -654,10 +654,10 @@ class TestWhatGoesWrong:
             ({"limit": [1]}, "limit=list of 1 is no"),
             ({"limit": ""}, "limit='' is no"),
             ({"spill": True}, "spill= says where to keep what is over a limit; give limit= too"),
-            ({"limit": 1, "spill": "nowhere"}, "spill='nowhere' is no folder; make it first, or use spill=True"),
-            ({"limit": 1, "spill": 3}, "spill=3 is no folder"),
-            ({"limit": 1, "spill": ""}, "spill='' is no folder"),
-            ({"limit": 1, "spill": None}, "spill=None is no folder"),
+            ({"limit": 1, "spill": "nowhere"}, "spill='nowhere' is not a folder; make it first, or use spill=True"),
+            ({"limit": 1, "spill": 3}, "spill=3 is not a folder"),
+            ({"limit": 1, "spill": ""}, "spill='' is not a folder"),
+            ({"limit": 1, "spill": None}, "spill=None is not a folder"),
             ({"limit": 1, "spill": True, "detach": False}, "a value of the graph can't be on disk"),
         ],
         ids=str,
@@ -676,7 +676,7 @@ class TestWhatGoesWrong:
 
     @pytest.mark.parametrize("text", ["GB", "2", "2gb", "2 gB", "-1 MB", "1e9 B", "2  GB", "2 GB ", "0.5 B", "1,000 B"])
     def test_what_could_mean_something_else_is_no_number_of_bytes(self, text):
-        with pytest.raises(hl.HooklineError, match="is no number of bytes"):
+        with pytest.raises(hl.HooklineError, match="is not a number of bytes"):
             bytes_of(text)
 
     def test_run_says_where_the_options_belong(self):

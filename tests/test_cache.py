@@ -683,7 +683,7 @@ def test_a_dtype_may_be_given_to_a_cache_by_its_name() -> None:
     cache = hl.Cache({"a": torch.ones(2)})
     assert cache.to("float16")["a"].dtype is torch.float16
     assert cache.to("cpu")["a"].dtype is torch.float32
-    with pytest.raises(hl.HooklineError, match="'float17' is no device, and no dtype"):
+    with pytest.raises(hl.HooklineError, match="'float17' is neither a device nor a dtype"):
         cache.to("float17")
 
 

@@ -20,7 +20,7 @@ def helper(x: Tensor) -> Tensor:
 
 
 class Forwards:
-    """Something with a forward that is no module."""
+    """Something with a forward that is not a module."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, -1)
@@ -76,7 +76,7 @@ OTHERS: dict[str, Callable[[Parent, Tensor], Any]] = {
     "module of torch": lambda parent, x: parent.sequence[0](x),
     "grandchild": lambda parent, x: parent.sequence(x),
     "forward of another name": lambda parent, x: parent.renamed(x),
-    "module that is no child": lambda parent, x: nn.Softmax(-1)(x),
+    "module that is not a child": lambda parent, x: nn.Softmax(-1)(x),
 }
 
 

@@ -115,7 +115,7 @@ def test_narrowing_to_nothing_says_what_there_is() -> None:
         hooks["rectfy"]
     with pytest.raises(hl.SiteError, match="no hook here is named 'x'; there are 'rectify'"):
         hooks["x"]
-    with pytest.raises(hl.SiteError, match="'edits' is no kind of hook; did you mean 'edit'?"):
+    with pytest.raises(hl.SiteError, match="'edits' is not a kind of hook; did you mean 'edit'?"):
         hooks.of("edits")
     with pytest.raises(hl.SiteError, match="no hook here is at '2'"):
         hooks.at("2")

@@ -48,7 +48,7 @@ def test_measures_are_those_of_the_elements():
 
 
 def test_an_unknown_measure_says_what_is_near():
-    with pytest.raises(HooklineError, match="'nrom' is no statistic; did you mean 'norm'"):
+    with pytest.raises(HooklineError, match="'nrom' is not a statistic; did you mean 'norm'"):
         measure(torch.ones(2), "nrom")
 
 

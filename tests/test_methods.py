@@ -301,7 +301,7 @@ def test_every_kind_of_method_is_seen_and_changed_and_left_as_found(kind: str) -
     assert len(acts.calls(f"{kind}()")) == 1, "an overridden one is seen once, with what the outer one gives"
     assert torch.equal(acts[f"{kind}():input"], x)
     (first,) = acts[f"{kind}():inputs"].values()
-    assert first is not model, "self is no argument of a method"
+    assert first is not model, "self is not an argument of a method"
     if kind in IN_THE_CLASS:
         assert list(acts[f"{kind}():inputs"]) == ["x"]
     assert hl.run(model, x, kind, patch={f"{kind}()": 0.0}).count_nonzero() == 0

@@ -355,7 +355,7 @@ def test_of_several_calls_the_latest_is_drawn_and_call_chooses_another():
         ({"h.0": torch.ones(3), "h.1": torch.ones(3)}, "units", "one value, and there are 2; choose one, as in 'h.0'"),
         ({"h.0": torch.ones(1, 2, 3), "h.1": torch.ones(1, 4, 3)}, "layers", "'h.0' has 2 tokens and 'h.1' has 4"),
         ({"c.0": torch.ones(1, 2, 3, 3)}, "layers", r"needs \(sample, token, unit\); what fits is maps"),
-        ({"fc": torch.ones(3)}, "hist", "'hist' is no kind of picture; .*there are maps, attention"),
+        ({"fc": torch.ones(3)}, "hist", "'hist' is not a kind of picture; .*there are maps, attention"),
     ],
 )  # fmt: skip
 def test_a_kind_that_does_not_fit_says_why_and_what_does(values, kind, message):
@@ -376,7 +376,7 @@ def test_wrong_samples_tokens_and_statistics_are_refused():
         plot(values, tokens=["a", "b"])
     with pytest.raises(HooklineError, match="tokens= has those of 1 samples"):
         plot(values, tokens=[["a", "b", "c"]], sample=1)
-    with pytest.raises(HooklineError, match="'nrm' is no statistic; did you mean 'norm'"):
+    with pytest.raises(HooklineError, match="'nrm' is not a statistic; did you mean 'norm'"):
         plot({**values, "h.1": torch.ones(2, 3, 4)}, statistic="nrm")
 
 
@@ -549,7 +549,7 @@ def test_places_may_be_modules_and_what_can_not_be_drawn_says_so():
     for wrong, problem in (
         ({"where": nn.ReLU}, "a cache knows its sites by name only"),
         ({"where": "flow"}, "'flow' is a kind of picture, and no site here; write plot\\(kind='flow'\\)"),
-        ({"statistic": torch.mean}, "is no statistic"),
+        ({"statistic": torch.mean}, "is not a statistic"),
         ({"sample": "0"}, "sample='0' is not a whole number"),
         ({"ax": Figure()}, "ax= takes one of matplotlib's axes, as in figure.subplots\\(\\), not Figure"),
         ({"ax": Figure().subplots(1, 2)}, "ax= takes one of matplotlib's axes, .*not ndarray"),

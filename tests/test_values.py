@@ -35,7 +35,7 @@ class Frozen:
 
 
 class Holder:
-    """An object that is no container, as a distribution or a key-value cache."""
+    """An object that is not a container, as a distribution or a key-value cache."""
 
     def __init__(self, inside: Any) -> None:
         self.inside = inside

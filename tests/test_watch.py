@@ -576,7 +576,7 @@ def test_a_value_inside_a_transform_is_passed_over():
         ({"scaler": True}, "scaler= takes a GradScaler, not True"),
         ({"optimizer": torch.optim.SGD}, "optimizer= takes optimizers of torch's, not .*SGD"),
         ({"to": print}, "every= says how often"),
-        ({"every": 1, "to": 3}, "to=3 is no place for statistics"),
+        ({"every": 1, "to": 3}, "to=3 is not a place for statistics"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, problem):
@@ -800,7 +800,7 @@ class TestCompiled:
 
 
 class Halved(nn.Module):
-    """What it holds makes the Inf; what it does itself passes it on. A mask of -Inf on the way is no mistake."""
+    """What it holds makes the Inf; what it does itself passes it on. A mask of -Inf on the way is not a mistake."""
 
     def __init__(self):
         super().__init__()

@@ -160,7 +160,7 @@ class Budget:
 
     def _move(self, kept: Kept, folder: Folder) -> None:
         try:
-            with torch._C.DisableTorchFunction():  # What is done here is no function of the model's.
+            with torch._C.DisableTorchFunction():  # What is done here is not a function of the model's.
                 kept.move(folder)
         except Unwritable as problem:
             kept.stuck = f"'{kept.site}' can't be on disk, since it is or holds {problem}"

@@ -646,7 +646,7 @@ def _device_or_dtype(name: str) -> torch.device | torch.dtype:
     try:
         return torch.device(name)
     except RuntimeError:
-        raise HooklineError(f"{name!r} is no device, and no dtype of torch's") from None
+        raise HooklineError(f"{name!r} is neither a device nor a dtype of torch's") from None
 
 
 def _is_real(value: Any) -> bool:

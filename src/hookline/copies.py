@@ -180,7 +180,7 @@ def alias_of(tensor: Tensor) -> Tensor:
 
 
 class Alias(torch.autograd.Function):
-    """An alias of a tensor that is no view of it: it keeps its hooks when somebody writes into it."""
+    """An alias of a tensor that is not a view of it: it keeps its hooks when somebody writes into it."""
 
     generate_vmap_rule = True
 

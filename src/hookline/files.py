@@ -211,7 +211,7 @@ def _load(file: BufferedReader, size: int) -> dict[str, list[Any]]:
 
 def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:
     """Return the checked manifest of an open file, and where the data starts."""
-    foreign = "or no safetensors file (no pickle is ever opened: for a .pt use torch.load(path, weights_only=True))"
+    foreign = "or not a safetensors file (no pickle is ever opened: for a .pt use torch.load(path, weights_only=True))"
     head = file.read(8)
     length = int.from_bytes(head, "little")
     if not 0 < length <= min(size - 8, LONGEST):

@@ -72,7 +72,7 @@ def put_number(number: Tensor, old: Tensor) -> Tensor:
 
 
 def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
-    """Return a number as a tensor, where the model is; None if it is no number, or nothing was compiled yet."""
+    """Return a number as a tensor, where the model is; None if it is not a number, or nothing was compiled yet."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     if dynamo is None or not getattr(dynamo, "FRAME_COUNTER", 1):
         return None

@@ -317,7 +317,7 @@ class Hooks(Tabular):
     def of(self, kind: str) -> Hooks:
         """Return those of one kind: capture, patch, edit, skip or stop."""
         if kind not in KINDS:
-            raise SiteError(f"{kind!r} is no kind of hook{did_you_mean(kind, KINDS) or ': ' + ', '.join(KINDS)}")
+            raise SiteError(f"{kind!r} is not a kind of hook{did_you_mean(kind, KINDS) or ': ' + ', '.join(KINDS)}")
         return self._narrow([tap for tap in self._taps if tap.action.kind == kind])
 
     def activate(self) -> None:

@@ -184,7 +184,7 @@ def _describe(value: Any) -> str:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return the line that called for something: the nearest that is no part of hookline or of calling a function."""
+    """Return the line that called for something: the nearest outside hookline and the calling of a function."""
     while frame is not None and frame.f_code.co_filename.startswith(_PASSED_OVER):
         if frame.f_code.co_filename == trial.__file__:  # Of the model itself.
             return ""

@@ -112,7 +112,7 @@ class Decoder:
         if node is None or type(node) in (bool, int, str):
             return node
         if type(node) is not list:
-            raise ValueError(f"{str(node)[:40]!r} is no value")
+            raise ValueError(f"{str(node)[:40]!r} is not a value")
         kind, *parts = [self.value(part) for part in node]
         if kind == "record" and not _is_counted(self._kinds, parts):
             raise ValueError(f"over {_MOST_KINDS} kinds of records")

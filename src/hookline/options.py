@@ -40,14 +40,14 @@ def bytes_of(limit: Any, name: str = "limit") -> int:
     else:
         size = Decimal(-1)
     if size < 0 or size != int(size):
-        raise HooklineError(f'{name}={told(limit)} is no number of bytes, nor text such as "500 MB" or "2 GiB"')
+        raise HooklineError(f'{name}={told(limit)} is not a number of bytes, nor text such as "500 MB" or "2 GiB"')
     return int(size)
 
 
 def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
     """Return what may be kept in memory, None for any number of bytes."""
     if not (isinstance(spill, (bool, str, os.PathLike)) and spill != ""):
-        raise HooklineError(f"spill={spill!r} is no folder; True is a temporary one")
+        raise HooklineError(f"spill={spill!r} is not a folder; True is a temporary one")
     if limit is None:
         if spill:
             raise HooklineError("spill= says where to keep what is over a limit; give limit= too, in bytes")
@@ -58,7 +58,7 @@ def budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
     if not detach:
         raise HooklineError("a value of the graph can't be on disk, as spill= asks; leave detach=False out")
     if spill is not True and not os.path.isdir(spill):
-        raise HooklineError(f"spill={os.fspath(spill)!r} is no folder; make it first, or use spill=True")
+        raise HooklineError(f"spill={os.fspath(spill)!r} is not a folder; make it first, or use spill=True")
     return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
 
 

@@ -282,7 +282,7 @@ class Record:
             order = next(ticks)
             if not self.order:  # Else another thread has put one meanwhile.
                 self.order, self.stamp = order, stamp
-        elif self.seen == forward and forward and self.site.port != "param":  # Reading twice is no repetition.
+        elif self.seen == forward and forward and self.site.port != "param":  # Reading twice is not a repetition.
             self.repeated = True
         self.seen = forward
         self.count += 1

@@ -174,7 +174,7 @@ def alternatives_of(name: str) -> Alternatives:
     """Return what the name of a method or a function stands for, wildcards and all."""
     names, end = _parse_name(name, 0)
     if end < len(name) or names is None:
-        raise SiteError(f"{name!r} is no name, nor a pattern of names")
+        raise SiteError(f"{name!r} is not a name, nor a pattern of names")
     return names
 
 

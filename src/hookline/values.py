@@ -84,7 +84,7 @@ _rebuild = rebuild
 
 
 def members(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object that is no container but holds what may change: a distribution, a KV cache."""
+    """Return the attributes of an object, not a container, that holds what may change: a distribution, a KV cache."""
     if isinstance(value, (Tensor, *ATOMS, *CLOSED)):
         return None
     attributes = _own_attributes(value)

@@ -87,7 +87,7 @@ def test_a_page_is_opened_and_nothing_else_done(folder, browser):
     assert told("explore", "some.html", "--open") == {"page": "some.html", "opened": True}
     assert browser == [Path("some.html").absolute().as_uri()]
     assert told("explore", "some.html")["opened"] is False
-    assert refused("explore", "none.html") == "'none.html' is no file"
+    assert refused("explore", "none.html") == "'none.html' is not a file"
 
 
 def test_a_browser_is_opened_only_where_somebody_sits(folder, browser, monkeypatch):
@@ -127,10 +127,12 @@ def test_a_browser_that_was_asked_for_and_is_not_there_is_an_error(folder, monke
 
 
 def test_what_can_not_be_explored_is_refused_in_one_line(folder):
-    assert refused("explore", "none.safetensors") == "'none.safetensors' is no file or folder"
+    assert refused("explore", "none.safetensors") == "'none.safetensors' is not a file or folder"
     assert refused("explore", "mine:net").startswith("'mine:net' is a model: give what goes in, with --input")
     assert refused("explore", "gpt2").startswith("'gpt2' is a model: give what goes in")
-    assert refused("explore", "acts.safetensors", "--text", "a").startswith("'acts.safetensors' is no model: --input,")
+    assert refused("explore", "acts.safetensors", "--text", "a").startswith(
+        "'acts.safetensors' is not a model: --input,"
+    )
 
 
 @pytest.mark.parametrize(

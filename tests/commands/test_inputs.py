@@ -129,14 +129,14 @@ def test_numbers_of_a_shape(folder):
     assert refused(*asked, "1,3,x") == "--shape 1,3,x: write 1,3,224,224 or ids=2,6:int64"
     assert refused(*asked, "1,3", "--shape", "a=2") == "--shape: give all of them a name, or none"
     assert refused(*asked, "1,3", "--text", "a") == "--shape stands alone: without --input and --text"
-    assert refused(*asked, "1,3:int46").startswith("'int46' is no dtype; did you mean")
+    assert refused(*asked, "1,3:int46").startswith("'int46' is not a dtype; did you mean")
 
 
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        ("gpt2", ("--input", "none.txt"), "'none.txt' is no file or folder; give a .safetensors, .npy"),
-        ("gpt2", ("--input", "mine.py"), "'mine.py' is no input that hookline reads; give a .safetensors, .npy"),
+        ("gpt2", ("--input", "none.txt"), "'none.txt' is not a file or folder; give a .safetensors, .npy"),
+        ("gpt2", ("--input", "mine.py"), "'mine.py' is not an input that hookline reads; give a .safetensors, .npy"),
         ("gpt2", ("--input", "acts.safetensors"), "'acts.safetensors' is a cache of hookline, and no input"),
         ("gpt2", ("--input", "texts.txt", "--text", "a"), "--text goes with images, and 'texts.txt' is none"),
         ("mine:net", ("--input", "texts.txt"), "'texts.txt' needs a processor, and 'mine:net' has none; name one with"),

@@ -99,7 +99,7 @@ def test_a_device_and_a_dtype_that_are_not_there_are_refused(folder):
     asked = ("capture", "mine:net", "--at", "stem", "--shape", "1,3,8,8", "--to", "x.safetensors")
     assert (
         refused(*asked, "--dtype", "bfloat61")
-        == "'bfloat61' is no dtype; did you mean 'float16' or 'float64' or 'bfloat16'?"
+        == "'bfloat61' is not a dtype; did you mean 'float16' or 'float64' or 'bfloat16'?"
     )
     assert refused(*asked, "--device", "cuda:99").startswith("the model can't be put on 'cuda:99': ")
     assert not (folder / "x.safetensors").exists()

@@ -75,4 +75,4 @@ def test_a_forward_that_fails_is_one_line_and_a_traceback_only_on_demand(folder)
 def test_a_dtype_is_that_of_the_scan_too(folder):
     rows = told("scan", "gpt2", "--dtype", "float16")["modules"]
     assert {row["dtype"] for row in rows if row["site"].endswith("mlp")} == {"float16"}
-    assert refused("scan", "gpt2", "--dtype", "float17").startswith("'float17' is no dtype")
+    assert refused("scan", "gpt2", "--dtype", "float17").startswith("'float17' is not a dtype")

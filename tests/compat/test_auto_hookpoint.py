@@ -303,9 +303,9 @@ def test_a_model_with_a_model_of_its_own_is_told_apart(x):
 
 def test_names_that_mean_nothing_are_errors(x):
     model = auto_hook(Mixed())
-    with pytest.raises(hl.SiteError, match="'fc' is no hook point of Mixed; did you mean 'fc.hook_point'"):
+    with pytest.raises(hl.SiteError, match="'fc' is not a hook point of Mixed; did you mean 'fc.hook_point'"):
         model.add_hook("fc", add_one)
-    with pytest.raises(hl.SiteError, match="'W.hook_pint' is no hook point of Mixed; did you mean"):
+    with pytest.raises(hl.SiteError, match="'W.hook_pint' is not a hook point of Mixed; did you mean"):
         model.run_with_hooks(x, fwd_hooks=[("W.hook_pint", add_one)])
     assert not hl.attached(model)
 

@@ -82,7 +82,7 @@ def test_the_examples_of_run(model: nn.Module) -> None:
 
 
 def test_the_examples_of_recording(model: nn.Module) -> None:
-    result, cache = nice_hooks.run(model, X, return_activations=True)  # That `unused` did not run is no surprise.
+    result, cache = nice_hooks.run(model, X, return_activations=True)  # That `unused` did not run is not a surprise.
     assert result.equal(model(X))
     assert list(cache) == RAN
     assert type(cache) is ActivationCache
@@ -180,14 +180,14 @@ def test_a_path_is_read_and_written(text: str, index: Any, canonical: str) -> No
 
 @pytest.mark.parametrize("part", ["", "-", "**", "x", "'k'", "1:2:3:4", "1.5"])
 def test_what_is_no_index_is_shown(part: str) -> None:
-    with pytest.raises(ValueError, match="is no index") as error:
+    with pytest.raises(ValueError, match="is not an index") as error:
         ModulePath.parse(f"a[0,{part}]")
     assert repr(part) in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["a[0][1]", "a[0", "a]", "a[0]b"])
 def test_what_is_no_path_is_shown(text: str) -> None:
-    with pytest.raises(ValueError, match="is no path") as error:
+    with pytest.raises(ValueError, match="is not a path") as error:
         ModulePath.parse(text)
     assert repr(text) in str(error.value)
 
@@ -341,11 +341,11 @@ def test_a_collection_of_torchs_own_handles_works(chain: nn.Sequential) -> None:
 
 
 def test_an_error_while_registering_leaves_nothing(chain: nn.Sequential) -> None:
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not an index"):
         nice_hooks.register_forward_hook(chain, ["0", "1[x]"], print)
     with pytest.raises(ValueError, match="a forward pre-hook takes no index"):
         nice_hooks.register_forward_pre_hook(chain, ["0", "1[0]"], print)
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not an index"):
         run(chain, X, forward_hooks={"0": print}, with_activations={"1[x]": 0.0})
     assert not any("forward" in vars(module) for module in chain.modules())
 
@@ -1128,7 +1128,7 @@ def test_a_method_that_is_not_there_or_has_no_calls_is_refused() -> None:
     with pytest.raises(AttributeError, match="type object 'Inner' has no attribute 'other'"):
         nice_hooks.patch_method_to_module(Inner, "other")
     for name in ("forward", "__call__", "__doc__", "dump_patches"):
-        with pytest.raises(ValueError, match=f"Inner.{name} is no method with calls of its own"):
+        with pytest.raises(ValueError, match=f"Inner.{name} is not a method with calls of its own"):
             nice_hooks.patch_method_to_module(Inner, name)
     with pytest.raises(TypeError, match=r"not of one Inner: patch_method_to_module\(Inner, 'inner_calc'\)"):
         nice_hooks.patch_method_to_module(Inner(), "inner_calc")  # type: ignore[arg-type]

@@ -497,7 +497,7 @@ def test_what_is_no_tensor_is_told_of():
     module = Gives()
     tracker = ModuleTracker(a=module, protocol=TrackingProtocol("inp", "out"))
     with tracker.track():
-        with pytest.warns(hl.HooklineWarning, match="out of module a is not kept: it is no tensor but dict"):
+        with pytest.warns(hl.HooklineWarning, match="out of module a is not kept: it is not a tensor but dict"):
             module(torch.ones(1))
         assert sizes(tracker) == {"a": [1, 0]}
 

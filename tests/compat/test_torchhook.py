@@ -489,7 +489,7 @@ def test_clear_features_keeps_the_keys_and_goes_on():
     model(torch.ones(1, 4))
     manager.clear_features()
     assert manager.get_all() == manager.features == {"0": [], "1": []}
-    assert manager.get("0") == []  # It has run: that there is nothing is no surprise.
+    assert manager.get("0") == []  # It has run: that there is nothing is not a surprise.
     model(torch.ones(1, 4))
     assert [len(kept) for kept in manager.get_all().values()] == [1, 1]
 

@@ -515,7 +515,7 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
     assert data_of(path)["sites"][0]["name"] == "b"
     path.write_text("my thesis")
     with pytest.raises(
-        hl.StoreError, match="exists and is no page of hookline's; remove it, or give another path as to="
+        hl.StoreError, match="exists and is not a page of hookline's; remove it, or give another path as to="
     ):
         hl.explore({"a": torch.ones(2)}, to=path)
     assert path.read_text() == "my thesis"
@@ -553,7 +553,7 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
         ),
         ({"what": {}}, "there is nothing to show: no site has a value"),
         ({"what": {"h.0": torch.ones(2)}, "model": nn.Linear(2, 2)}, "model= is a Linear, which has no 'h.0'"),
-        ({"what": {"a": torch.ones(2)}, "most": "8 megs"}, "most='8 megs' is no number of bytes"),
+        ({"what": {"a": torch.ones(2)}, "most": "8 megs"}, "most='8 megs' is not a number of bytes"),
     ],
 )
 def test_a_mistake_is_an_error_that_says_what_to_do(arguments, problem, path):

@@ -198,7 +198,7 @@ class Static(nn.Module):
 
 
 class Builtin(nn.Module):
-    """A forward that is no Python function."""
+    """A forward that is not a Python function."""
 
     forward = torch.relu
 

@@ -137,7 +137,7 @@ def contents(to: Path) -> dict[str, Any]:
             continue
         if name.startswith("data/"):
             unit, attempt = path.stem.split("-")[:2]
-            assert attempts.get(unit) == attempt, f"{name} is no record's"
+            assert attempts.get(unit) == attempt, f"{name} is not a record's"
             name = name.replace(f"-{attempt}", "")
             assert name not in found, f"{name} is there twice"
         found[name] = path.read_bytes()

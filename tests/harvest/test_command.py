@@ -86,8 +86,8 @@ def test_of_several_ranks_one_speaks_and_none_is_refused(folder, tmp_path, monke
     ("change", "message"),
     [
         ({"model": "."}, "AutoTokenizer can't load '.': "),
-        ({"data": "corpus.text"}, "'corpus.text' is no file or folder, nor 'module:function'"),
-        ({"dtype": "bfloat61"}, "'bfloat61' is no dtype; did you mean .*'bfloat16'"),
+        ({"data": "corpus.text"}, "'corpus.text' is not a file or folder, nor 'module:function'"),
+        ({"dtype": "bfloat61"}, "'bfloat61' is not a dtype; did you mean .*'bfloat16'"),
         ({"at": "transformer.h.1.mpl"}, "'transformer.h.1.mpl' matches nothing.*did you mean .*'transformer.h.1.mlp'"),
         ({"rows": "words"}, "rows= is"),
         ({"at": "transformer.h.1:grad_output"}, "gradients need a loss, .*--data module:function.*, with hl.harvest"),

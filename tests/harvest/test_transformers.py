@@ -112,7 +112,7 @@ def test_a_field_of_each_line_of_json_is_a_text(tmp_path):
 
 
 def test_files_that_can_not_be_read_line_by_line_are_refused(tmp_path):
-    with pytest.raises(hl.HooklineError, match="is no file with texts"):
+    with pytest.raises(hl.HooklineError, match="is not a file with texts"):
         hl.Texts("the cat sat", tokenizer())
     (tmp_path / "corpus.txt.gz").write_bytes(b"")
     with pytest.raises(hl.HooklineError, match="while it is packed; unpack it"):
@@ -276,7 +276,7 @@ def test_images_of_a_datasets_object(tmp_path):
 
 def test_images_that_can_not_be_batched_are_refused_in_words(tmp_path):
     processor = vit_processor()
-    with pytest.raises(hl.HooklineError, match="is no folder of images; a single one is given as a list"):
+    with pytest.raises(hl.HooklineError, match="is not a folder of images; a single one is given as a list"):
         hl.Images(tmp_path / "a.png", processor)
     with pytest.raises(hl.HooklineError, match="has no images"):
         hl.Images(tmp_path, processor)

@@ -114,7 +114,7 @@ def test_an_empty_list_caches_nothing():
 def test_a_name_that_is_not_there_is_an_error_before_the_model_runs():
     model = hl.auto_hook(mlp())
     with pytest.raises(
-        hl.SiteError, match="'1.hook_pint' is no hook point of Sequential; did you mean .*'1.hook_point'"
+        hl.SiteError, match="'1.hook_pint' is not a hook point of Sequential; did you mean .*'1.hook_point'"
     ):
         model.run_with_cache(torch.randn(3, 4), names_filter=["0.hook_point", "1.hook_pint"])
     with pytest.raises(hl.SiteError, match="the filter takes none of the 4 hook points of Sequential"):

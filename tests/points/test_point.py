@@ -15,7 +15,7 @@ from tests.models import GPT, mlp, tokens
 
 
 class Several(nn.Module):
-    """Returns tensors in a dict, a list, a tuple, beside what is no tensor."""
+    """Returns tensors in a dict, a list, a tuple, beside what is not a tensor."""
 
     def forward(self, x):
         return {"first": x + 1, "rest": [x + 2, None, (3, x + 3)]}

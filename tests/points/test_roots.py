@@ -159,9 +159,9 @@ def test_modules_that_come_later_have_points_and_those_that_go_lose_theirs(x):
 
 def test_a_name_that_is_not_there_says_what_is_near():
     model = hl.auto_hook(GPT())
-    with pytest.raises(hl.SiteError, match=r"'head' is no hook point of GPT; did you mean 'head.hook_point'\?"):
+    with pytest.raises(hl.SiteError, match=r"'head' is not a hook point of GPT; did you mean 'head.hook_point'\?"):
         model.add_hook("head", add_one)
-    with pytest.raises(LookupError, match="'hed.hook_point' is no hook point of GPT; did you mean"):
+    with pytest.raises(LookupError, match="'hed.hook_point' is not a hook point of GPT; did you mean"):
         model.run_with_hooks(tokens(), fwd_hooks=[("hed.hook_point", add_one)])
     with pytest.raises(hl.SiteError, match="the filter takes none of the"):
         model.add_hook(lambda name: "conv" in name, add_one)

@@ -240,7 +240,9 @@ def _own_places(source: random.Random, survey: Survey, members: bool) -> list[Pl
         else:
             place = random_place(source, survey, VALUES, several=False)
         spot = place.spots(survey)[0]
-        unfit = survey.aliasing | survey.segmented | (survey.views & survey.overwritten)  # A patched value is no view.
+        unfit = (
+            survey.aliasing | survey.segmented | (survey.views & survey.overwritten)
+        )  # A patched value is not a view.
         unfit |= {spot for spot in survey.calls if spot.member == "offset()"}  # Nor is it the parameter that was read.
         unfit |= survey.strided | {spot for spot in survey.calls if _asks_for_identity(spot, place.port)}
         if spot not in survey.calls or spot in unfit or "*" in place.suffix or not place.exact:

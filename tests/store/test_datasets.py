@@ -292,7 +292,7 @@ def test_options_that_mean_nothing_are_refused(store):
         "even=True": "even= is for shuffle=True",
         "shuffle=True, rank=1": "rank= and world= go together",
         "shuffle=True, rank=2, world=2": "no rank 2 of 2",
-        "shuffle=True, window=0": "window=0 is no number of bytes",
+        "shuffle=True, window=0": "window=0 is not a number of bytes",
         "shuffle=True, samples=True": r"DataLoader\(store.dataset\(..., samples=True\), shuffle=True\)",
     }.items():
         with pytest.raises(hl.HooklineError, match=message):

@@ -410,7 +410,7 @@ def test_names_that_are_no_records_are_passed_over(acts):
 def test_a_folder_or_file_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     for name in ("nothing", "file", "."):
-        with pytest.raises(StoreError, match="is no store: it has no harvest.json"):
+        with pytest.raises(StoreError, match="is not a store: it has no harvest.json"):
             Store(tmp_path / name)
 
 
@@ -483,7 +483,7 @@ def test_rows_are_compared_when_they_are_read(tmp_path):
 def test_the_wrong_reader_says_which_is_the_right_one(tmp_path):
     made(tmp_path / "store", {"h": [torch.ones(1, 2)]})
     Cache({"h": torch.ones(2)}).save(tmp_path / "cache.safetensors")
-    with pytest.raises(StoreError, match=r"is no store: .*; a file that Cache.save wrote is read by hl.Cache.load"):
+    with pytest.raises(StoreError, match=r"is not a store: .*; a file that Cache.save wrote is read by hl.Cache.load"):
         Store(tmp_path / "cache.safetensors")
     with pytest.raises(StoreError, match=r"can't be read: .*; a folder of hl.harvest is opened by hl.Store"):
         Cache.load(tmp_path / "store")
@@ -491,9 +491,9 @@ def test_the_wrong_reader_says_which_is_the_right_one(tmp_path):
 
 def test_sizes_and_dtypes_of_the_wrong_kind_are_refused_in_words(tmp_path):
     store = made(tmp_path / "store", {"h": [torch.ones(1, 2)]})
-    with pytest.raises(HooklineError, match=r"bytes='1 MB' is no number of bytes, as 64 << 20 is"):
+    with pytest.raises(HooklineError, match=r"bytes='1 MB' is not a number of bytes, as 64 << 20 is"):
         list(store["h"].scan(bytes="1 MB"))
-    with pytest.raises(HooklineError, match=r"window='1 MB' is no number of bytes"):
+    with pytest.raises(HooklineError, match=r"window='1 MB' is not a number of bytes"):
         store.dataset("h", shuffle=True, window="1 MB")
     pytest.importorskip("pyarrow")
     with pytest.raises(HooklineError, match=r"dtype='float33' is not a dtype; did you mean .*'float32'"):

@@ -190,7 +190,7 @@ def file_page(
 ) -> Path:
     """Write the page of something that was kept."""
     if not (Path(file).exists() or "://" in file):
-        raise HooklineError(f"{file!r} is no file or folder")
+        raise HooklineError(f"{file!r} is not a file or folder")
     net = None
     if model is not None:
         maker = model_of(model, manner)
@@ -218,18 +218,18 @@ def is_watched() -> bool:
 def _refuse_runs(file: str, wanted: Wanted, against_text: list[str] | None, loss: str | None) -> None:
     """Refuse what only a model can be given."""
     if wanted or against_text or loss:
-        raise HooklineError(f"{file!r} is no model: --input, --text, --shape and --loss are for one that is to run")
+        raise HooklineError(f"{file!r} is not a model: --input, --text, --shape and --loss are for one that is to run")
 
 
 def _refuse_idle(file: str, options: dict[str, Any]) -> None:
     """Refuse options that say how a model runs, where none does."""
     for option in (name for name, value in options.items() if value is not None):
-        raise HooklineError(f"{file!r} is no model: {option} is for one that is to run")
+        raise HooklineError(f"{file!r} is not a model: {option} is for one that is to run")
 
 
 def _there(file: str) -> Path:
     if not Path(file).is_file():
-        raise HooklineError(f"{file!r} is no file")
+        raise HooklineError(f"{file!r} is not a file")
     if not Path(file).stat().st_size:
         raise HooklineError(f"{file!r} is empty; give a page that `hookline explore` wrote")
     return Path(file)

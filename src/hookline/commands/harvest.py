@@ -227,7 +227,7 @@ def data_of(task: Task) -> Any:
         return named(task.data)()
     path = Path(task.data)
     if not path.exists():
-        raise HooklineError(f"{task.data!r} is no file or folder, nor 'module:function'")
+        raise HooklineError(f"{task.data!r} is not a file or folder, nor 'module:function'")
     if path.suffix.lower() in TENSORS:
         raise HooklineError(
             f"{task.data!r} holds no texts or images; to harvest tensors, name a function that returns them: "

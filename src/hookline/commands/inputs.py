@@ -140,14 +140,14 @@ def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
     if is_function(name):
         return _of_value(name, named(name)())
     if not path.exists():
-        raise HooklineError(f"{name!r} is no file or folder; give {_ACCEPTED}, or words with --text")
+        raise HooklineError(f"{name!r} is not a file or folder; give {_ACCEPTED}, or words with --text")
     if suffix == ".safetensors":
         return _of_tensors(name, _safetensors(path), model)
     if suffix in (".npy", ".npz"):
         arrays = _arrays(path)
         return Given((arrays,)) if isinstance(arrays, Tensor) else _of_tensors(name, arrays, model)
     if not path.is_dir() and suffix not in (*_TEXTS, *SUFFIXES):
-        raise HooklineError(f"{name!r} is no input that hookline reads; give {_ACCEPTED}")
+        raise HooklineError(f"{name!r} is not an input that hookline reads; give {_ACCEPTED}")
     data = samples_of(
         path,
         wanted.model,

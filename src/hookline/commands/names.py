@@ -98,7 +98,7 @@ def dtype_of(name: str) -> torch.dtype:
     known = {text.removeprefix("torch."): dtype for text, dtype in DTYPES.items()}
     wanted = name.removeprefix("torch.")
     if wanted not in known:
-        raise HooklineError(f"{name!r} is no dtype{did_you_mean(wanted, known)}")
+        raise HooklineError(f"{name!r} is not a dtype{did_you_mean(wanted, known)}")
     return known[wanted]
 
 

@@ -42,7 +42,7 @@ def refuse_statistic(name: Any) -> None:
     """Raise for what is not the name of a statistic."""
     if not isinstance(name, str) or name not in MEASURES:
         raise HooklineError(
-            f"{told(name)} is no statistic{did_you_mean(str(name), MEASURES)}; there are {', '.join(MEASURES)}"
+            f"{told(name)} is not a statistic{did_you_mean(str(name), MEASURES)}; there are {', '.join(MEASURES)}"
         )
 
 

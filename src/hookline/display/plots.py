@@ -97,7 +97,7 @@ def plot_curves(
 
 
 def _refuse_other_axes(ax: Any) -> None:
-    """Raise for what is no place to draw: a figure, or several axes."""
+    """Raise for what is not a place to draw: a figure, or several axes."""
     if ax is not None and not hasattr(ax, "imshow"):
         raise HooklineError(f"ax= takes one of matplotlib's axes, as in figure.subplots(), not {type(ax).__name__}")
 
@@ -152,7 +152,9 @@ def _suited(many: Mapping[str, Shown]) -> str:
 def _check(kind: str, many: Mapping[str, Shown]) -> None:
     """Raise if values have no picture of a kind, and say which ones they have."""
     if kind not in KINDS:
-        raise HooklineError(f"{kind!r} is no kind of picture{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}")
+        raise HooklineError(
+            f"{kind!r} is not a kind of picture{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}"
+        )
     why_not = _why_not(kind, many)
     if why_not:
         kinds = {kind_of(one.tensor) for one in many.values()}

@@ -137,13 +137,13 @@ def template() -> str:
 
 
 def refuse_to_replace(target: Path) -> None:
-    """Raise where there is something that is no page, or no folder for it: before anything is run."""
+    """Raise where there is something that is not a page, or there is no folder for it: before anything is run."""
     if not target.parent.is_dir():
         raise StoreError(f"'{target}' can't be written: there is no folder '{target.parent}'; make it first")
     if not target.exists():
         return
     if not target.is_file() or f'"{FORMAT[0]}"'.encode() not in target.read_bytes():
-        raise StoreError(f"'{target}' exists and is no page of hookline's; remove it, or give another path as to=")
+        raise StoreError(f"'{target}' exists and is not a page of hookline's; remove it, or give another path as to=")
 
 
 def _runs_of_model(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 MOST_LEVELS = 252
 FEWEST_LEVELS = 16
-MINUS_INF, PLUS_INF, NAN = 253, 254, 255  # The codes of what is no finite number.
+MINUS_INF, PLUS_INF, NAN = 253, 254, 255  # The codes of what is not a finite number.
 _LARGEST = torch.finfo(torch.float32).max
 
 

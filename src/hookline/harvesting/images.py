@@ -74,7 +74,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()  # Another process may have another working folder.
         if not self.path.is_dir():
-            raise HooklineError(f"{str(path)!r} is no folder of images; a single one is given as a list")
+            raise HooklineError(f"{str(path)!r} is not a folder of images; a single one is given as a list")
         found = (one.relative_to(self.path) for one in self.path.rglob("*") if one.suffix.lower() in SUFFIXES)
         self.names = sorted(one.as_posix() for one in found)
         if not self.names:

@@ -25,7 +25,7 @@ class Lines(Sequence[str]):
     def __init__(self, path: str | os.PathLike[str], field: str | None = None) -> None:
         self.path = Path(path).absolute()  # Another process may have another working folder.
         if not self.path.is_file():
-            raise HooklineError(f"{str(path)!r} is no file with texts")
+            raise HooklineError(f"{str(path)!r} is not a file with texts")
         if self.path.suffix.lower() in _PACKED:
             raise HooklineError(
                 f"the lines of {self.path.name!r} can't be found one by one while it is packed; unpack it"

@@ -169,7 +169,7 @@ def written(told: Mapping[str, Any]) -> list[str]:
 
 
 def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Return what a module saves that is no parameter and no buffer: packed weights, say, and any extra state."""
+    """Return what a module saves that is neither a parameter nor a buffer: packed weights, say, and any extra state."""
     base, one = nn.Module, type(module)
     if one._save_to_state_dict is base._save_to_state_dict and one.get_extra_state is base.get_extra_state:
         return

@@ -258,7 +258,7 @@ def needs_output(manner: Manner) -> bool:
 
 
 def _refuse_parameters(places: Sequence[Found]) -> None:
-    """Refuse parameters, whose first dimension is no batch, however large it is."""
+    """Refuse parameters, whose first dimension is not a batch, however large it is."""
     for place in places:
         if place.site.port == "param":
             raise HooklineError(f"'{place.site}' has no samples; harvest it with transform=, or read it from the model")

@@ -154,7 +154,7 @@ class Harvest:
         if unit is not None:
             refuse_numbers(1, unit=unit)
         if os.fsdecode(to) == "":
-            raise HooklineError("to='' is no folder; '.' is the one you are in")
+            raise HooklineError("to='' is not a folder; '.' is the one you are in")
         self.model = model
         self.data = data
         self.where = where

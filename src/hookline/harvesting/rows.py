@@ -35,7 +35,7 @@ class Choice:
 
 
 def check_rule(rule: Any) -> None:
-    """Refuse what is no rule."""
+    """Refuse what is not a rule."""
     for one in rule.values() if isinstance(rule, Mapping) else [rule]:
         if not callable(one) and one not in RULES:
             raise HooklineError(
@@ -138,5 +138,5 @@ def on_device(index: Tensor, device: torch.device) -> Tensor:
 
 
 def cast(rows: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return rows as another kind of float; what is no float stays as it is."""
+    """Return rows as another kind of float; what is not a float stays as it is."""
     return rows.to(dtype) if dtype is not None and rows.is_floating_point() else rows

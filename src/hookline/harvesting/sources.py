@@ -74,7 +74,9 @@ def source(
             )
         return Samples(data, batch_size, collate or getattr(data, "collate", None), sort_by_length)
     if isinstance(data, (Tensor, Mapping)) or not hasattr(data, "__iter__"):
-        raise HooklineError(f"{type(data).__name__} is no iterable of batches; to batch its samples, give batch_size=")
+        raise HooklineError(
+            f"{type(data).__name__} is not an iterable of batches; to batch its samples, give batch_size="
+        )
     if sort_by_length or collate is not None:
         raise HooklineError(
             "sort_by_length and collate make batches of samples; give a dataset and batch_size= for that"

@@ -145,7 +145,7 @@ class HookPoint(nn.Module):
 
 
 def refuse_other(function: Any) -> None:
-    """Raise for what is no hook function."""
+    """Raise for what is not a hook function."""
     if not callable(function):
         raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
 

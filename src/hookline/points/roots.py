@@ -95,7 +95,7 @@ class Points:
         found = self.read()
         if isinstance(where, str):
             if where not in found:
-                raise SiteError(f"{where!r} is no hook point of {self._title}{_near(where, found)}")
+                raise SiteError(f"{where!r} is not a hook point of {self._title}{_near(where, found)}")
             return [found[where]]
         if not callable(where):
             raise SiteError(f"hooks are added by name or by a filter of names, not by {type(where).__name__}")

@@ -200,7 +200,7 @@ def dataset(
     if samples:
         raise HooklineError("whole samples are shuffled by DataLoader(store.dataset(..., samples=True), shuffle=True)")
     if window is not None and (not hasattr(window, "__index__") or window < 1):
-        raise HooklineError(f"window={window!r} is no number of bytes")
+        raise HooklineError(f"window={window!r} is not a number of bytes")
     rank, world = _ranks(rank, world)
     return ShuffledRows(rows, seed=seed, window=window or _WINDOW, rank=rank, world=world, even=even)
 

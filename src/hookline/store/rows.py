@@ -119,7 +119,7 @@ class Rows:
     def scan(self, bytes: int = 64 << 20) -> Iterator[Tensor]:
         """Return all rows in order, as tensors of at most `bytes` bytes (and at least a row): read once, and let go."""
         if not isinstance(bytes, int):
-            raise HooklineError(f"bytes={bytes!r} is no number of bytes, as 64 << 20 is")
+            raise HooklineError(f"bytes={bytes!r} is not a number of bytes, as 64 << 20 is")
         step = max(1, bytes // max(1, self._array.row_bytes))
         bounds = self.bounds
         for line, (begin, end) in enumerate(pairwise(bounds)):

@@ -270,7 +270,7 @@ def read_manifest(place: Place) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         is_file = os.path.isfile(str(place))
         remedy = "a file that Cache.save wrote is read by hl.Cache.load" if is_file else "harvest to it first"
-        raise StoreError(f"{str(place)!r} is no store: it has no {MANIFEST}; {remedy}") from error
+        raise StoreError(f"{str(place)!r} is not a store: it has no {MANIFEST}; {remedy}") from error
     return Manifest.from_json(data, _named(place, MANIFEST))
 
 

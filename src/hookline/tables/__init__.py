@@ -235,7 +235,7 @@ def _whole(cells: list[list[str]]) -> Shown:
 
 
 def _around(kind: str, text: str, limit: int | None) -> Iterator[Line]:
-    """Return a line of text that is no row, wrapped."""
+    """Return a line of text that is not a row, wrapped."""
     for line in wrap(clean(text), limit) if limit is not None else [clean(text)]:
         if line:
             yield Line(kind, [line])

@@ -60,7 +60,7 @@ def watch(
         every: Keep statistics of each place every so many steps: see `Watcher.log`.
         to: Where they go too: a folder or SummaryWriter (TensorBoard), a run of wandb, a function of (step, numbers).
         optimizer: Whose steps count; without, that of any which holds the model's parameters.
-        scaler: A GradScaler. It may make gradients overflow: while it can lower its scale, that is no error.
+        scaler: A GradScaler. It may make gradients overflow: while it can lower its scale, that is not an error.
         at_once: Look at each value of a device as it passes, and wait for it, instead of once for each pass.
         again: Whether a module that gave a bad value, or on a device the model, may be run again to see what made it.
     """

@@ -47,7 +47,7 @@ class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
         found = getattr(trainer.precision_plugin, "scaler", None)
         options = {"scaler": found, **self._options}
         self.watch = watch(module, *self._where, every=every, to=to if every else None, **options).__enter__()
-        self.watch.steps_taken.trains = trains  # The validation that is tried first is no step.
+        self.watch.steps_taken.trains = trains  # The validation that is tried first is not a step.
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin with the training, and the validation that is tried before it."""

@@ -34,7 +34,7 @@ def targets_of(to: Any) -> list[Target]:
     if callable(to):
         return [Target(to, _nothing)]
     raise HooklineError(
-        f"to={to!r} is no place for statistics; a folder for TensorBoard, a SummaryWriter, a run of wandb or a "
+        f"to={to!r} is not a place for statistics; a folder for TensorBoard, a SummaryWriter, a run of wandb or a "
         "function of (step, {name: number}) is"
     )
 

@@ -401,7 +401,7 @@ class Watcher:
     def _taps(self) -> list[Tap]:
         """Make a check for each place, and those at the model itself, where a forward begins and ends."""
         session = self._hooks._ledger.session
-        # A mask of -Inf that the model is given is no mistake, and sizes are those of the data.
+        # A mask of -Inf that the model is given is not a mistake, and sizes are those of the data.
         first = Check(Site("", "inputs"), self, Rule(None, self.rule.inf, below=False), False)
         last = Check(Site(""), self, self.rule, self.backward, Site("") in [place.site for place in self._places])
         self._checks = [last, first]

@@ -63,7 +63,7 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
 
 
 def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
-    """Note what all shadows of a class have in common; None if its forward is no function, but a staticmethod, say."""
+    """Note what all shadows of a class have in common; None if its forward is not a function: a staticmethod, say."""
     _copy_unhooked(kind, session)
     is_function = type(kind.__dict__.get("forward") or methods.written_in(kind, "forward")) is FunctionType
     noted[kind] = _common(kind) if is_function else None

@@ -237,7 +237,7 @@ class Tap:
         return value
 
     def miss(self, value: Any) -> None:
-        """Note that the subscripts select nothing of a value, which passes as it is; an empty one is no mistake."""
+        """Note that the subscripts select nothing of a value, which passes as it is; an empty one is not a mistake."""
         if not any([tensor.numel() for tensor in leaves(value)]):
             self.fired = True
             return

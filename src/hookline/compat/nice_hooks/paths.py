@@ -41,7 +41,7 @@ class ModulePath:
         """Read a path; its index, if it has one, is a tuple."""
         match = _PATH.fullmatch(path)
         if match is None:
-            raise ValueError(f"{path!r} is no path: a name, and at most one index behind it, as in 'h.0[0, :]'")
+            raise ValueError(f"{path!r} is not a path: a name, and at most one index behind it, as in 'h.0[0, :]'")
         name, index = match.groups()
         return ModulePath(name, None if index is None else tuple(_item(text, path) for text in index.split(",")))
 
@@ -91,7 +91,9 @@ def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
         kind = type(cls).__name__  # type: ignore[unreachable]
         raise TypeError(f"the method of a class is meant, not of one {kind}: patch_method_to_module({kind}, {fname!r})")
     if fname == "forward" or fname.startswith("__") or not callable(getattr(cls, fname)):
-        raise ValueError(f"{cls.__name__}.{fname} is no method with calls of its own; a forward is the module itself")
+        raise ValueError(
+            f"{cls.__name__}.{fname} is not a method with calls of its own; a forward is the module itself"
+        )
     _methods.setdefault(cls, {})[fname] = None
 
 
@@ -178,7 +180,7 @@ def _item(text: str, path: str) -> Any:
         return _WORDS[text]
     bounds = text.split(":")
     if not text or len(bounds) > 3 or not all(map(_BOUND.fullmatch, bounds)):
-        raise ValueError(f"{path!r}: {text!r} is no index; integers, slices, '...', None and '*' are")
+        raise ValueError(f"{path!r}: {text!r} is not an index; integers, slices, '...', None and '*' are")
     numbers = [int(bound) if bound.strip() else None for bound in bounds]
     return numbers[0] if len(bounds) == 1 else slice(*numbers)
 

@@ -15,7 +15,7 @@ what a manager knows, `lookup` what is not there, `functions` and `handles` the 
 | `torch.autograd.grad` of a module's output calls no hook | it does; `grad_in` has None | a gradient came |
 | gradients, cached inputs and outputs are lists | tuples | its README |
 | cached values change when they are overwritten | they are from before | |
-| an output that is no tensor or tuple: AssertionError | it is in a tuple | |
+| an output that is not a tensor or tuple: AssertionError | it is in a tuple | |
 | making a context switches hooks off; leaving it too | leaving it restores what was before | contexts nest |
 | contexts of a sum are left in the order of entering | in reverse order, also if one fails | |
 | `handle.activate()` alone does nothing | it activates | |

@@ -162,7 +162,7 @@ class Tables:
         ]
 
     def _refuse(self, hook_fn: HookFunction, given: Sequence[tuple[str | None, nn.Module]]) -> None:
-        """Raise for what is no module, or is hooked with this function already."""
+        """Raise for what is not a module, or is hooked with this function already."""
         if isinstance(hook_fn.function, nn.Module) and not given:
             kind = type(hook_fn.function).__name__
             raise TypeError(f"a hook is a function, not a {kind}; the modules come after it")

@@ -14,7 +14,7 @@ of parameters. What differs:
 | `get_features` before the layer ran: an empty list | and a warning | nothing would come to that list |
 | `output_transform` gets the first of a tuple | the whole, and a warning, once | its own warning advises this |
 | `output_transform` is not called for a dict | it is | |
-| a feature that is no tensor breaks `summary()` | its type stands for the shape | |
+| a feature that is not a tensor breaks `summary()` | its type stands for the shape | |
 | `custom_hook` and `output_transform` may write into the output | they raise `EditError` | looking changes nothing |
 | a layer with two names has one of them | it has both | |
 | a container that is never called is hooked | and a warning | it has no forward |

@@ -204,7 +204,7 @@ class ModuleTracker:
         if value is None:
             return
         if not isinstance(value, Tensor):
-            warn(f"{var} of module {name} is not kept: it is no tensor but {type(value).__name__}")
+            warn(f"{var} of module {name} is not kept: it is not a tensor but {type(value).__name__}")
             return
         kept, length = self.data_buffer[name][var], self.protocol[f"buffer_len_{var}"]
         kept.append(value.detach().to("cpu", copy=True))  # The model may write into its own.
