@@ -43,7 +43,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "edit": (1710, 60),
     "find, attach and detach, by name": (625, 15),
     "attach and detach": (292, 5),
-    "attach and detach, one by one": (863, 20),
+    "attach and detach, one by one": (891, 20),
     "find, by name": (438, 14),
     "find, by name and port": (1238, 45),
     "find, a parameter by name": (1831, 77),
@@ -58,7 +58,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "a forward with any hooks": (404, 12),
     "patch, for every frame above it": (13, 0),
     "a forward stopped early, over its part": (1953, 61),
-    "a block with one capture": (3177, 64),
+    "a block with one capture": (3221, 66),
 }
 
 
