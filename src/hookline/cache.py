@@ -711,5 +711,5 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _unlike(one: Any, other: Any, site: str) -> EditError:
     given, others = (repr(value[:40]) if isinstance(value, str) else describe(value) for value in (one, other))
-    kind = "" if given != others else "; only tensors of numbers and numbers add, subtract, multiply and divide"
-    return EditError(f"{site!r} is {given} in one cache and {others} in the other{kind}")
+    kind = "; only tensors of numbers and numbers add, subtract, multiply and divide; choose them with .select(...)"
+    return EditError(f"{site!r} is {given} in one cache and {others} in the other{kind if given == others else ''}")
