@@ -101,3 +101,11 @@ def test_a_module_that_runs_several_times_in_a_forward_begins_no_sequence() -> N
         for length in (4, 1, 1):
             model(torch.ones(2, length, 3))
     assert chosen == [False, True, True, True, True, True]
+
+
+def test_a_last_batch_of_one_sample_begins_no_sequence_where_the_batch_is_the_second_dimension() -> None:
+    model, chosen = nn.Sequential(nn.Linear(3, 3)), []
+    with hl.edit(model, "0", lambda _, call: chosen.append(call.number > 2), with_call=True):
+        for samples in (5, 1, 5, 1):
+            model(torch.ones(7, samples, 3))
+    assert chosen == [False, False, False, True]

@@ -48,7 +48,9 @@ def _tokens() -> int:
     if run is None:
         return 0
     args, kwargs = run.given
+    # Floats are tokens only beside a cache: the second dimension of other data may be the batch, or channels.
+    has_cache = any(["past" in name or "cache" in name for name in kwargs])
     for value in (kwargs.get("input_ids"), *args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.dim() > 1:
+        if isinstance(value, Tensor) and value.dim() > 1 and (has_cache or not value.is_floating_point()):
             return value.size(1)
     return 0
