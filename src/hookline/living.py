@@ -53,10 +53,12 @@ class Owner:
 @cache
 def look_at_exit() -> None:
     """Let Python warn at its end of short forms that a variable still holds, and that nobody has entered."""
-    atexit.register(_warn_of_waiting)
+    atexit.register(_warn_of_waiting, os.getpid())
 
 
-def _warn_of_waiting() -> None:
+def _warn_of_waiting(process: int) -> None:
+    if os.getpid() != process or hasattr(sys, "last_value"):
+        return  # This is a fork, whose parent may enter them yet, or the program has failed before it could.
     # Asking the garbage collector once costs no block anything: a list of those that wait would.
     found = {id(one.ledger): one.ledger for one in gc.get_objects() if type(one) is Owner and one.ledger is not None}
     for ledger in found.values():

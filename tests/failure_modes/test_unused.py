@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import warnings
@@ -109,10 +110,10 @@ model = torch.nn.Sequential(torch.nn.ReLU())
 """
 
 
-def said_by(program: str) -> str:
+def said_by(program: str, check: bool = True) -> str:
     """Return what a program of its own writes to stderr."""
     command = [sys.executable, "-c", PROGRAM + program]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
+    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=300).stderr
 
 
 def test_a_short_form_that_a_variable_holds_until_the_end_of_python_is_told_of_there() -> None:
@@ -125,6 +126,18 @@ def test_the_end_of_python_is_no_reason_to_warn_of_anything_else() -> None:
     used = "kept = hl.patch(model, {'0': 0.0})\nwith kept: model(torch.ones(1))\n"
     assert said_by(used + "seen = hl.capture(model, '0'); repr(seen)") == ""
     assert said_by("kept = hl.Hooks(model).patch({'0': 0.0})") == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_fork_that_ends_does_not_warn_of_short_forms_that_its_parent_will_enter() -> None:
+    fork = "if os.fork() == 0: raise SystemExit\nos.wait()\n"
+    assert said_by("import os; kept = hl.capture(model, '0')\n" + fork + "with kept: model(torch.ones(1))") == ""
+
+
+def test_a_program_that_failed_says_nothing_of_short_forms_that_it_did_not_get_to() -> None:
+    told = said_by("kept = hl.capture(model, '0'); int('x')", check=False)
+    assert "invalid literal" in told
+    assert "never entered" not in told
 
 
 ADDED: dict[str, Callable[[hl.Hooks], Any]] = {
