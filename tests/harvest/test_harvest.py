@@ -1285,3 +1285,21 @@ def test_a_list_of_single_samples_points_at_batch_size(to):
     with pytest.raises(hl.HooklineError, match=r"if the data are single samples, give batch_size="):
         hl.harvest(nn.Conv2d(3, 4, 3).eval(), list(torch.ones(2, 3, 8, 8)), "", to=to / "images")
     assert hl.harvest(square, list(X[:3]), "0", to=to / "right", batch_size=3)["0"].shape == (3, 4)
+
+
+def test_a_harvest_takes_the_model_itself_as_a_place_beside_others(to):
+    model = net()
+    assert list(hl.harvest(model, X, model, "0", to=to, batch_size=25)) == ["0", ""]
+
+
+def test_a_batch_that_is_too_short_for_the_positions_gives_no_rows_and_is_told_of_once(to):
+    batches = [{"input_ids": IDS[:2]}, {"input_ids": IDS[2:4, :3]}, {"input_ids": IDS[4:, :2]}]
+    with pytest.warns(hl.HooklineWarning, match=r"'mix\[:, 3:\]' captured nothing.*a batch without rows") as found:
+        store = hl.harvest(Tagger().eval(), batches, "mix[:, 3:]", to=to, rows="tokens")
+    assert len(found) == 1
+    assert store.samples == 6
+    assert store["mix[:, 3:]"].shape == (4, 6)
+    with pytest.raises(hl.HooklineError, match=r"captured nothing: \[:, :, 7:\] selects nothing"):
+        hl.harvest(Tagger().eval(), batches, "mix[:, :, 7:]", to=to / "features", rows="tokens")
+    with pytest.raises(hl.HooklineError, match=r"captured nothing: \[:, 3:\] selects nothing"):
+        hl.harvest(Tagger().eval(), batches, "mix[:, 3:]", to=to / "batch")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookline import offload
 from hookline.arguments import device_here
 from hookline.copies import share_tensor
-from hookline.errors import HooklineError, SiteError
+from hookline.errors import HooklineError, SiteError, warn
 from hookline.harvesting.batches import Batch, on
 from hookline.harvesting.masks import refuse_padding, token_mask
 from hookline.harvesting.rows import Choice, Rows, Rule, cast, takes_output
@@ -26,6 +26,7 @@ from hookline.store.records import Array
 from hookline.tree import unwrap
 from hookline.values import leaves, map_tensors, rebuild
 from hookline.where import Found, Where, find
+from hookline.wiring.taps import Tap
 
 CALLS = {"one": None, "sequence": 1, "batch": 0}  # Along which dimension the calls of a site in one batch are joined.
 _ROOT = Site("")
@@ -87,7 +88,7 @@ class Pass:
         if stop and self.has_gradients:
             raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
         self.hooks = Hooks(model, active=False)
-        self.hooks.capture(*where, keep="all", stop=stop, gather=manner.gather)
+        self.hooks.capture(list(where), keep="all", stop=stop, gather=manner.gather)
         self.device = _device(model) if manner.device is None else device_here(manner.device)
         self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
@@ -139,10 +140,25 @@ class Pass:
             return output
 
     def _refuse_misses(self) -> None:
-        """Refuse places whose subscripts select nothing of this batch, which would be rows without elements."""
-        for tap in self.hooks._taps if self.hooks._ledger.session.missed else ():
-            if tap.misses:
+        """Refuse places whose subscripts select nothing of this batch: its rows would have no elements.
+
+        Where positions are the rows, a batch of short samples has none, and others may have some.
+        """
+        session = self.hooks._ledger.session
+        for tap in [tap for tap in self.hooks._taps if tap.misses] if session.missed else ():
+            if not self._is_short(tap):
                 raise HooklineError(f"'{tap.site}' {tap.problem}{tap.hint}")
+            if not tap.has_warned:
+                tap.has_warned = True
+                warn(f"'{tap.site}' {tap.problem}; a batch without rows is not told of again")
+        session.missed = False  # The end of the block has nothing to add.
+
+    def _is_short(self, tap: Tap) -> bool:
+        """Whether a tap has captured [samples, 0 positions, ...], and positions are the rows."""
+        part = tap.record.peek() if tap.record is not None and tap.count == 1 else None
+        if not isinstance(part, Tensor) or part.dim() < 3 or self._rule(str(tap.site)) == "batch":
+            return False
+        return part.shape[1] == 0 and 0 not in (part.shape[0], *part.shape[2:])
 
     def _joined(self, name: str, calls: list[Any]) -> Any:
         """Return the value of a site, which may have passed in several calls."""
