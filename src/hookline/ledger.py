@@ -91,7 +91,7 @@ class Ledger:
         session.model = weakref.ref(self.model)
         session.ledger = weakref.ref(self)
         self.taps: list[Tap] = []
-        self.asked: list[Where] = []  # What hooks that stay were asked for.
+        self.asked: list[tuple[list[Where], list[Tap]]] = []  # What hooks that stay were asked for, and the hooks.
         self.hooked: set[int] = set()  # The ids of all modules that they were put on, also if they were removed since.
         self.blocks: list[Block] = []
         self.may_have_fired = False
@@ -117,7 +117,7 @@ class Ledger:
             self.forward.changes_gradients |= any([not tap.action.observes for tap in taps])
         if brief:
             return
-        self.asked += asked
+        self.asked.append((list(asked), taps))
         self.hooked.update([id(tap.module) for tap in taps])
         for tap in taps:
             tap.order = next(_order)
@@ -172,6 +172,11 @@ class Ledger:
             tap.removed = True
         self.taps = self.forward.taps = [tap for tap in self.taps if not tap.removed]
         self.forward.stops = [tap for tap in self.forward.stops if not tap.removed]
+        self._forget_removed()
+
+    def _forget_removed(self) -> None:
+        """Forget what was asked for of which all hooks were removed."""
+        self.asked = [one for one in self.asked if not all([tap.removed for tap in one[1]])]
 
     def drop(self) -> None:
         """Take everything off: nobody holds the hooks any more."""
@@ -410,8 +415,10 @@ class Ledger:
     def _find_new(self) -> list[Message]:
         """Say which modules were added that a pattern of these hooks matches: they have no hooks."""
         self.forward.sizes = list(map(len, self.forward.parents))
+        self._forget_removed()  # hl.clear may have removed some.
+        asked = [where for wheres, _ in self.asked for where in wheres]
         try:
-            new = [place.site for place in find(self.wrapped, self.asked) if id(place.module) not in self.hooked]
+            new = [place.site for place in find(self.wrapped, asked) if id(place.module) not in self.hooked]
         except HooklineError:  # What was asked for is not there any more.
             return []
         why = "was added after the hooks were made, and has none; make the hooks again"

@@ -343,3 +343,14 @@ def test_a_generator_that_a_context_manager_yields_from_is_meant_to_wait() -> No
 
     with patched():
         model(torch.ones(1, 4))
+
+
+def test_a_layer_is_not_missed_by_a_pattern_whose_hooks_were_removed() -> None:
+    model = mlp()
+    hooks = hl.Hooks(model)
+    hooks.edit("*", torch.relu, name="all")
+    hooks.capture("0")
+    hooks["all"].remove()
+    model.append(nn.ReLU())
+    assert said(lambda: model(X)) == []
+    hooks.remove()
