@@ -138,6 +138,16 @@ class TestSkips:
             hl.run(Holder(), X, skip={"coder.encode()": H}, edit={"": lambda value: value[:1]})
         assert not hasattr(refused.value, "__notes__")
 
+    def test_a_skip_of_an_earlier_forward_is_not_named(self) -> None:
+        model = Coder()
+        hooks = hl.Hooks(model)
+        hooks.skip("decode()", torch.zeros(2, 4))
+        model(X)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+            model(torch.ones(2, 5))
+        assert not hasattr(raised.value, "__notes__")
+        hooks.remove()
+
 
 class TestFunctions:
     @pytest.mark.parametrize("method", ["rectify", "rectify_by_class"])

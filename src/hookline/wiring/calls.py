@@ -107,6 +107,7 @@ def pass_through(
                 passed = _pass_input(tap, _call(tap, watch, module, passed, number, event), event, watch)
         given = gradients.given(passed, event) if follows else []  # Now: the call may write into containers.
         if skip is not None:
+            skip.skipped_in = skip.session.forwards
             if not skip.site.member:
                 note_skip(module)
             output = watch.stand_in(_skipped(skip, module, passed, watch), skip.action.value is not NOTHING, passed)  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 
-from hookline.actions import NOTHING, Save, Skip
+from hookline.actions import NOTHING, Save
 from hookline.context import Blocks, Others, current_runner, resting
 from hookline.errors import HooklineError, StopForward, warn
 from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
@@ -138,7 +138,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
 
 def _note_skips(forward: Forward, error: BaseException) -> None:
     """Add to an error of the model what was skipped: what stands for its result may not fit."""
-    skips = [tap for tap in forward.taps if isinstance(tap.action, Skip) and tap.fired]
+    skips = [tap for tap in forward.taps if tap.skipped_in == tap.session.forwards]
     told = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
     if not skips or told or type(error) not in _OF_MODELS or not hasattr(error, "add_note"):  # Python 3.11.
         return

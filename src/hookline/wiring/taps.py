@@ -88,6 +88,7 @@ class Tap:
     sequences: Sequences | None = None  # What its calls say about sequences, if its function sees the calls.
     group: object = None  # Shared by those of one pattern that changes something.
     reached = False  # Of a change of a gradient: whether one came since the hooks were attached or entered.
+    skipped_in = -1  # Of a skip: the forward of the model in which it last acted.
     has_warned = False  # Of a gradient that can't come, or a part that is not there.
     problem = ""  # Why it could do nothing with what passed, the last time that it could not.
     hint = ""  # What may be the reason for that, and what to write instead.
