@@ -696,7 +696,7 @@ def test_a_cache_that_exists_loads_nothing(tmp_path: Path) -> None:
     acts = hl.Cache({"a": torch.ones(2)})
     acts.save(tmp_path / "acts.safetensors")
     with pytest.raises(hl.HooklineError, match=r"write acts = hl.Cache.load\(path\)"):
-        hl.Cache().load(tmp_path / "acts.safetensors")
+        hl.Cache().load(path=tmp_path / "acts.safetensors")
     with pytest.raises(hl.EditError, match=r"to read a file, write hl.Cache.load\('acts.safetensors'\)"):
         hl.Cache("acts.safetensors")  # type: ignore[arg-type]
 

@@ -526,7 +526,7 @@ class _OfClassOnly(classmethod):  # type: ignore[type-arg]
         return super().__get__(None, owner) if instance is None else _refuse_load
 
 
-def _refuse_load(*_: object) -> None:
+def _refuse_load(*_: object, **__: object) -> None:
     raise HooklineError("load makes a new cache, and leaves this one as it is; write acts = hl.Cache.load(path)")
 
 

@@ -533,8 +533,8 @@ def _explain_cut_off(taps: list[Tap]) -> list[Message]:
     changes = [tap for tap in taps if not (tap.is_plain or tap.action.observes) and tap.site.is_gradient]
     found = [tap for tap in changes if tap.fired and not tap.reached and tap.missing != IGNORE]
     why = "changed nothing: a backward ran in this block, and no gradient came here"
-    advice = "detach() may cut this value off, or torch.autograd.grad() was not asked for anything before it"
-    return [Message(False, f"'{tap.site}' {why}; {advice}") for tap in found]
+    reasons = "the loss may not depend on this value, detach() may cut it off, or torch.autograd.grad() was not asked"
+    return [Message(False, f"'{tap.site}' {why}: {reasons} for anything before it") for tap in found]
 
 
 def _explain_misses(taps: list[Tap]) -> list[Message]:
@@ -548,7 +548,7 @@ def _explain_misses(taps: list[Tap]) -> list[Message]:
 def _advice(tap: Tap) -> str:
     some = "; '#n' names the calls that are meant"
     every = "; hl.scan(model, ...) shows the shapes"
-    return (tap.hint or (some if tap.misses < tap.count else every)) + ", when_missing('ignore') leaves this unsaid"
+    return (tap.hint or (some if tap.misses < tap.count else every)) + "; when_missing('ignore') leaves this unsaid"
 
 
 def _speak(messages: list[Message]) -> None:

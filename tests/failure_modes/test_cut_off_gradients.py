@@ -98,3 +98,19 @@ class TestNothingIsSaid:
         model = Detached()
         with hl.patch(model, {"first:grad_output": 0.0}).when_missing("ignore"):
             model(X).sum().backward()
+
+
+def test_a_part_that_the_loss_does_not_depend_on_is_told_of_as_such() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 1)
+            self.second = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.first(x), self.second(x)
+
+    model = TwoHeads()
+    with pytest.warns(hl.HooklineWarning, match=r"'second:grad_output' .*: the loss may not depend on this value"):
+        with hl.patch(model, {"*:grad_output": 0.0}):
+            model(X)[0].sum().backward()
