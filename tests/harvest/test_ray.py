@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import pickle
 import signal
@@ -22,6 +23,12 @@ from tests.harvest.ranked import Dying
 ray = pytest.importorskip("ray")
 
 UNITS = 24
+
+
+@pytest.fixture(autouse=True)
+def _own_print(monkeypatch):
+    """Ray puts a print of its own into builtins, and leaves it there."""
+    monkeypatch.setattr(builtins, "print", print)
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ FINE: dict[str, str] = {
     "explore.what": "dict",
     "explore.to": "other text, number as text, text for a bool, path",
     "explore.run": "None",
-    "explore.against": "None, no dict, dict",
+    "explore.against": "None, dict",
     "explore.at": "None, tuple of names, names twice, generator",
     "explore.loss": "None",
     "explore.model": "None",
