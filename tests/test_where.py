@@ -214,6 +214,21 @@ def test_subscripts_reach_into_the_outputs_of_transformers() -> None:
         hl.run(model, x, capture='["last_hiden_state"]')
 
 
+@pytest.mark.parametrize("change", [{"patch": 0.0}, {"edit": lambda _: 0.0}], ids=["patch", "edit"])
+def test_a_field_that_a_model_of_transformers_did_not_make_is_not_changed(change: dict[str, Any]) -> None:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> BaseModelOutput:
+            return BaseModelOutput(last_hidden_state=x)
+
+    site = '["hidden_states"]'
+    message = "BaseModelOutput of last_hidden_state passes here, and 'hidden_states' is not.*with output_hidden_states=True"
+    with pytest.raises(hl.EditError, match=message) as raised:
+        hl.run(Model(), torch.ones(2, 4), **{name: {site: value} for name, value in change.items()})
+    assert str(raised.value).startswith(f"'{site}': ")
+
+
 def test_a_part_that_is_not_there_is_refused_with_what_is_near() -> None:
     x = torch.ones(2, 4)
     for site, message in {

@@ -130,7 +130,13 @@ def put(
     parts = held_by(value)
     if not parts:
         raise EditError(f"{describe(value)} passes here, of which no part can be changed; change it as a whole")
-    return rebuild(value, {**parts, _key_of(value, parts, first): part})
+    key = _key_of(value, parts, first)
+    if isinstance(value, Mapping) and key not in parts:  # A ModelOutput has no keys for its fields that are None.
+        raise EditError(
+            f"{describe(value)} passes here, and {first!r} is not one of its keys; if the model makes it only when "
+            "asked, ask for it, as with output_hidden_states=True"
+        )
+    return rebuild(value, {**parts, key: part})
 
 
 def is_empty(value: Any) -> bool:
