@@ -98,6 +98,37 @@ def test_a_number_must_fit_the_dtype() -> None:
         hl.run(model, whole.to(torch.uint8), patch={"0": 300})
 
 
+class Packs(nn.Module):
+    """A recurrent layer that takes a tensor, or the same as a PackedSequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor, pack: bool) -> Any:
+        return self.lstm(nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True) if pack else x)
+
+
+@pytest.mark.parametrize(
+    ("change", "pack", "named"),
+    [
+        ({"patch": {"lstm": 0.0}}, False, "'lstm[0]'"),
+        ({"patch": {"lstm": (0.0, 0.0)}}, False, "'lstm[1][0]'"),
+        ({"patch": {"lstm[0]": 0.0}}, True, "'lstm[0][\"data\"]'"),
+        ({"patch": {'lstm:inputs["input"]': 0.0}}, True, '\'lstm:inputs["input"]["data"]\''),
+        ({"edit": {"lstm": lambda value: value * 0}}, False, "'lstm[0]', or return all of it"),
+        ({"edit": {"lstm": lambda value: (value[0], 0.0)}}, False, "'lstm[1][0]', or return all of it"),
+        ({"edit": {"lstm[0]": lambda value: value.data}}, True, "'lstm[0][\"data\"]', or return all of it"),
+    ],
+)
+def test_a_value_of_another_structure_is_refused_with_the_name_of_a_part(
+    change: dict[str, Any], pack: bool, named: str
+) -> None:
+    with pytest.raises(hl.EditError, match="given where .* passes") as raised:
+        hl.run(Packs(), torch.ones(2, 3, 4), pack, **change)
+    assert str(raised.value).endswith(f"; name the part to change, as in {named}")
+
+
 def test_a_nested_patch_must_have_the_structure_of_what_passes() -> None:
     model, x = Nested(), torch.ones(2, 4)
     output = hl.run(model, x, patch={'["hidden"]': (0.0, torch.ones(2, 4))})

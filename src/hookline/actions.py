@@ -241,12 +241,12 @@ class Set:
         self.number = number  # The value as a tensor, for compiled graphs.
         self.gathering = gathering
 
-    def __call__(self, value: Any, _call: Call | None, _is_whole: bool) -> Any:
+    def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
         refuse_tracers(value)
         if self.check and self.number is not None and takes_tensor(value):
             return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
         if self.check:
-            return fit(self.value if self.gathering is None else whole(self.value), value)
+            return fit(self.value if self.gathering is None else whole(self.value), value, call)
         holds = isinstance(self.value, Tensor) or children(self.value) is not None
         return copy_all(self.value) if holds else self.value
 
@@ -287,9 +287,9 @@ class Apply:
                 raise EditError("the function wrote into its argument but returned None; return the changed value")
             return value
         if self.check and whole:
-            agree(result, value)
+            agree(result, value, call)
         if self.check and not whole:
-            return value if result is loan.given and loan.take_back(result) is value else fit(result, value)
+            return value if result is loan.given and loan.take_back(result) is value else fit(result, value, call)
         if isinstance(result, Tensor):
             return result if is_private(result) else loan.take_back(result)
         return map_tensors(loan.take_back, result, _in_object=True)
@@ -311,8 +311,8 @@ class Apply:
         if result is None or result is value:
             return value
         if self.check and whole:
-            agree(result, value)
-        return fit(result, value) if self.check and not whole else result
+            agree(result, value, call)
+        return fit(result, value, call) if self.check and not whole else result
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", None) or repr(self.function)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hookline.copies import copy_all, copy_tensor
 from hookline.errors import EditError
-from hookline.values import check_fits, check_kind, check_number, children, describe, rebuild
+from hookline.values import check_fits, check_kind, check_number, children, describe, fields, rebuild, subscript_text
 
 # The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
 _KEEPING = [
@@ -21,8 +21,13 @@ _KEEPING = [
 _NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
 
 
-def fit(new: Any, old: Any) -> Any:
-    """Return `new` as a value that can stand where `old` passes: broadcast, of its type, no tensor the caller's own."""
+def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any:
+    """Return `new` as a value that can stand where `old` passes: broadcast, of its type, no tensor the caller's own.
+
+    Args:
+        call: Where it passes, for an error.
+        keys: Of which part of that `old` is.
+    """
     if isinstance(old, Tensor):
         return _fit_tensor(new, old)
     parts = children(old)
@@ -30,17 +35,16 @@ def fit(new: Any, old: Any) -> Any:
         return copy_all(_fit_array(new, old) if _is_array(old) else _of_its_kind(new, old))
     new_parts = children(new)
     if new_parts is None or len(new_parts) != len(parts) or isinstance(new, Mapping) != isinstance(old, Mapping):
-        part = f'["{next(iter(parts), "name")}"]' if isinstance(old, Mapping) else "[0]"
-        raise EditError(f"{describe(new)} given where {describe(old)} passes; name the part to change, as in '{part}'")
+        raise EditError(f"{describe(new)} given where {describe(old)} passes{_name_part(old, call, keys)}")
     if isinstance(old, Mapping) and new_parts.keys() != parts.keys():
         raise EditError(f"{describe(new)} given where {describe(old)} passes: the keys differ")
     if not isinstance(old, Mapping):
         new_parts = dict(zip(parts, new_parts.values(), strict=True))  # A record read from a file has other names.
-    return rebuild(old, {key: fit(new_parts[key], part) for key, part in parts.items()})
+    return rebuild(old, {key: fit(new_parts[key], part, call, (*keys, key)) for key, part in parts.items()})
 
 
-def agree(new: Any, old: Any) -> None:
-    """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`."""
+def agree(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> None:
+    """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`; see `fit` for the others."""
     if isinstance(old, Tensor):
         if not isinstance(new, Tensor):
             raise EditError(f"{describe(new)} given where {describe(old)} passes")
@@ -56,9 +60,20 @@ def agree(new: Any, old: Any) -> None:
             raise EditError(f"{_told(new)} given where {_told(old)} passes")
         return
     if new_parts is None or type(new) is not type(old) or parts.keys() != new_parts.keys():
-        raise EditError(f"{describe(new)} given where {describe(old)} passes")
+        hint = _name_part(old, call, keys)
+        either = ", or return all of it" if hint else ""
+        raise EditError(f"{describe(new)} given where {describe(old)} passes{hint}{either}")
     for key, part in parts.items():
-        agree(new_parts[key], part)
+        agree(new_parts[key], part, call, (*keys, key))
+
+
+def _name_part(old: Any, call: Any, keys: tuple[Any, ...]) -> str:
+    """Say how the first part of a container is named as a place."""
+    first = [*fields(old), *(children(old) or ())][:1]
+    if not first:
+        return ""
+    site = "" if call is None else call.site
+    return f"; name the part to change, as in '{site}{''.join(map(subscript_text, (*keys, *first)))}'"
 
 
 def takes_tensor(old: Any) -> bool:
