@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -96,6 +97,41 @@ def test_a_number_must_fit_the_dtype() -> None:
         hl.run(model, whole, patch={"0[0]": float("nan")})
     with pytest.raises(hl.EditError, match="'0': 300 given where uint8"):
         hl.run(model, whole.to(torch.uint8), patch={"0": 300})
+
+
+LONG = torch.ones(1, 3, 4)
+OF_THE_PROMPT: dict[str, Callable[[nn.Module], hl.Hooks]] = {
+    "0#0": lambda model: hl.patch(model, {"0": LONG}),
+    "0#0[0]": lambda model: hl.patch(model, {"0[0]": LONG[0]}),
+    "0#0:input": lambda model: hl.edit(model, "0:input", lambda _: LONG),
+    "0#0[:, :3]": lambda model: hl.edit(model, "0[:, :3]", lambda _: LONG),
+}
+
+
+@pytest.mark.parametrize("named", OF_THE_PROMPT)
+def test_a_value_for_the_prompt_that_meets_one_token_is_refused_with_the_name_of_the_prompts_call(named: str) -> None:
+    model = nn.Sequential(nn.Identity())
+    with pytest.raises(hl.EditError, match="shape") as raised, OF_THE_PROMPT[named](model):
+        model(2 * LONG)
+        model(LONG[:, :1])
+    hint = (
+        f"; a model that generates with a cache is given one token a call after the prompt: '{named}' is the prompt's"
+    )
+    assert hint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "passing"),
+    [((1, 3, 4), [(1, 1, 4)]), ((1, 1, 5), [(1, 1, 5), (1, 1, 4)]), ((1, 5, 4), [(1, 5, 4), (1, 3, 4)])],
+    ids=["the first call", "another width", "several tokens"],
+)
+def test_any_other_shape_is_refused_without_a_word_about_tokens(
+    given: tuple[int, ...], passing: list[tuple[int, ...]]
+) -> None:
+    model = nn.Sequential(nn.Identity())
+    with pytest.raises(hl.EditError, match="passes$"), hl.patch(model, {"0": torch.ones(given)}):
+        for shape in passing:
+            model(torch.ones(shape))
 
 
 class Packs(nn.Module):

@@ -40,6 +40,8 @@ class StaleValue(HooklineError, RuntimeError):
 class EditError(HooklineError, ValueError):
     """A new value that does not fit in the place of the old one."""
 
+    is_longer = False  # Whether it is because the old one has a single position where the new one has several.
+
 
 class StoreError(HooklineError, OSError):
     """A file that can't be written, or is not what it claims to be."""

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from hookline.copies import copy_all, copy_tensor
 from hookline.errors import EditError
-from hookline.values import check_fits, check_kind, check_number, children, describe, fields, rebuild, subscript_text
+from hookline.values import (
+    check_fits,
+    check_kind,
+    check_number,
+    children,
+    describe,
+    fields,
+    other_shape,
+    rebuild,
+    subscript_text,
+)
 
 # The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
 _KEEPING = [
@@ -49,7 +59,7 @@ def agree(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> N
         if not isinstance(new, Tensor):
             raise EditError(f"{describe(new)} given where {describe(old)} passes")
         if new.shape != old.shape:
-            raise EditError(f"shape {tuple(new.shape)} given where {tuple(old.shape)} passes")
+            raise other_shape(new, old, "given")
         check_kind(new, old)
         return
     parts, new_parts = children(old), children(new)

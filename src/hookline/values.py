@@ -438,7 +438,15 @@ def _check_broadcast(new: Tensor, old: Tensor) -> None:
     offset = old.dim() - new.dim()
     fits = offset >= 0 and all(size in (1, old.shape[offset + i]) for i, size in enumerate(new.shape))
     if not fits:
-        raise EditError(f"shape {tuple(new.shape)} does not fit where {tuple(old.shape)} passes")
+        raise other_shape(new, old, "does not fit")
+
+
+def other_shape(new: Tensor, old: Tensor, did: str) -> EditError:
+    """Return the error for a tensor of another shape."""
+    error = EditError(f"shape {tuple(new.shape)} {did} where {tuple(old.shape)} passes")
+    sizes = zip(reversed(new.shape), reversed(old.shape), strict=False)
+    error.is_longer = any([size > 1 == before for size, before in sizes])
+    return error
 
 
 def check_number(new: Any, old: Tensor, instead: str = "a tensor or a number") -> None:

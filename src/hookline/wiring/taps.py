@@ -13,7 +13,7 @@ from hookline import operands
 from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
 from hookline.budget import Budget
 from hookline.context import RESTING, Blocks, Rest, acting
-from hookline.errors import HooklineError, SiteError, warn
+from hookline.errors import EditError, HooklineError, SiteError, warn
 from hookline.exchange import Exchange
 from hookline.members import Holders
 from hookline.operands import plain
@@ -212,6 +212,8 @@ class Tap:
         except SiteError as error:
             short = self._why_short(value) if self.subscripts else ""
             blame(call.site, SiteError(f"{error}{short}") if short else error)
+        except EditError as error:
+            blame(call.site, EditError(f"{error}{self._why_short(value)}") if error.is_longer else error)
         except Exception as error:
             blame(call.site, error)
 
