@@ -22,7 +22,7 @@ from hookline.fitting import number_tensor
 from hookline.ledger import Block, Ledger
 from hookline.living import GENERATOR, Exit, Owner, still_open, yielding
 from hookline.narrowing import is_at, names_output
-from hookline.options import budget_of, calls_of, refuse_model, refuse_options, refuse_skip, refuse_stop
+from hookline.options import budget_of, calls_of, refuse_call, refuse_model, refuse_options, refuse_skip, refuse_stop
 from hookline.parallel import gathering_of
 from hookline.records import Record
 from hookline.sites import Site
@@ -349,6 +349,8 @@ class Hooks(Tabular):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under these hooks."""
+        if args:
+            refuse_call(self._model, args[0])
         with self:
             return self._model(*args, **kwargs)
 

@@ -17,6 +17,7 @@ from hookline.errors import HooklineError, SiteError
 from hookline.ranks import is_sharded
 from hookline.sites import Site
 from hookline.spills import Folder
+from hookline.tree import unwrap
 
 
 def calls_of(keep: str | int) -> int | None:
@@ -80,6 +81,16 @@ def refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = False
         raise SiteError(
             f"these hooks know their model; leave it out, as in hooks.{verb}(...). The place of its own output is ''"
         )
+
+
+def refuse_call(model: nn.Module, given: Any) -> None:
+    """Raise where hooks that call their model are given it, or a method of it to call instead, as hl.run is."""
+    own = [id(model), id(unwrap(model))]
+    if id(given) in own:
+        raise HooklineError("hooks.run calls the model that the hooks are on; leave it out, as in hooks.run(x)")
+    if callable(given) and id(getattr(given, "__self__", None)) in own:
+        call = f"model.{getattr(given, '__name__', 'method')}(...)"
+        raise HooklineError(f"hooks.run calls the model itself, not a method of it; write `with hooks: {call}`")
 
 
 def refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:

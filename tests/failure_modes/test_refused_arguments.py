@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookline as hl
 from tests.models import mlp
@@ -43,6 +43,37 @@ def test_every_verb_checks_each_of_its_flags() -> None:
     ):
         with pytest.raises(hl.HooklineError, match="is not True or False"):
             refused()
+
+
+def test_hooks_that_run_their_model_are_not_given_it_nor_a_method_of_it() -> None:
+    class Model(nn.Sequential):
+        def encode(self, x: Tensor) -> Tensor:
+            return self(x)
+
+    model = Model(nn.Linear(4, 4))
+    for wrapped in (model, nn.DataParallel(model)):
+        hooks = hl.Hooks(wrapped)
+        hooks.patch({"0": 0.0})
+        with pytest.raises(hl.HooklineError, match=r"leave it out, as in hooks.run\(x\)"):
+            hooks.run(wrapped, X)
+        with pytest.raises(hl.HooklineError, match=r"write `with hooks: model.encode\(\.\.\.\)`"):
+            hooks.run(model.encode, X)
+        hooks.remove()
+
+
+def test_a_model_may_be_given_a_function_or_a_method_of_something_else_under_hooks() -> None:
+    class Applies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
+            return function(self.linear(x))
+
+    hooks = hl.Hooks(Applies())
+    hooks.patch({"linear": 1.0})
+    for function in (torch.relu, nn.Identity(), nn.Identity().forward, X.mul):
+        assert hooks.run(function, X).eq(1).all()
 
 
 EMPTY: dict[str, Callable[[nn.Module], Any]] = {
