@@ -80,6 +80,21 @@ def test_what_is_never_called_is_told_by_a_warning_if_a_pattern_meant_it_and_els
         hl.sweep(model, "0.out_proj", lambda: model(x).sum())
 
 
+def test_a_pattern_of_which_nothing_fires_is_an_error_with_the_reason() -> None:
+    class Attention(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model, x = nn.Sequential(Attention(), Attention()), torch.ones(1, 2, 4)
+    for where in ("**/softmax", ["**/softmax"], {"**/softmax": 0.0}):
+        with pytest.raises(
+            hl.NeverFired, match="'0/softmax' did not fire: scaled_dot_product_attention computes it.*eager"
+        ):
+            hl.sweep(model, where, lambda: model(x).sum())
+    with pytest.warns(hl.HooklineWarning, match="'0/softmax' did not fire"):
+        assert list(hl.sweep(model, ["**/softmax", "1"], lambda: model(x).sum())) == ["1"]
+
+
 def test_gradients_are_places_too(model, x) -> None:
     def measure() -> torch.Tensor:
         model.zero_grad()

@@ -23,6 +23,7 @@ from hookline.tables.cells import bar
 from hookline.values import describe
 from hookline.verbs import brief, capture
 from hookline.where import Where
+from hookline.wiring.taps import TOGETHER, WARN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -218,7 +219,7 @@ def _warn_of_dropout(model: Any) -> None:
 def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:
     """Measure with nothing changed; return that, and the places that fire, each with what asked for it."""
     with ExitStack() as blocks:
-        seen = [(key, blocks.enter_context(capture(model, key, transform=_nothing))) for key in change.asked]
+        seen = [(key, blocks.enter_context(_looking(model, key))) for key in change.asked]
         base = _checked(measure())
     sites: dict[Site, Any] = {}
     for key, cache in seen:
@@ -231,6 +232,15 @@ def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) ->
             "nothing passed at these places while measure ran: does it run this model, and for gradients backward()?"
         )
     return base, sites
+
+
+def _looking(model: nn.Module, where: Where) -> Hooks:
+    """Make hooks that note where something passes; if nothing does anywhere, their block raises and says why."""
+    hooks, group = capture(model, where, transform=_nothing), object()
+    for tap in hooks._taps:
+        tap.group = group
+        tap.missing = TOGETHER if tap.missing == WARN else tap.missing
+    return hooks
 
 
 def _nothing(_value: Any) -> int:
