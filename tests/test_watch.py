@@ -150,6 +150,25 @@ def test_the_innermost_module_is_blamed_and_what_returns_the_same_tensor_is_not_
     assert str(bad(model, X).site) == "0.1.0"
 
 
+def test_masked_scores_are_told_with_both_ways_to_allow_them():
+    model = nn.Sequential(Gives(torch.tensor([1.0, -INF])), nn.Softmax(-1))
+    told = "If it is meant, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore='0' leaves this out."
+    assert str(bad(model, X)).endswith(told)
+    for options in ({"inf": False}, {"ignore": "0"}):
+        with hl.watch(model, **options):
+            model(X)
+    model = nn.Sequential(Bursts())
+    with pytest.raises(hl.BadValue, match=r"ignore='0/div' leaves this out\.$"), hl.watch(model, "**/div"):
+        model(X)
+
+
+def test_only_infinity_that_is_given_is_told_with_ways_to_allow_it():
+    model = nn.Sequential(Gives(torch.tensor([NAN, -INF])), nn.Linear(4, 4))
+    assert "inf=False" not in str(bad(model, X))
+    assert "inf=False" not in str(bad(model[1:], X + INF))
+    assert "inf=False" not in str(bad(model[1:], X * 1e9, limit=10.0))
+
+
 def test_infinity_is_bad_unless_it_is_allowed_and_then_nan_still_is():
     model = nn.Sequential(Gives(torch.tensor([1.0, -INF])), nn.Identity())
     assert "gave Inf: 1 of 2" in str(bad(model, X))

@@ -77,6 +77,8 @@ def of_forward(
         site, finding, is_input = *came[0], True
     report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
     report.then = _verdict(finding, origin if came else None, weights, call, model, inside, value)
+    if not (is_input or weights or finding.nan or finding.over):
+        report.then.append(_allowing(call.site))
     error = _error(report, site, finding, value, inputs, call.number)
     is_function = bool(call.site.function) and not is_input
     error.function = inside.site if inside is not None else call.site if is_function else None
@@ -136,6 +138,8 @@ def of_note(site: Site, number: float, what: str, call: int, backward: bool, whe
             else "hl.watch(model, at_once=True) looks at each value as it passes, and waits for the device each time."
         )
     ]
+    if largest == "Inf" and not (backward or is_input):
+        report.then.append(_allowing(site))
     error = BadValue(report.text())
     error.site, error.call, error.backward, error.inputs = site, call, backward, Cache()
     error.stats = Stats({})
@@ -264,6 +268,14 @@ def _seen_inside(inside: Inside | None, did: str) -> list[str]:
         return []
     line = f", {inside.line}" if inside.line else ""
     return [f"A second run shows the function: '{inside.site}' {did}{line}", *(f"    {one}" for one in inside.inputs)]
+
+
+def _allowing(site: Site) -> str:
+    """Say how to allow Inf where it is not a mistake."""
+    place = str(site._replace(index="", call=None))
+    return (
+        f"If it is meant, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore={place!r} leaves this out."
+    )
 
 
 def _advice(path: str) -> str:
