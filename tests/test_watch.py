@@ -116,6 +116,50 @@ def test_what_is_made_between_modules_is_told_as_coming_in():
     assert "made between modules, in the forward of Net itself" in str(error)
 
 
+def burst(value):
+    return value / 0
+
+
+# What changes something, whether its block is the inner one, and what is said.
+BY_HOOKS = [
+    (lambda m: hl.edit(m, "a", burst), True, "in the forward of Net itself or by a hook (edit at 'a')."),
+    (lambda m: hl.edit(m, "a", burst), False, "made here or by a hook (edit at 'a'): nothing that went into Linear"),
+    (lambda m: hl.patch(m, {"a[0]": NAN}), False, "made here or by a hook (patch at 'a[0]'): nothing that went into"),
+    (lambda m: hl.patch(m, {"b:input": NAN}), False, "of Net itself or by a hook (patch at 'b:input')."),
+    (lambda m: hl.patch(m, {"a.weight:param": NAN}), False, "made here or by a hook (patch at 'a.weight:param'):"),
+    (lambda m: hl.patch(m, {":input": NAN}), False, "the arguments of Net or by a hook (patch at ':input')."),
+    (lambda m: hl.edit(m, "*", lambda v: v * INF), True, "or by hooks (edit at 'a', edit at 'root')."),
+]
+
+
+@pytest.mark.parametrize(("change", "is_inner", "told"), BY_HOOKS, ids=[told for _, _, told in BY_HOOKS])
+def test_a_hook_that_changes_something_where_a_bad_value_was_made_is_named(change, is_inner, told):
+    model = net()
+    model.root = nn.Identity()
+    blocks = [change(model), hl.watch(model, "a", "b", "")]
+    with pytest.raises(hl.BadValue) as raised, blocks[is_inner], blocks[not is_inner]:
+        model(X)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [(False, "It was made here: nothing that went into Root is bad."), (True, "in the forward of Net itself.")],
+)
+def test_a_hook_is_not_named_where_a_function_of_the_model_made_the_bad_value(between, told):
+    model = net()
+    with pytest.raises(hl.BadValue) as raised, hl.edit(model, "**", torch.clone), hl.watch(model):
+        model(X, between)
+    assert told in str(raised.value)
+
+
+def test_a_hook_of_another_place_is_not_named():
+    model = nn.Sequential(nn.Linear(4, 4), Gives(torch.tensor([NAN])))
+    with pytest.raises(hl.BadValue) as raised, hl.edit(model, "0", torch.clone), hl.watch(model, again=False):
+        model(X)
+    assert "It was made here: nothing" in str(raised.value)
+
+
 def test_a_bad_input_of_the_model_is_told_as_such():
     error = bad(net(), X * NAN)
     assert str(error.site) == ':inputs["x"]'

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline.actions import Call
+from hookline.actions import Apply, Call, Set, Skip
+from hookline.context import open_blocks
 from hookline.copies import share
 from hookline.errors import BadValue
 from hookline.listing import line_of
@@ -27,6 +28,7 @@ from hookline.tree import Names, is_scripted, unwrap
 from hookline.trial import left_as_found, observed, undisturbed
 from hookline.values import describe, leaves
 from hookline.watching.checks import Finding, Rule, checkable, examine, numbers_in, pieces
+from hookline.wiring.modules import attached_to
 from hookline.wiring.taps import Tap
 
 
@@ -82,6 +84,17 @@ def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
             return Origin(entered, one, not given)
         entered = one
     return Origin(entered, None)
+
+
+def changes(call: Call, origin: Origin | None) -> list[str]:
+    """Name the hooks that have changed something where a bad value was made."""
+    came_in = origin is not None and origin.around is None  # Then only a hook on the arguments can have made it.
+    made_in = call if origin is None else origin.around or origin.entered
+    modules = [made_in.module] if came_in else list(made_in.module.modules())
+    here, taps = open_blocks.get(), [tap for module in modules for tap in attached_to(module)]
+    taps = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
+    ports = ("input", "inputs") if came_in else ("input", "inputs", "output", "param")
+    return list(dict.fromkeys(f"{tap.action.kind} at '{tap.site}'" for tap in taps if tap.site.port in ports))
 
 
 def _bad_arguments(call: Call) -> list[Tensor]:

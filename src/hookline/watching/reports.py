@@ -19,7 +19,7 @@ from hookline.tables import Table, count
 from hookline.tables.cells import clean
 from hookline.values import leaves, places, shape_of
 from hookline.watching.checks import Finding, Rule, examine, numbers_in, pieces
-from hookline.watching.looks import Inside, Origin
+from hookline.watching.looks import Inside, Origin, changes
 from hookline.wiring import arguments
 
 _COMING_IN = Rule(below=False)  # -Inf alone is a mask.
@@ -76,7 +76,11 @@ def of_forward(
     if came and not is_input and not finding.over:
         site, finding, is_input = *came[0], True
     report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
-    report.then = _verdict(finding, origin if came else None, weights, call, model, inside, value)
+    origin = origin if came else None
+    hooks = (
+        changes(call, origin) if inside is None else []
+    )  # A second run, without them, has shown that it is not them.
+    report.then = _verdict(finding, origin, weights, call, model, inside, value, hooks)
     if not (is_input or weights or finding.nan or finding.over):
         report.then.append(_allowing(call.site))
     error = _error(report, site, finding, value, inputs, call.number)
@@ -218,6 +222,7 @@ def _verdict(
     model: nn.Module,
     inside: Inside | None,
     value: Any,
+    hooks: list[str],
 ) -> list[str]:
     """Say whether it came in or was made there, by what, and where to look next."""
     path, own = call.site.path, call.site._replace(port="output", index="")
@@ -225,12 +230,12 @@ def _verdict(
     if finding.over and not (finding.nan or finding.inf):
         return [*_seen_inside(inside, "reached it first"), _advice(path)]
     if origin is not None:
-        return _coming_in(origin, model, inside)
+        return _coming_in(origin, model, inside, hooks)
     if weights:
         are = "is" if len(weights) == 1 else "are"
         return [f"{_listed(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
     is_here = inside is None or not path or f"{inside.site.path}.".startswith(f"{path}.")
-    lines = [f"It was made here: nothing that went into {kind} is bad."]
+    lines = [f"It was made here{_or_by(hooks)}: nothing that went into {kind} is bad."]
     if not is_here:
         lines = [f"It was made here or came in: {kind} has overwritten what it was given."]
         path = inside.site.path if inside is not None else path
@@ -242,12 +247,21 @@ def _verdict(
     return [*lines, *_seen_inside(inside, "made it"), _advice(path)]
 
 
-def _coming_in(origin: Origin, model: nn.Module, inside: Inside | None) -> list[str]:
+def _or_by(hooks: list[str]) -> str:
+    """Name the hooks that may have made it too."""
+    several = len(hooks) > 1
+    more = f" and {len(hooks) - 3} more" if len(hooks) > 3 else ""
+    return f" or by {'hooks' if several else 'a hook'} ({', '.join(hooks[:3])}{more})" if hooks else ""
+
+
+def _coming_in(origin: Origin, model: nn.Module, inside: Inside | None, hooks: list[str]) -> list[str]:
     """Say who gave a module something bad."""
     entered, around, is_sure = origin
     site = entered.site._replace(port="output", index="")
     name = f"'{site}'" if str(site) else type(model).__name__
     told = f"It came in with the arguments of {name}"
+    if around is None and hooks:
+        return [f"{told}{_or_by(hooks)}."]
     if around is None:
         by_itself = f", which was called by itself, not in a forward of {type(model).__name__}: look at what calls it."
         return [told + (by_itself if str(site) else ": look at the data.")]
@@ -259,6 +273,7 @@ def _coming_in(origin: Origin, model: nn.Module, inside: Inside | None) -> list[
     what = f"{around.site.method!r}" if around.site.method else "the forward"
     where = f"{what} of {path!r}" if path else f"{what} of {kind} itself"
     told = f"It came in, and no place that is watched gave it: it was made between modules, in {where}"
+    told += _or_by(hooks)
     told += "." if is_sure else ", or came in there: something has written into what it was given."
     return [told, *_seen_inside(inside, "made it"), _advice(path)]
 
