@@ -31,6 +31,8 @@ COMPARED: dict[str, Callable[[Any], Any]] = {
     "<": lambda number: number < 1,
     "<=": lambda number: number <= 0,
     "chained": lambda number: 1 <= number < 4,
+    "if": lambda number: 1 if number else 0,
+    "not": lambda number: not number,
 }
 
 

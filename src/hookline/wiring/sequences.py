@@ -33,13 +33,13 @@ class Sequences:
 class _Number(int):
     """The number of a call in a second sequence."""
 
-    def _refuse(self, other: object) -> NoReturn:
+    def _refuse(self, other: object = 0) -> NoReturn:  # `if call.number:` compares it with 0.
         raise HooklineError(
             f"call.number {int(self)} can't be compared with {other!r} by a range: it counts all calls in this block, "
             "and the model has begun a second sequence in it; open a block for each generate()"
         )
 
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
 
 
 def _tokens() -> int:
