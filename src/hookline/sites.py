@@ -330,8 +330,10 @@ def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
         if match is None:
             position += len(text[position:]) - len(text[position:].lstrip())
             key = re.match(r"[^\W\d]\w*(?=\s*\])", text[position:])
-            quoted = f'; a key is quoted: ["{key.group()}"]' if key else ""
-            _refuse(text, position, f"not a subscript: integers, slices, '...', None, '*' and quoted keys are{quoted}")
+            hint = f'; a key is quoted: ["{key.group()}"]' if key else ""
+            if text.startswith("[", position):
+                hint = "; several positions are several sites, as in '[:, 0]' and '[:, 2]'"
+            _refuse(text, position, f"not a subscript: integers, slices, '...', None, '*' and quoted keys are{hint}")
         token, kind = match.group().strip(), match.lastindex
         if kind in (6, 7):  # A comma or the closing bracket.
             items.append(_finish_item(text, start, parts))

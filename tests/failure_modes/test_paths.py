@@ -24,6 +24,7 @@ MALFORMED = {
     "h.3[,0]": "empty subscript",
     "h.3[0 1]": "a comma is missing",
     "h.3[a]": "not a subscript",
+    "h.3[:, [0, 2]]": "not a subscript: .*; several positions are several sites, as in '\\[:, 0\\]' and '\\[:, 2\\]'",
     "h.3[0.5]": "not a subscript",
     "h.3[--1]": "not a subscript",
     "h.3[1:2:3:4]": "not a slice",
