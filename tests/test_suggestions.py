@@ -70,6 +70,14 @@ MEANT = {
     "model.transformer.h.1.mlp": "transformer.h.1.mlp",
     "module.head": "head",
     "h.1.atnn": "transformer.h.1.attn",
+    # A number that is one too many, and a list that is never called itself.
+    "transformer.h.3": "transformer.h.2",
+    "transformer.h.-1": "transformer.h.2",
+    "transformer.h.12.mlp": "transformer.h.2.mlp",
+    "transformer.h.3.*": "transformer.h.2.*",
+    "transformer.h.3/relu": "transformer.h.2",
+    "transfomer.h": "transformer.h.*",
+    "h": "transformer.h.*",
     # As TransformerLens and torchvision write it.
     "blocks.0.hook_resid_post": "transformer.h.0",
     "blocks.2.hook_resid_pre": "transformer.h.2:input",
@@ -121,6 +129,24 @@ def test_what_is_suggested_is_there(text: str) -> None:
 def test_a_name_of_a_class_says_to_give_the_class() -> None:
     with pytest.raises(hl.SiteError, match="Block is the class of 'transformer.h.0': give the class itself"):
         hl.capture(Language(), "Block")
+
+
+def test_the_nearest_number_is_suggested_before_any_other_name() -> None:
+    with pytest.raises(hl.SiteError, match=r"'transformer.h.3' matches nothing in Language; did you mean '[\w.]*2'\?"):
+        hl.capture(Language(), "transformer.h.3")
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing there is named '9'")
+@pytest.mark.parametrize("text", ["h.*", ".*", "*.*", "h.{0,9}", "h.{7,9}", "blocks.**", "h.0", "h.4", "4", "0.*"])
+@pytest.mark.parametrize("make", [nn.Sequential, nn.ModuleList, lambda layers: nn.ModuleDict({"h": layers[0]})])
+def test_no_suggestion_is_what_was_written_or_matches_nothing(text: str, make: type[nn.Module]) -> None:
+    layers = [nn.Linear(2, 2), nn.ReLU()]
+    model = make(*layers) if make is nn.Sequential else make(layers)
+    with pytest.raises(hl.SiteError) as error:
+        hl.sites(model, text)
+    for suggested in re.findall(r"(?:mean|or) '([^']*)'", str(error.value)):
+        assert suggested != text
+        assert hl.sites(model, suggested)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import dis
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -155,11 +155,15 @@ def note_stop(error: BaseException, model: str) -> None:
         )
 
 
-def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return "; did you mean 'a' or 'b'?" for the nearest names, or nothing."""
+def did_you_mean(text: str, names: Iterable[str], written: Mapping[str, str] | None = None) -> str:
+    """Return "; did you mean 'a' or 'b'?" for the nearest names, or nothing.
+
+    Args:
+        written: What to write for a name, where that is not the name itself.
+    """
     names = list(names)
     near = sorted(difflib.get_close_matches(text, names, n=3, cutoff=0.6), key=names.index)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"; did you mean {' or '.join([repr((written or {}).get(one, one)) for one in near])}?" if near else ""
 
 
 for _public in (

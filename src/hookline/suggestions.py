@@ -21,21 +21,47 @@ def near(text: str, places: list[Named], parameters: Iterable[str] = ()) -> str:
     """Return "; did you mean 'a'?" for the text of a path, or how to list every name."""
     names = [name for name, _, _ in places if name]
     every = [*names, *parameters]
+    below = {name: f"{name}.*" for name, module, _ in places if is_container(module) and children_of(module)}
     found = (
-        _with_prefix(text, every)
+        _with_nearest_number(text, places, every)
+        or _with_prefix(text, every)
         or _without_prefix(text, every)
         or _written_otherwise(text, {name: module for name, module, _ in places})
         or _of_a_hook(text, places)
     )
     if found:
-        return f"; did you mean {found!r}?"
+        return f"; did you mean {below.get(found, found)!r}?"
     return (
-        did_you_mean(text, every)
+        did_you_mean(text, every, below)
         or _of_a_class(text, places)
         or (f"; did you mean {tail!r}?" if (tail := _by_tail(text, places)) else "")
         or _by_misspelt_tail(text, every)
         or EVERY_NAME
     )
+
+
+def _with_nearest_number(text: str, places: list[Named], names: list[str]) -> str:
+    """Return the text with a number that is there: `h.11.mlp` for `h.12.mlp` where `h` has 12 blocks."""
+    modules = {name: module for name, module, _ in places}
+    parts = text.split(".")
+    start = next((start for start in range(len(parts)) if ".".join(parts[: start + 1]) not in modules), len(parts))
+    above = modules.get(".".join(parts[:start]))
+    keys = list(children_of(above)) if above is not None else []
+    if not keys or start == len(parts) or not all(key.isdecimal() for key in [*keys, parts[start].removeprefix("-")]):
+        return ""
+    wanted = int(parts[start])
+    key = keys[-1] if wanted < 0 else min(keys, key=lambda one: abs(int(one) - wanted))
+    found = ".".join([*parts[:start], key, *parts[start + 1 :]])
+    return found if _matches(found, names) else ""
+
+
+def _matches(text: str, names: list[str]) -> bool:
+    """Whether a text that was put together means any of these names."""
+    try:
+        pattern = parse(text)
+    except SiteError:
+        return False
+    return pattern.path in names if pattern.path is not None else any(map(pattern.matches, names))
 
 
 def _with_prefix(text: str, names: list[str]) -> str:
@@ -98,8 +124,8 @@ def _by_tail(text: str, places: list[Named], shortest: int = 1) -> str:
     for start in range(1, len(parts) - shortest + 1):
         tail = parts[start:]
         if all(part.isdigit() or is_pattern(part) for part in tail):
-            blocks, size = _blocks(places)
-            return f"{blocks}.{tail[0]}" if len(tail) == 1 and (is_pattern(tail[0]) or int(tail[0]) < size) else ""
+            block = f"{_blocks(places)}.{tail[0]}".lstrip(".")
+            return block if len(tail) == 1 and block != text and _matches(block, names) else ""
         found = _with_prefix(".".join(tail), names) or (".".join(tail) if ".".join(tail) in names else "")
         if found and (len(tail) > 1 or not found.startswith("**")):
             return found
@@ -114,10 +140,10 @@ def _by_misspelt_tail(text: str, names: list[str]) -> str:
     return f"; did you mean {' or '.join(repr(tails[one]) for one in close)}?" if close else ""
 
 
-def _blocks(places: list[Named]) -> tuple[str, int]:
-    """Return the longest list of modules: its name, and how many it has."""
+def _blocks(places: list[Named]) -> str:
+    """Return the name of the longest list of modules."""
     lists = [(name, len(children_of(module))) for name, module, _ in places if isinstance(module, nn.ModuleList)]
-    return max(lists, key=lambda one: one[1], default=("", 0))
+    return max(lists, key=lambda one: one[1], default=("", 0))[0]
 
 
 def _of_a_class(text: str, places: list[Named]) -> str:
