@@ -144,6 +144,11 @@ def test_a_mapping_of_tensors_is_samples_too(to):
         assert torch.equal(store["mix"][:], torch.cat([model.mix(model.embed(part)) for part in ids.split(4)]))
 
 
+def test_a_loader_takes_the_batch_size_that_it_has(to):
+    store = hl.harvest(net(), DataLoader(TensorDataset(X), batch_size=8), "1", to=to, batch_size=8)
+    assert len(store["1"]) == len(X)
+
+
 @pytest.mark.parametrize(
     ("data", "options", "problem"),
     [
@@ -153,6 +158,8 @@ def test_a_mapping_of_tensors_is_samples_too(to):
             {},
             "DistributedSampler repeats samples",
         ),
+        (DataLoader(TensorDataset(X), batch_size=4), {"batch_size": 2}, "batch_size=2, but .* makes batches of 4"),
+        (DataLoader(TensorDataset(X), batch_size=4), {"batch_size": 0}, "batch_size=0, but .* makes batches of 4"),
         (X, {}, "give batch_size="),
         (iter([X]), {"batch_size": 4}, "has no length and index"),
         ([X], {"sort_by_length": True}, "give a dataset and batch_size="),

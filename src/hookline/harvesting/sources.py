@@ -112,8 +112,12 @@ def _of_loader(
                             "a harvest share its units by themselves")  # fmt: skip
     is_plain = type(loader.batch_sampler) is BatchSampler and type(sampler) is SequentialSampler
     if is_plain and loader.batch_size is not None and getattr(sampler, "data_source", None) is loader.dataset:
-        size = batch_size or loader.batch_size
-        return Samples(loader.dataset, size, collate or loader.collate_fn, sort_by_length, loader)
+        if batch_size not in (None, loader.batch_size):
+            raise HooklineError(
+                f"batch_size={batch_size!r}, but the loader makes batches of {loader.batch_size}; leave batch_size= "
+                "out, or make the loader with it"
+            )
+        return Samples(loader.dataset, loader.batch_size, collate or loader.collate_fn, sort_by_length, loader)
     if sort_by_length or collate is not None or batch_size is not None:
         raise HooklineError("a loader with batches of its own takes no batch_size, collate or sort_by_length; give its "
                             "dataset instead")  # fmt: skip
