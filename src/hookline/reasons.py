@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from types import CodeType
+
 from torch import Tensor, nn
 
 from hookline.errors import did_you_mean
@@ -20,6 +24,7 @@ _FAST_PATH = (
     "takes a fused fast path in eval mode without gradients. "
     "Turn it off with torch.backends.mha.set_fastpath_enabled(False)."
 )
+_LEADS_TO_FORWARD = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", "super"}
 _INSIDE_FUSED = ("softmax", "_softmax", "matmul", "bmm", "baddbmm", "einsum", "dropout", "masked_fill", "mul", "div")
 
 
@@ -191,9 +196,20 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
         resting = _why_adapter_rests(path.rpartition(".")[2], found) if isinstance(parent, nn.ModuleDict) else ""
         if resting:
             return f": {resting} at '{name}'. Hook '{name}' itself, or run the model with this adapter."
-    if type(module).__call__ is not nn.Module.__call__:
+    if _calls_no_forward(type(module).__call__):
         return f": {type(module).__name__} has a __call__ of its own, which does not call forward."
     return ""
+
+
+def _calls_no_forward(call: Callable[..., object]) -> bool:
+    """Whether a `__call__` is known to leave forward out: no name in its code could lead there."""
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    return code is not None and not _LEADS_TO_FORWARD & _names_in(code)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that a function and those inside it use."""
+    return set(code.co_names).union(*[_names_in(one) for one in code.co_consts if isinstance(one, CodeType)])
 
 
 def _why_adapter_rests(adapter: str, layer: nn.Module | None) -> str:

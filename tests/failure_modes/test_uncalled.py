@@ -248,6 +248,33 @@ def test_a_class_whose_own_call_uses_forward_is_seen() -> None:
     assert acts["0"].tolist() == [2.0, 2.0]
 
 
+class CallThroughSuper(nn.Linear):
+    """A `__call__` that does something besides, as the layers of transformers have."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x + 1)
+
+
+class CallThroughFunction(nn.Linear):
+    """A `__call__` that calls forward in a function inside it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        def run() -> Tensor:
+            return self.forward(x)
+
+        return run()
+
+
+@pytest.mark.parametrize("kind", [CallThroughSuper, CallThroughFunction])
+def test_a_call_that_leads_to_forward_is_not_given_as_the_reason(kind: type[nn.Linear]) -> None:
+    model = Branching()
+    model.right = kind(4, 4)
+    with pytest.raises(hl.NeverFired, match="'right' was not called in 1 forward of Branching") as error:
+        hl.run(model, torch.ones(2, 4), capture="right")
+    assert "__call__" not in str(error.value)
+    assert hl.run(model, torch.ones(2, 4), "right", capture="right")[1]["right"].shape == (2, 4)
+
+
 class Guarded(nn.Module):
     """Notes who asks for attributes it does not have, refuses every one that is set from outside, and has slots."""
 
