@@ -23,10 +23,10 @@ from hookline.records import EMPTY, Record, Session
 from hookline.refusals import refuse_opening
 from hookline.sites import Site
 from hookline.tables import count
-from hookline.tree import Names, replaced_by, unwrap
+from hookline.tree import Names, unwrap
 from hookline.twins import warn_of_twins
 from hookline.where import Where, find
-from hookline.wiring.forwards import Forward
+from hookline.wiring.forwards import Forward, departed
 from hookline.wiring.modules import attach, attached_to, detach, following
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, TOGETHER, Tap
 
@@ -396,14 +396,14 @@ class Ledger:
 
     def _find_replaced(self, taps: list[Tap]) -> list[Message]:
         """Say of which taps the module was replaced, or wrapped in another, while they were open."""
-        messages = []
-        for tap in taps:
-            if tap.siblings is None or tap.siblings.get(tap.path.rpartition(".")[2]) is tap.module:
-                continue
-            now = replaced_by(tap.path, tap.module, tap.siblings)
+        messages, names = [], Names(self.model)
+        # What holds the module of a capture may be replaced: what was captured is right.
+        doubtful = [tap for tap in taps if not tap.action.observes or _is_elsewhere(tap)]
+        for tap in departed(doubtful, self.model) if doubtful else ():
+            now = names.find(tap.path)
             if now is not None and tap.missing != IGNORE:
-                names = [name for name in Names(self.model).of(tap.module) if not name.startswith("<")]
-                hint = f"; what was hooked is now {names[0]!r}" if names else ""
+                found = [name for name in names.of(tap.module) if not name.startswith("<")]
+                hint = f"; what was hooked is now {found[0]!r}" if found else ""
                 text = f"'{tap.site}' was replaced while hooked: it is another {type(now).__name__} now{hint}"
                 messages.append(Message(tap.missing == RAISE, text))
         return messages
@@ -429,7 +429,7 @@ class Ledger:
         self._settle(taps)
         forward = self.forward
         if forward.active or any([tap.active for tap in taps]):
-            forward.follow_links(taps)
+            forward.follow_active(taps)
         self.around.active = any(tap.active for tap in list(forward.active))  # The first, unless they were cleared.
         acting = [tap for tap in taps if tap.active or tap.blocks]
         if acting:
@@ -510,6 +510,11 @@ def _grads(model: nn.Module) -> Grads:
     """Return the gradients of a model's parameters, without holding them."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
     return {id(grad): (weakref.ref(grad), grad._version) for grad in grads if grad is not None}
+
+
+def _is_elsewhere(tap: Tap) -> bool:
+    """Whether the module of a tap is not where it was found."""
+    return tap.siblings is not None and tap.siblings.get(tap.path.rpartition(".")[2]) is not tap.module
 
 
 def _is_told_of(tap: Tap, missing: list[Tap]) -> bool:

@@ -50,6 +50,8 @@ def _why_never_fired(tap: Tap, model: nn.Module) -> str:
     site, session, name = tap.site, tap.session, type(model).__name__
     if tap.holders:
         return f"'{site}' did not fire: {_why_not_taken(tap, model)}"
+    if tap.is_covered and not tap.count and Names(model).find(tap.path) is tap.module:
+        return f"'{site}' did not fire: {tap.why_covered}"
     has_run = tap.ran is not None or (tap.count and (site.within is None or tap.count > site.within))
     if tap.is_inside and has_run:
         return f"'{site}' did not fire: {_why_not_run(tap, model)}"
@@ -180,6 +182,8 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
     now = names.find(path)
     if now is not None and now is not module:
         return f": it was replaced by another {type(now).__name__} while hooked. Make the hooks again."
+    if now is None and all(one is not module for one in model.modules()) and not path.startswith("<"):
+        return ": it was taken out of the model while hooked. Make the hooks again."
     parent_path = path.rpartition(".")[0]
     parent = names.find(parent_path) if path else None
     if isinstance(parent, nn.MultiheadAttention):

@@ -23,6 +23,7 @@ _WRAPPERS = {
 }
 
 Children = Mapping[str, nn.Module | None]
+Link = tuple[dict[str, Any], str, Any]  # Who holds something, under which name, and what it is.
 Named = tuple[str, nn.Module, Children | None]  # A module, its name and its siblings.
 MANY = 16  # From that many names on one walk through the model is cheaper than one for each.
 
@@ -59,6 +60,29 @@ def replaced_by(path: str, module: nn.Module, siblings: Children | None) -> nn.M
         return None
     now = siblings.get(path.rpartition(".")[2])
     return None if now is None or now is module or unwrap(now) is module else now
+
+
+def way_to(path: str, model: nn.Module) -> list[Link]:
+    """Return the links from a model down to a module of that name, as far as they go."""
+    found: list[Link] = []
+    module = unwrap(model)
+    for key in path.split(".") if path else ():
+        held: Any = children_of(module)
+        if held.get(key) is None and isinstance(module.__dict__.get(key), nn.Module):
+            held = module.__dict__  # A second name for a module, or one that is kept out of the tree.
+        child = held.get(key)
+        found.append((held, key, child))
+        if child is None:
+            break
+        module = unwrap(child)
+    return found
+
+
+def leads_to(module: nn.Module, path: str, model: nn.Module) -> bool:
+    """Whether a module is where its name says."""
+    way = way_to(path, model)
+    last = way[-1][2] if len(way) == path.count(".") + 1 else None
+    return last is module or (last is not None and unwrap(last) is module)
 
 
 class Names:

@@ -198,6 +198,7 @@ class TestLayersAddedLater:
         exact = hl.Hooks(model)
         exact.patch({"0": 0.0})
         del model[1]
+        assert said(lambda: model(X)) == []
         model.append(nn.ReLU())
         model.append(nn.ReLU())
         assert said(lambda: model(X)) == []

@@ -19,15 +19,19 @@ from hookline.context import Blocks, Others, current_runner, resting
 from hookline.errors import HooklineError, StopForward, warn
 from hookline.ranks import REHEARSAL, after_stop, is_running, microbatch
 from hookline.records import INSIDE_TRANSFORM
-from hookline.tree import Children, replaced_by
+from hookline.tree import Children, Names, leads_to, replaced_by, way_to
 from hookline.values import leaves
 from hookline.wiring import gradients
-from hookline.wiring.taps import Tap
+from hookline.wiring.taps import IGNORE, RAISE, Tap
 
 STOPPED: Any = object()
 # What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
 _OF_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
 _UNFOLLOWED = nullcontext()  # For a forward of which no gradient is asked.
+_is, _get = operator.is_, dict.get
+Links = tuple[tuple[list[dict[str, Any]], list[str]], list[Any]]
+UNKNOWN: Links = ([{}], [""]), [object()]  # Says that something is not where it was.
+Covered = tuple["Forward", Tap, Any]  # A tap whose shadow was replaced, and how often it had seen something then.
 _waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  # Innermost last.
 
 
@@ -44,22 +48,40 @@ class Forward:
         self.stops: list[Tap] = []  # Those that have to fire before the forward may end.
         self.has_gradients = False
         self.changes_gradients = False
-        self.active: dict[Tap, None] = {}  # Those that act everywhere, and where the modules of these stand:
-        self.links: dict[Tap, tuple[Children, str, nn.Module | None, Tap]] = {}
+        self.active: dict[Tap, None] = {}  # Those that act everywhere.
+        # Who holds their modules and shadows, under which names; and what was there when it was last looked through.
+        self.links, self.held = UNKNOWN
+        self.settled: dict[Tap, Any] = {}  # What stands where a shadow did, once it is known whether it calls that.
         self.parents: list[Children] = []  # Of patterns: the children of all modules, and how many.
         self.sizes: list[int] = []
 
-    def follow_links(self, changed: Iterable[Tap]) -> None:
-        """Note where the modules of the taps stand that act everywhere, to notice when one is replaced."""
+    def follow_active(self, changed: Iterable[Tap]) -> None:
+        """Follow what becomes of the modules of those taps that act everywhere."""
         for tap in changed:
             if not tap.active:
                 self.active.pop(tap, None)
-                self.links.pop(tap, None)
-                continue
-            self.active[tap] = None
-            if tap.siblings is not None:
-                key = tap.path.rpartition(".")[2]
-                self.links[tap] = (tap.siblings, key, tap.siblings.get(key), tap)
+                self.settled.pop(tap, None)
+            elif tap not in self.active:
+                self.active[tap] = None
+                self.links, self.held = UNKNOWN
+        if not self.active:
+            self.links, self.held = UNKNOWN
+
+    def is_linked(self) -> bool:
+        """Whether every module and shadow is where it was. It is asked before each forward: no bytecode for any."""
+        return all(map(_is, map(_get, *self.links), self.held))
+
+    def link(self, model: nn.Module) -> tuple[list[Tap], list[Tap]]:
+        """Note where all is; return the taps whose module has left the model, and those whose shadow was replaced."""
+        taps = list(self.active)  # Another thread may add to them meanwhile.
+        lost = departed(taps, model)
+        links = [link for path in {tap.path for tap in taps} for link in way_to(path, model)]
+        shadowed = [tap for tap in taps if tap.watch is not None and not tap.holders]
+        links += [(tap.module.__dict__, tap.method, tap.module.__dict__.get(tap.method)) for tap in shadowed]
+        each = {(id(link[0]), link[1]): link for link in links}.values()  # Ways share their beginnings.
+        self.links, self.held = ([link[0] for link in each], [link[1] for link in each]), [link[2] for link in each]
+        covered = [tap for tap in shadowed if tap.is_covered and tap not in lost]
+        return lost, [tap for tap in covered if self.settled.get(tap) is not tap.module.__dict__.get(tap.method)]
 
     def has_grown(self) -> bool:
         """Whether a module has got further children since the hooks were made, or since it was told."""
@@ -69,6 +91,17 @@ class Forward:
     def left(self, here: Blocks) -> set[Tap]:
         """Return the stops that wait here: a '#n' that has passed waits no more."""
         return {stop for stop in self.stops if stop.acts(here) and not (stop.fired and stop.site.call is not None)}
+
+
+def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
+    """Return the taps whose module was replaced where it was found, or is not in the model any more."""
+    missing = [tap for tap in taps if tap.siblings is not None and not leads_to(tap.module, tap.path, model)]
+    there = set(map(id, model.modules())) if missing else set()
+    return [
+        tap
+        for tap in missing
+        if id(tap.module) not in there or replaced_by(tap.path, tap.module, tap.siblings) is not None
+    ]
 
 
 def following(around: Iterable[Tap], here: Blocks) -> list[Tap]:
@@ -87,6 +120,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     waiting: set[Tap] = set()
     has_gradients = False
     beside: tuple[Others, ...] = ()
+    covered: list[Covered] = []
     chunk = microbatch()
     if chunk == REHEARSAL:
         with resting():
@@ -101,8 +135,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         if forward.stops:
             waiting |= forward.left(here)
             _refuse_stage(chunk, waiting)
-        if forward.links:
-            _warn_of_replaced(forward)
+        if forward.active and not forward.is_linked():
+            covered += _look_through(forward, tap.module)
         if forward.parents and tap.active and forward.has_grown() and forward.owner is not None:
             forward.owner.warn_of_new()
         has_gradients = has_gradients or forward.has_gradients
@@ -128,6 +162,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     if output is not STOPPED:
         if has_gradients:
             _note_backward(output, following)
+        if covered:
+            _warn_of_covered(covered)
         return output
     for tap in following:
         tap.session.stopped = True
@@ -218,24 +254,44 @@ def _refuse_transforms(forward: Forward) -> None:
             raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
 
 
-def _warn_of_replaced(forward: Forward) -> None:
-    """Warn of hooks that act everywhere, and of whose module another one has taken the place."""
-    replaced = []
-    for siblings, key, child, one in list(forward.links.values()):  # Another thread may add to them meanwhile.
-        if siblings.get(key) is child:
-            continue
-        now = replaced_by(one.path, one.module, one.siblings)
+def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
+    """Warn of hooks that act everywhere, and whose module is not in the model any more; return those in doubt."""
+    lost, covered = forward.link(model)
+    names = Names(model)
+    replaced: dict[str, str] = {}
+    gone: dict[str, str] = {}
+    for tap in lost:
+        tap.siblings = None
+        now = names.find(tap.path)
+        what = "taken out of the model" if now is None else f"replaced by another {type(now).__name__}"
         if now is not None:
-            replaced.append((one, type(now).__name__))
-    for one, kind in replaced:
-        one.siblings = None
-        forward.links.pop(one, None)
-        if one.record is not None:
-            one.record.clear()
-            one.record.explain(f"'{one.site}' was replaced by another {kind}; make the hooks again")
-        warn(
-            f"'{one.site}' was replaced by another {kind} while hooked, and its hooks act no more; make the hooks again"
-        )
+            replaced[f"'{tap.site}'"] = what
+        elif tap.exact or tap.missing == RAISE:  # A pattern means what is there.
+            gone[f"'{tap.site}'"] = what
+        if tap.record is not None:
+            tap.record.clear()
+            tap.record.explain(f"'{tap.site}' was {what}; make the hooks again")
+    for sites in filter(None, (replaced, gone)):
+        first, what = next(iter(sites.items()))
+        them = f"{first} was {what} while hooked, and its hooks"
+        if len(sites) > 1:
+            what = what if sites is gone else "replaced by other modules"
+            them = f"{first} and {len(sites) - 1} more were {what} while hooked, and their hooks"
+        warn(f"{them} act no more; make the hooks again")
+    if covered:
+        forward.links, forward.held = UNKNOWN  # To look again, should this forward fail or be stopped.
+    return [(forward, tap, tap.seen) for tap in covered]
+
+
+def _warn_of_covered(covered: list[Covered]) -> None:
+    """Warn of hooks that saw nothing since somebody replaced the forward that their module had on the instance."""
+    passed_by = []
+    for forward, tap, seen in covered:
+        forward.settled[tap] = tap.module.__dict__.get(tap.method)
+        if tap.active and tap.is_covered and tap.seen == seen and tap.missing != IGNORE:
+            passed_by.append(tap)
+    for tap in passed_by:
+        warn(f"nothing passed '{tap.site}': {tap.why_covered}")
 
 
 def _warn_of_generator(tap: Tap) -> None:

@@ -135,6 +135,26 @@ class Tap:
         """Where it is. That of a plain tap is made when first asked for, which is seldom."""
         return Site(self.path)
 
+    @property
+    def is_covered(self) -> bool:
+        """Whether something else has taken the place of its shadow on the module. That may call the shadow."""
+        watch: Any = self.watch
+        if watch is None or self.holders:
+            return False
+        own = watch if type(watch) is MethodType else watch.method
+        return self.module.__dict__.get(self.method) is not own
+
+    @property
+    def why_covered(self) -> str:
+        """Say that its shadow was replaced."""
+        whose = f"{self.method!r} of this {type(self.module).__name__}"
+        return f"{whose} was replaced on the instance after the hooks were made; make the hooks again"
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """How often something has passed here, to compare with an earlier time."""
+        return self.count, 0 if self.record is None else self.record.count
+
     def acts(self, here: Blocks) -> bool:
         """Whether this tap acts where these blocks are open."""
         if RESTING in here:
