@@ -37,7 +37,7 @@ demo: $(STAMP)  ## Train a small net, look inside it, and write a page to browse
 	@$(BIN)/hookline demo
 
 test: $(STAMP)  ## Run the tests, the examples of the README and the docs among them
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist load $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(TESTS)
 
 check: $(STAMP)  ## Lint, format and types
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,8 @@ def test_a_plan_travels_without_weights_and_data(tmp_path):
     assert plan.estimate().samples == 64
     data = pickle.dumps(plan)
     assert len(data) < 2000
-    assert pickle.loads(data).estimate() == plan.estimate()
+    found, expected = pickle.loads(data).estimate(), plan.estimate()
+    assert replace(found, free=expected.free) == expected  # Others write to the disk at the same time.
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, "two"])
