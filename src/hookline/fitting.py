@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from numbers import Number
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hookline.copies import copy_all, copy_tensor
 from hookline.errors import EditError
@@ -23,12 +25,6 @@ from hookline.values import (
     rebuild,
     subscript_text,
 )
-
-# The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
-_KEEPING = [
-    f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
-]
-_NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
 
 
 def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any:
@@ -216,19 +212,41 @@ def _casts(device: torch.device) -> bool:
 
 def _shape_returned(module: nn.Module | None, first: Tensor) -> tuple[int, ...] | None:
     """Return the shape of what a layer of torch.nn makes of a tensor, None if it is not known without a run."""
-    shape = tuple(first.shape)
     if type(module) is nn.Sequential:
+        shape = tuple(first.shape)
         for child in module:
-            found = _shape_returned(child, first.new_empty(shape, device="meta"))
+            found = _shape_returned(child, torch.empty(shape, dtype=first.dtype, device="meta"))
             if found is None:
                 return None
             shape = found
         return shape
-    if type(module) is nn.Linear:
-        return (*shape[:-1], module.out_features)
-    if type(module) is nn.Embedding:
-        return (*shape, module.embedding_dim)
-    return shape if type(module).__module__ in _KEEPING and type(module) not in _NOT_KEEPING else None
+    if module is None or not type(module).__module__.startswith("torch.nn.modules.") or module._modules:
+        return None
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        try:
+            output = type(module).forward(_without_data(module), _without_numbers(module, first))
+        except Exception:  # It takes more than one argument, say, or this is not what it takes.
+            return None
+    return tuple(output.shape) if isinstance(output, Tensor) else None
+
+
+def _without_data(module: nn.Module) -> nn.Module:
+    """Return a layer like this one, unhooked, whose tensors have shapes but no data: running it computes nothing."""
+    bare = object.__new__(type(module))
+    names = {name: held for name, held in module.__dict__.items() if not isinstance(held, MethodType)}
+    for table in ("_parameters", "_buffers"):
+        names[table] = {
+            name: None if held is None else torch.empty_like(held, device="meta") for name, held in names[table].items()
+        }
+    bare.__dict__.update(names)
+    return bare
+
+
+def _without_numbers(module: nn.Module, first: Tensor) -> Tensor:
+    """Return a tensor of the same shape without data, of the dtype that the layer computes in."""
+    dtypes = [one.dtype for one in module.parameters() if one.is_floating_point()]
+    dtype = dtypes[0] if dtypes and first.is_floating_point() else first.dtype
+    return torch.empty(tuple(first.shape), dtype=dtype, device="meta")
 
 
 def returns_another_structure(module: nn.Module, first: Any) -> str:

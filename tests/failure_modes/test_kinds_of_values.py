@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import hookline as hl
 
@@ -169,3 +170,46 @@ def test_a_module_can_be_skipped_with_what_a_cache_has_of_it(value: Any) -> None
         model(x)
     with hl.skip(model, "0", acts):
         assert model(x) is value
+
+
+LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
+    "Conv2d": (nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.ones(2, 3, 9, 9)),
+    "ConvTranspose1d": (nn.ConvTranspose1d(3, 4, 3, stride=2), torch.ones(2, 3, 5)),
+    "MaxPool2d": (nn.MaxPool2d(2), torch.ones(2, 3, 8, 8)),
+    "AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d(1), torch.ones(2, 3, 8, 8)),
+    "Flatten": (nn.Flatten(), torch.ones(2, 3, 4)),
+    "Unflatten": (nn.Unflatten(1, (2, 3)), torch.ones(2, 6)),
+    "Upsample": (nn.Upsample(scale_factor=2), torch.ones(2, 3, 4)),
+    "GLU": (nn.GLU(), torch.ones(2, 6)),
+    "Embedding": (nn.Embedding(5, 3), torch.tensor([[1, 2, 3]])),
+    "BatchNorm1d": (nn.BatchNorm1d(4), torch.ones(2, 4)),
+    "several": (nn.Sequential(nn.Conv1d(3, 4, 2), nn.Flatten(), nn.Linear(16, 7)), torch.ones(2, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_value_of_a_skip_has_the_shape_that_a_layer_of_torch_would_return(name: str) -> None:
+    layer, x = LAYERS[name]
+    model = nn.Sequential(layer)
+    with torch.no_grad():
+        output = model.eval()(x)
+        assert hl.run(model, x, skip={"0": output + 1}).equal(output + 1)
+        assert hl.run(model, x, skip={"0": 0.5}).equal(torch.full_like(output, 0.5))
+        with pytest.raises(hl.EditError, match=r"'0': shape .* does not fit where"):
+            hl.run(model, x, skip={"0": torch.cat([output, output], -1)})
+
+
+def test_to_know_the_shape_that_a_layer_would_return_nothing_is_run() -> None:
+    """Neither its statistics, nor the random numbers, nor hooks, nor what others count change."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 4)).train()
+    x, seen, state = torch.randn(3, 4), [], torch.get_rng_state()
+    handle = model[2].register_forward_hook(lambda *_: seen.append("called"))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with FlopCounterMode(display=False) as flops, hl.capture(model, "/*").when_missing("ignore") as acts:
+        hl.run(model, x, skip={str(number): torch.zeros(3, 4) for number in range(3)})
+    handle.remove()
+    assert seen == ["called"]  # By the model, once: a skipped layer is called, and does not run.
+    assert flops.get_total_flops() == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    assert list(acts) == []

@@ -77,9 +77,7 @@ def of_forward(
         site, finding, is_input = *came[0], True
     report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
     origin = origin if came else None
-    hooks = (
-        changes(call, origin) if inside is None else []
-    )  # A second run, without them, has shown that it is not them.
+    hooks = changes(call, origin) if inside is None else []  # Else a run without them made it too.
     report.then = _verdict(finding, origin, weights, call, model, inside, value, hooks)
     if not (is_input or weights or finding.nan or finding.over):
         report.then.append(_allowing(call.site))
