@@ -238,7 +238,7 @@ def _without_data(module: nn.Module) -> nn.Module:
         names[table] = {
             name: None if held is None else torch.empty_like(held, device="meta") for name, held in names[table].items()
         }
-    bare.__dict__.update(names)
+    bare.__setstate__(names)
     return bare
 
 
