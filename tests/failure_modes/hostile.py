@@ -227,8 +227,9 @@ def header_of(text: str) -> bytes:
     try:
         return files._header(json.loads(text))
     except Exception:
-        told = {"__metadata__": {"hookline": text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
-        return with_length(json.dumps(told, separators=(",", ":")).encode())
+        pass  # Written out below: until here the error holds what was read of the text, which may be large.
+    told = {"__metadata__": {"hookline": text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
+    return with_length(json.dumps(told, separators=(",", ":")).encode())
 
 
 def with_length(header: bytes) -> bytes:
