@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -160,6 +161,30 @@ def test_a_loader_s_process_that_dies_is_an_error_and_the_same_call_goes_on(tmp_
     small.harvest(tmp_path / "store", data)
     small.harvest(tmp_path / "undisturbed")
     assert small.contents(tmp_path / "store") == small.contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_loader_s_process_that_dies_while_it_is_read_from_is_named(tmp_path, monkeypatch, error):
+    def dying(batches):
+        raise error
+
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data", dying)
+    loader = DataLoader(small.Sentences(), batch_size=2, collate_fn=small.Sentences().collate, num_workers=2)
+    with pytest.raises(RuntimeError, match="DataLoader worker died.*goes on where it stopped"):
+        hl.harvest(small.model, loader, *small.SITES, **small.options(tmp_path / "store", batch_size=None))
+
+
+def test_the_error_that_torch_raises_in_the_middle_of_a_forward_is_not_taken_for_the_model_s(tmp_path):
+    forwards = itertools.count()
+
+    def interrupted(module, args):
+        if next(forwards) == 5:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    model = small.model()
+    model.register_forward_pre_hook(interrupted)
+    with pytest.raises(RuntimeError, match="^DataLoader worker"):
+        small.harvest(tmp_path / "store", model=model)
 
 
 def test_a_file_where_the_store_should_be_is_refused(tmp_path):

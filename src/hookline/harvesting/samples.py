@@ -163,8 +163,14 @@ class Samples:
         coming: deque[int] = deque()
         order = _Order(units, lambda unit: self._numbers(unit, size), coming)
         loader: DataLoader[Any] = DataLoader(self._loaded, batch_sampler=order, collate_fn=_itself, **self._workers)  # type: ignore[arg-type]
-        for batch in loader:
-            yield coming.popleft(), batch
+        try:
+            for batch in loader:
+                yield coming.popleft(), batch
+        except (ConnectionError, EOFError) as error:  # torch was just reading from that process.
+            raise RuntimeError(
+                f"a DataLoader worker died while a batch was read from it ({error!r}); "
+                "once its cause is mended, the same call goes on where it stopped"
+            ) from error
 
     def _numbers(self, unit: int, size: int) -> Iterator[list[int]]:
         """Return the numbers of a unit's samples, a list for each batch."""

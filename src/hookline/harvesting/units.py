@@ -29,7 +29,12 @@ from hookline.values import map_tensors
 ON_ERROR = ("raise", "skip")
 _LONGEST = 500  # Letters of why a sample was skipped.
 MOST_OPEN = 4  # Units on their way at once: no more are lost when the process dies, however slow the disk.
-_FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)  # No fault of the sample's.
+_FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Return whether an error is no fault of the samples: torch's handler of signals raises at any line."""
+    return isinstance(error, _FATAL) or str(error).startswith("DataLoader worker")
 
 
 class Told:
@@ -222,9 +227,9 @@ class Runner:
         """Return the rows of a batch; if the model fails, of its samples one by one."""
         try:
             return [(batch, self._parts(self.passing.run(batch)))]
-        except _FATAL:
-            raise
         except Exception as error:
+            if _is_fatal(error):
+                raise
             return self._one_by_one(unit, batch, error)
 
     def _one_by_one(self, unit: Open, batch: Batch, error: Exception) -> list[tuple[Batch, list[Part]]]:
@@ -232,9 +237,9 @@ class Runner:
         for single in self.source.singles(batch):
             try:
                 found.append((single, self._parts(self.passing.run(single))))
-            except _FATAL:
-                raise
             except Exception as failure:
+                if _is_fatal(failure):
+                    raise
                 bad += 1
                 for sample in single.samples:
                     self._refuse(unit, sample, failure)
