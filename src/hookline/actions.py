@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from hookline.copies import (
     versions,
 )
 from hookline.errors import EditError, HooklineError
-from hookline.fitting import agree, as_returned, fit, put_number, returns_another_structure, takes_tensor
+from hookline.fitting import Passed, agree, as_returned, fit, put_number, returns_another_structure, takes_tensor
 from hookline.operands import Operand, plain
 from hookline.origins import is_parameter, is_private, may_move
 from hookline.parallel import Gathering, arrived, replicate, share_part, whole
@@ -329,14 +330,19 @@ class Skip:
         self.value = value
         self.check = check
 
-    def output(self, module: nn.Module | None, first: Any) -> Any:
+    @property
+    def is_traceable(self) -> bool:
+        """Whether dynamo can trace it: the shape that a number fills is not known there."""
+        return not (self.check and isinstance(self.value, Number))
+
+    def output(self, module: nn.Module | None, first: Any, passed: Passed = ((), {})) -> Any:
         """Return what is given instead of running; a module is asked whether its input can stand for its output."""
         refuse_tracers(first)
         if self.value is not NOTHING:
             plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
             if plain or not self.check or torch.compiler.is_dynamo_compiling():
                 return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
-            return as_returned(self.value, module, first)
+            return as_returned(self.value, module, first, passed)
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping
 from numbers import Number
@@ -21,10 +22,18 @@ from hookline.values import (
     children,
     describe,
     fields,
+    map_tensors,
     other_shape,
     rebuild,
     subscript_text,
 )
+
+# The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
+_KEEPING = [
+    f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
+]
+_NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
+Passed = tuple[tuple[Any, ...], dict[str, Any]]  # The arguments of a call.
 
 
 def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any:
@@ -170,10 +179,15 @@ def _filled(number: complex, old: Tensor) -> Tensor:
         raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
 
 
-def as_returned(value: Any, module: nn.Module | None, first: Any) -> Any:
-    """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that."""
+def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Passed) -> Any:
+    """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that.
+
+    Args:
+        first: The first argument of the call.
+        passed: All of them.
+    """
     plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
-    shape = _shape_returned(module, first) if plain else None
+    shape = _shape_returned(module, first, passed) if plain else None
     if shape is not None:
         dtype, device = _kind_returned(value, [first, *module.parameters()])  # type: ignore[union-attr]
         return fit(value, torch.empty(shape, dtype=dtype, device=device))
@@ -210,24 +224,42 @@ def _casts(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def _shape_returned(module: nn.Module | None, first: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of what a layer of torch.nn makes of a tensor, None if it is not known without a run."""
+def _shape_returned(module: nn.Module | None, first: Tensor, passed: Passed) -> tuple[int, ...] | None:
+    """Return the shape of what a layer of torch.nn makes of its arguments, None if it is not known without a run."""
+    shape = tuple(first.shape)
     if type(module) is nn.Sequential:
-        shape = tuple(first.shape)
         for child in module:
-            found = _shape_returned(child, torch.empty(shape, dtype=first.dtype, device="meta"))
+            between = torch.empty(shape, dtype=first.dtype, device="meta")
+            is_known = wraps_own(child.__dict__.get("forward"), child)
+            found = _shape_returned(child, between, ((between,), {})) if is_known else None
             if found is None:
                 return None
             shape = found
         return shape
-    if module is None or not type(module).__module__.startswith("torch.nn.modules.") or module._modules:
+    kind = type(module)
+    if module is None or not kind.__module__.startswith("torch.nn.modules.") or module._modules:
         return None
+    # Those that are skipped most are known without a run: one on tensors without data takes longer than the layer.
+    if kind is nn.Linear:
+        return (*shape[:-1], module.out_features)  # type: ignore[arg-type]
+    if kind is nn.Embedding:
+        return (*shape, module.embedding_dim)  # type: ignore[arg-type]
+    if kind.__module__ in _KEEPING and kind not in _NOT_KEEPING:
+        return shape
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         try:
-            output = type(module).forward(_without_data(module), _without_numbers(module, first))
-        except Exception:  # It takes more than one argument, say, or this is not what it takes.
+            args, kwargs = map_tensors(lambda tensor: _without_numbers(module, tensor), passed)
+            output = type(module).forward(_without_data(module), *args, **kwargs)
+        except Exception:  # This is not what it takes, say.
             return None
     return tuple(output.shape) if isinstance(output, Tensor) else None
+
+
+def wraps_own(forward: Any, module: nn.Module) -> bool:
+    """Whether what an instance has as its `forward` is nothing, or says that it wraps that of the class."""
+    own = type(module).forward
+    held = own if forward is None else inspect.unwrap(forward)
+    return getattr(held, "__func__", held) in (own, inspect.unwrap(own))
 
 
 def _without_data(module: nn.Module) -> nn.Module:
@@ -242,11 +274,11 @@ def _without_data(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _without_numbers(module: nn.Module, first: Tensor) -> Tensor:
+def _without_numbers(module: nn.Module, given: Tensor) -> Tensor:
     """Return a tensor of the same shape without data, of the dtype that the layer computes in."""
     dtypes = [one.dtype for one in module.parameters() if one.is_floating_point()]
-    dtype = dtypes[0] if dtypes and first.is_floating_point() else first.dtype
-    return torch.empty(tuple(first.shape), dtype=dtype, device="meta")
+    dtype = dtypes[0] if dtypes and given.is_floating_point() else given.dtype
+    return torch.empty(tuple(given.shape), dtype=dtype, device="meta")
 
 
 def returns_another_structure(module: nn.Module, first: Any) -> str:

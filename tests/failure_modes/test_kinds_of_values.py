@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,3 +215,54 @@ def test_to_know_the_shape_that_a_layer_would_return_nothing_is_run() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
     assert list(acts) == []
+
+
+class Decoder(nn.Module):
+    """Says by a second argument which shape a layer is to return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv1d(2, 2, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose1d(2, 2, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.up(self.down(x), output_size=x.shape[2:])
+
+
+def test_the_shape_that_a_skipped_layer_would_return_depends_on_all_its_arguments() -> None:
+    model, x = Decoder(), torch.ones(1, 2, 4)
+    output = model(x)
+    assert hl.run(model, x, skip={"up": output.detach()}).equal(output)
+    assert hl.run(model, x, skip={"up": 1.0}).equal(torch.ones_like(output))
+
+
+def test_a_layer_whose_forward_somebody_replaced_may_return_any_shape() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 3)))
+    x, value = torch.ones(2, 4), torch.ones(2)
+    linear = model[0][0]
+    linear.forward = lambda x: F.linear(x, linear.weight).sum(-1)
+    for site in ("0", "0.0"):
+        assert hl.run(model, x, skip={site: value}).equal(value)
+        with pytest.raises(hl.EditError, match="whose shape is not known"):
+            hl.run(model, x, skip={site: 0.0})
+    del linear.forward
+    linear.forward = functools.wraps(linear.forward)(functools.partial(type(linear).forward, linear))
+    for site in ("0", "0.0"):  # As accelerate does it: what it wraps says the shape.
+        assert hl.run(model, x, skip={site: 0.0}).equal(torch.zeros(2, 3))
+    del linear.forward
+
+
+def test_a_number_given_for_a_layer_of_a_compiled_model_fills_its_shape() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Flatten()), torch.ones(2, 4)
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    with hl.skip(model, "0", 0.5):
+        assert compiled(x).equal(torch.full((2, 3), 0.5))
+
+
+def test_the_shape_that_a_usual_layer_returns_is_known_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on tensors without data takes longer than the layer, and the first one a second."""
+    usual = [nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4, momentum=None), nn.GELU(), nn.Dropout()]
+    model, x = nn.Sequential(*usual), torch.ones(2, 4)
+    monkeypatch.setattr("hookline.fitting._without_data", pytest.fail)
+    assert hl.run(model, x, skip={str(number): 0.0 for number in range(5)}).equal(torch.zeros(2, 4))

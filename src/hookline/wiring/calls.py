@@ -16,6 +16,7 @@ from hookline.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline.context import Blocks, note_skip, open_blocks
 from hookline.errors import HooklineError
 from hookline.exchange import Exchange, private_containers
+from hookline.fitting import wraps_own
 from hookline.operands import plain
 from hookline.origins import is_private
 from hookline.ranks import is_rehearsal
@@ -194,10 +195,17 @@ def _pass_input(tap: Tap, call: Call, event: checkpoints.Event, watch: Watch | F
 def _skipped(tap: Tap, module: nn.Module, passed: arguments.Arguments, watch: Watch | Function) -> Any:
     tap.fired = True
     try:
-        known = module if not tap.site.member else None  # What is known of a module is not so of its methods.
-        return tap.action.output(known, arguments.first(passed, watch.parameters))  # type: ignore[union-attr]
+        # What is known of a class is not so of its methods, nor of a forward that somebody put on the instance.
+        known = module if not tap.site.member and _runs_own(watch, module) else None
+        return tap.action.output(known, arguments.first(passed, watch.parameters), passed)  # type: ignore[union-attr]
     except HooklineError as error:
         blame(tap.site, error)
+
+
+def _runs_own(watch: Watch | Function, module: nn.Module) -> bool:
+    """Whether the forward that would run is the class's, as far as its instance says."""
+    found = None if torch.compiler.is_dynamo_compiling() or watch.is_function else watch.found  # type: ignore[union-attr]
+    return found is None or wraps_own(found, module)
 
 
 _run_uncompiled = torch._disable_dynamo(run)  # type: ignore[attr-defined]

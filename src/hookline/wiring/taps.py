@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import Tensor, nn
 
 from hookline import operands
-from hookline.actions import NOTHING, Action, Apply, Call, Save, Set, Skip
+from hookline.actions import NOTHING, Action, Apply, Call, Save, Set
 from hookline.budget import Budget
 from hookline.context import RESTING, Blocks, Rest, acting
 from hookline.errors import EditError, HooklineError, SiteError, warn
@@ -216,7 +216,7 @@ class Tap:
             return False
         if isinstance(action, Apply):
             return not action.with_call
-        return isinstance(action, (Set, Skip)) or getattr(action, "is_traceable", False)
+        return isinstance(action, Set) or getattr(action, "is_traceable", False)
 
     def act(self, value: Any, call: Call, event: Event) -> Any:
         """Take the part that the subscripts name, give it to the action, put what comes back in its place."""
