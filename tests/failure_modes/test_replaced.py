@@ -143,6 +143,22 @@ def test_many_hooks_that_are_lost_are_told_of_together() -> None:
     hooks.remove()
 
 
+def test_hooks_say_where_they_act_when_their_module_is_elsewhere_in_the_model() -> None:
+    model = Model()
+    hooks = hl.Hooks(model)
+    hooks.patch({"body.h.0.mlp": 0.0})
+    model(X)
+    model.body.h[0].mlp = nn.Sequential(model.body.h[0].mlp, nn.Tanh())
+    with pytest.warns(hl.HooklineWarning, match="act on what was there, which is now 'body.h.0.mlp.0'; make"):
+        model(X)
+    hooks.remove()
+    hooks.edit("body.h.*", torch.neg)
+    model.body.h[0], model.body.h[1] = model.body.h[1], model.body.h[0]
+    with pytest.warns(hl.HooklineWarning, match="'body.h.0' and 1 more .* their hooks act on what was there, which is"):
+        model(X)
+    hooks.remove()
+
+
 def test_hooks_that_rested_while_their_block_was_replaced_say_so_when_they_act_again() -> None:
     model = Model()
     hooks = hl.Hooks(model)
@@ -277,6 +293,23 @@ def test_a_forward_that_is_wrapped_by_one_that_calls_it_says_nothing() -> None:
     model(X, cut=True)
     hooks.remove()
     del model.head.forward, model.body.h[0].mlp.forward
+
+
+def test_a_forward_that_is_compiled_after_it_was_hooked_says_nothing() -> None:
+    """A compiled graph counts nothing."""
+    model = Model()
+    hooks = hl.Hooks(model)
+    acts = hooks.capture("head")
+    hooks.edit("body.h.0.mlp", torch.zeros_like)
+    hooks.skip("body.h.1.mlp")
+    for layer in (model.head, model.body.h[0].mlp, model.body.h[1].mlp):
+        layer.forward = torch.compile(layer.forward, backend="eager")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(model(X), acts["head"])
+    assert all(tap.fired for tap in hooks._ledger.taps)
+    hooks.remove()
+    del model.head.forward, model.body.h[0].mlp.forward, model.body.h[1].mlp.forward
 
 
 def test_hooks_that_are_put_on_again_are_on_the_forward_that_is_there_now() -> None:

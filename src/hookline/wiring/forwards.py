@@ -31,7 +31,7 @@ _UNFOLLOWED = nullcontext()  # For a forward of which no gradient is asked.
 _is, _get = operator.is_, dict.get
 Links = tuple[tuple[list[dict[str, Any]], list[str]], list[Any]]
 UNKNOWN: Links = ([{}], [""]), [object()]  # Says that something is not where it was.
-Covered = tuple["Forward", Tap, Any]  # A tap whose shadow was replaced, and how often it had seen something then.
+Covered = tuple["Forward", Tap, Any, bool]  # A tap whose shadow was replaced, and what it had seen before a forward.
 _waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  # Innermost last.
 
 
@@ -159,6 +159,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     finally:
         for others in beside:
             others.end()
+        if covered:
+            covered = _passed_by(covered)
     if output is not STOPPED:
         if has_gradients:
             _note_backward(output, following)
@@ -255,43 +257,56 @@ def _refuse_transforms(forward: Forward) -> None:
 
 
 def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
-    """Warn of hooks that act everywhere, and whose module is not in the model any more; return those in doubt."""
+    """Warn of hooks that act everywhere, and whose module is not where it was any more; return those in doubt."""
     lost, covered = forward.link(model)
     names = Names(model)
-    replaced: dict[str, str] = {}
-    gone: dict[str, str] = {}
+    places = {id(module): name for name, module in names.once()} if lost else {}
+    told: dict[tuple[bool, bool], dict[str, tuple[str, str]]] = {}  # Those that share their fate, by their sites.
     for tap in lost:
         tap.siblings = None
-        now = names.find(tap.path)
+        now, place = names.find(tap.path), places.get(id(tap.module), "")
         what = "taken out of the model" if now is None else f"replaced by another {type(now).__name__}"
-        if now is not None:
-            replaced[f"'{tap.site}'"] = what
-        elif tap.exact or tap.missing == RAISE:  # A pattern means what is there.
-            gone[f"'{tap.site}'"] = what
+        if now is not None or tap.exact or tap.missing == RAISE:  # A pattern means what is there.
+            told.setdefault((now is None, place != ""), {})[f"'{tap.site}'"] = what, place
         if tap.record is not None:
             tap.record.clear()
             tap.record.explain(f"'{tap.site}' was {what}; make the hooks again")
-    for sites in filter(None, (replaced, gone)):
-        first, what = next(iter(sites.items()))
-        them = f"{first} was {what} while hooked, and its hooks"
+    for (is_gone, is_elsewhere), sites in told.items():
+        first, (what, place) = next(iter(sites.items()))
+        them, fate = f"{first} was {what} while hooked, and its hooks", f"act on what was there, which is now {place!r}"
         if len(sites) > 1:
-            what = what if sites is gone else "replaced by other modules"
+            what = what if is_gone else "replaced by other modules"
             them = f"{first} and {len(sites) - 1} more were {what} while hooked, and their hooks"
-        warn(f"{them} act no more; make the hooks again")
+            fate = "act on what was there, which is elsewhere in the model now"
+        warn(f"{them} {fate if is_elsewhere else 'act no more'}; make the hooks again")
     if covered:
         forward.links, forward.held = UNKNOWN  # To look again, should this forward fail or be stopped.
-    return [(forward, tap, tap.seen) for tap in covered]
+    found = [(forward, tap, tap.seen, tap.fired) for tap in covered]
+    for tap in covered:
+        tap.fired = False  # A compiled graph counts nothing, but it says that something passed.
+    return found
+
+
+def _passed_by(covered: list[Covered]) -> list[Covered]:
+    """Return those that nothing has passed since: what stands in the place of a shadow may call it, or not."""
+    found = []
+    for one in covered:
+        forward, tap, seen, fired = one
+        if tap.fired or tap.seen != seen:
+            forward.settled[tap] = tap.module.__dict__.get(tap.method)
+        else:
+            found.append(one)
+        tap.fired = tap.fired or fired
+    return found
 
 
 def _warn_of_covered(covered: list[Covered]) -> None:
     """Warn of hooks that saw nothing since somebody replaced the forward that their module had on the instance."""
-    passed_by = []
-    for forward, tap, seen in covered:
+    for forward, tap, *_ in covered:
         forward.settled[tap] = tap.module.__dict__.get(tap.method)
-        if tap.active and tap.is_covered and tap.seen == seen and tap.missing != IGNORE:
-            passed_by.append(tap)
-    for tap in passed_by:
-        warn(f"nothing passed '{tap.site}': {tap.why_covered}")
+    for _, tap, *_ in covered:
+        if tap.active and tap.is_covered and tap.missing != IGNORE:
+            warn(f"nothing passed '{tap.site}': {tap.why_covered}")
 
 
 def _warn_of_generator(tap: Tap) -> None:

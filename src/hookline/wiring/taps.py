@@ -148,7 +148,8 @@ class Tap:
     def why_covered(self) -> str:
         """Say that its shadow was replaced."""
         whose = f"{self.method!r} of this {type(self.module).__name__}"
-        return f"{whose} was replaced on the instance after the hooks were made; make the hooks again"
+        advice = "make the hooks again, unless the new one calls the old one"
+        return f"{whose} was replaced on the instance after the hooks were made; {advice}"
 
     @property
     def seen(self) -> tuple[int, int]:
