@@ -133,6 +133,23 @@ def named(more: Counts, beginnings: tuple[str, ...]) -> dict[str, int]:
     }
 
 
+def test_blocks_that_come_and_go_beside_hooks_that_stay_look_through_nothing(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    hooks = hl.Hooks(model)
+    hooks.capture("**")
+    x = torch.ones(2, 4)
+    model(x)
+    monkeypatch.setattr("hookline.wiring.forwards.departed", pytest.fail)
+    for _ in range(2):
+        with hl.capture(model, "0"):
+            model(x)
+        model(x)
+        with hl.edit(model, "1", torch.neg):
+            model(x)
+        model(x)
+    hooks.remove()
+
+
 @pytest.mark.parametrize("name", HOT)
 def test_the_hot_path_is_one_function(name):
     more, hooks = hot(name)

@@ -159,6 +159,19 @@ def test_hooks_say_where_they_act_when_their_module_is_elsewhere_in_the_model() 
     hooks.remove()
 
 
+def test_hooks_that_are_added_to_one_on_the_model_itself_say_when_theirs_is_replaced() -> None:
+    model = Model()
+    hooks = hl.Hooks(model)
+    hooks.capture("")
+    model(X)
+    hooks.patch({"body.h.0.mlp": 0.0})
+    model(X)
+    _replace_block(model)
+    with pytest.warns(hl.HooklineWarning, match="'body.h.0.mlp' was replaced"):
+        model(X)
+    hooks.remove()
+
+
 def test_hooks_that_rested_while_their_block_was_replaced_say_so_when_they_act_again() -> None:
     model = Model()
     hooks = hl.Hooks(model)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from contextvars import ContextVar
+from itertools import compress
 from types import FrameType
 from typing import Any
 
@@ -51,6 +52,7 @@ class Forward:
         self.active: dict[Tap, None] = {}  # Those that act everywhere.
         # Who holds their modules and shadows, under which names; and what was there when it was last looked through.
         self.links, self.held = UNKNOWN
+        self.linked: list[Tap | None] = []  # Whose shadow each of these is, if it is one.
         self.settled: dict[Tap, Any] = {}  # What stands where a shadow did, once it is known whether it calls that.
         self.parents: list[Children] = []  # Of patterns: the children of all modules, and how many.
         self.sizes: list[int] = []
@@ -71,15 +73,29 @@ class Forward:
         """Whether every module and shadow is where it was. It is asked before each forward: no bytecode for any."""
         return all(map(_is, map(_get, *self.links), self.held))
 
+    def is_relinked(self) -> bool:
+        """Whether only shadows of our own were exchanged, as other hooks came and went: those are noted."""
+        links = self.links
+        if links is UNKNOWN[0]:
+            return False
+        held = list(map(_get, *links))
+        changed = compress(self.linked, map(operator.is_not, held, self.held))
+        if any([tap is None or tap.is_covered for tap in changed]):
+            return False
+        if links is self.links:  # Else another thread has looked through all of it.
+            self.held = held
+        return True
+
     def link(self, model: nn.Module) -> tuple[list[Tap], list[Tap]]:
         """Note where all is; return the taps whose module has left the model, and those whose shadow was replaced."""
         taps = list(self.active)  # Another thread may add to them meanwhile.
         lost = departed(taps, model)
-        links = [link for path in {tap.path for tap in taps} for link in way_to(path, model)]
+        links: list[Any] = [(*link, None) for path in {tap.path for tap in taps} for link in way_to(path, model)]
         shadowed = [tap for tap in taps if tap.watch is not None and not tap.holders]
-        links += [(tap.module.__dict__, tap.method, tap.module.__dict__.get(tap.method)) for tap in shadowed]
+        links += [(tap.module.__dict__, tap.method, tap.module.__dict__.get(tap.method), tap) for tap in shadowed]
         each = {(id(link[0]), link[1]): link for link in links}.values()  # Ways share their beginnings.
-        self.links, self.held = ([link[0] for link in each], [link[1] for link in each]), [link[2] for link in each]
+        holders, keys, held, self.linked = map(list, zip(*each, strict=True)) if each else ([], [], [], [])
+        self.links, self.held = (holders, keys), held
         covered = [tap for tap in shadowed if tap.is_covered and tap not in lost]
         return lost, [tap for tap in covered if self.settled.get(tap) is not tap.module.__dict__.get(tap.method)]
 
@@ -135,7 +151,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
         if forward.stops:
             waiting |= forward.left(here)
             _refuse_stage(chunk, waiting)
-        if forward.active and not forward.is_linked():
+        if forward.active and not forward.is_linked() and not forward.is_relinked():
             covered += _look_through(forward, tap.module)
         if forward.parents and tap.active and forward.has_grown() and forward.owner is not None:
             forward.owner.warn_of_new()
