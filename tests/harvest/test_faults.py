@@ -174,6 +174,18 @@ def test_a_loader_s_process_that_dies_while_it_is_read_from_is_named(tmp_path, m
         hl.harvest(small.model, loader, *small.SITES, **small.options(tmp_path / "store", batch_size=None))
 
 
+def unreachable(_):
+    raise ConnectionRefusedError("no data base here")
+
+
+def test_a_loader_s_process_that_fails_at_its_start_is_not_said_to_have_died(tmp_path):
+    loader = DataLoader(
+        small.Sentences(), batch_size=2, collate_fn=small.Sentences().collate, num_workers=1, worker_init_fn=unreachable
+    )
+    with pytest.raises(ConnectionRefusedError, match="no data base here"):
+        hl.harvest(small.model, loader, *small.SITES, **small.options(tmp_path / "store", batch_size=None))
+
+
 def test_the_error_that_torch_raises_in_the_middle_of_a_forward_is_not_taken_for_the_model_s(tmp_path):
     forwards = itertools.count()
 

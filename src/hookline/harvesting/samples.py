@@ -167,6 +167,8 @@ class Samples:
             for batch in loader:
                 yield coming.popleft(), batch
         except (ConnectionError, EOFError) as error:  # torch was just reading from that process.
+            if str(error).startswith("Caught "):  # No: its worker_init_fn, say, failed there, and torch says so.
+                raise
             raise RuntimeError(
                 f"a DataLoader worker died while a batch was read from it ({error!r}); "
                 "once its cause is mended, the same call goes on where it stopped"

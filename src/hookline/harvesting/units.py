@@ -33,7 +33,7 @@ _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Return whether an error is no fault of the samples: torch's handler of signals raises at any line."""
+    """Return whether the samples can't have caused an error: torch's handler of signals raises at any line."""
     return isinstance(error, _FATAL) or str(error).startswith("DataLoader worker")
 
 
