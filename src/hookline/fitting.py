@@ -205,19 +205,23 @@ def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Passed
     return copy_all(value)
 
 
-def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype | None, torch.device]:
+def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and device of what a layer returns: those of the value, if its input or a weight has them.
 
     A norm may return its input's dtype or its weights', and what moves layers between devices may leave them on either.
     Autocast and layers that take whole numbers choose the dtype themselves.
     """
     devices = [source.device for source in sources]
-    dtypes = [source.dtype for source in sources if source.is_floating_point()]
+    dtypes = [source.dtype for source in sources if _has_fractions(source)]
     if not isinstance(value, Tensor):
-        return (dtypes[0] if dtypes else None), devices[0]
+        return (dtypes[0] if dtypes else sources[0].dtype), devices[0]
     device = value.device if value.device in devices else devices[0]
     is_free = not dtypes or value.dtype in dtypes or _casts(device)
     return (value.dtype if is_free else dtypes[0]), device
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _casts(device: torch.device) -> bool:
@@ -276,8 +280,8 @@ def _without_data(module: nn.Module) -> nn.Module:
 
 def _without_numbers(module: nn.Module, given: Tensor) -> Tensor:
     """Return a tensor of the same shape without data, of the dtype that the layer computes in."""
-    dtypes = [one.dtype for one in module.parameters() if one.is_floating_point()]
-    dtype = dtypes[0] if dtypes and given.is_floating_point() else given.dtype
+    dtypes = [one.dtype for one in module.parameters() if _has_fractions(one)]
+    dtype = dtypes[0] if dtypes and _has_fractions(given) else given.dtype
     return torch.empty(tuple(given.shape), dtype=dtype, device="meta")
 
 

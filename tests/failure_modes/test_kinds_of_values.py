@@ -217,6 +217,14 @@ def test_to_know_the_shape_that_a_layer_would_return_nothing_is_run() -> None:
     assert list(acts) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.complex64])
+def test_a_number_given_for_a_layer_takes_the_dtype_that_it_would_return(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 3, 4, dtype=dtype)
+    assert hl.run(nn.Sequential(nn.Flatten()), x, skip={"0": 0 if dtype != torch.bool else False}).dtype == dtype
+    if dtype.is_complex:
+        assert hl.run(nn.Sequential(nn.Linear(4, 2, dtype=dtype)), x, skip={"0": 0.5}).dtype == dtype
+
+
 class Decoder(nn.Module):
     """Says by a second argument which shape a layer is to return."""
 
