@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import CodeType
 
 from torch import Tensor, nn
@@ -200,15 +199,23 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
         resting = _why_adapter_rests(path.rpartition(".")[2], found) if isinstance(parent, nn.ModuleDict) else ""
         if resting:
             return f": {resting} at '{name}'. Hook '{name}' itself, or run the model with this adapter."
-    if _calls_no_forward(type(module).__call__):
+    if _calls_no_forward(type(module)):
         return f": {type(module).__name__} has a __call__ of its own, which does not call forward."
     return ""
 
 
-def _calls_no_forward(call: Callable[..., object]) -> bool:
-    """Whether a `__call__` is known to leave forward out: no name in its code could lead there."""
-    code = getattr(inspect.unwrap(call), "__code__", None)
-    return code is not None and not _LEADS_TO_FORWARD & _names_in(code)
+def _calls_no_forward(kind: type[nn.Module]) -> bool:
+    """Whether `__call__` of a class is known to leave forward out: no name in its code leads there, by any method."""
+    known = {"__call__"}
+    waiting = [kind.__call__]
+    while waiting:
+        code = getattr(inspect.unwrap(waiting.pop()), "__code__", None)
+        if code is None or (names := _names_in(code)) & _LEADS_TO_FORWARD:
+            return False
+        found = [getattr(kind, name, None) for name in names - known]
+        waiting += [one for one in found if inspect.isroutine(one)]
+        known |= names
+    return True
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -219,6 +219,9 @@ class OwnCall(nn.Module):
     """A `__call__` that does without forward."""
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.shift(x.float())
+
+    def shift(self, x: Tensor) -> Tensor:
         return x + 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,7 +268,17 @@ class CallThroughFunction(nn.Linear):
         return run()
 
 
-@pytest.mark.parametrize("kind", [CallThroughSuper, CallThroughFunction])
+class CallThroughMethod(nn.Linear):
+    """A `__call__` that calls forward by another method."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+    def run(self, x: Tensor) -> Tensor:
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("kind", [CallThroughSuper, CallThroughFunction, CallThroughMethod])
 def test_a_call_that_leads_to_forward_is_not_given_as_the_reason(kind: type[nn.Linear]) -> None:
     model = Branching()
     model.right = kind(4, 4)
