@@ -621,11 +621,29 @@ def test_an_error_can_be_sent_to_another_process():
     assert error.stats["root"].nan > 0
 
 
-def test_a_value_inside_a_transform_is_passed_over():
+def test_a_bad_value_inside_grad_is_found():
     model = mlp()
     with hl.watch(model):
-        torch.func.vmap(model)(X)
         torch.func.grad(lambda x: model(x).sum())(X)
+    with pytest.raises(hl.BadValue, match="':inputs' got NaN"), hl.watch(model):
+        torch.func.grad(lambda x: model(x).sum())(X * NAN)
+
+
+def test_values_inside_vmap_are_passed_over_and_that_is_said_once():
+    model = mlp()
+    said = "passes inside a torch.func transform: a watch keeps no statistics there, and inside vmap it does not notice"
+    with pytest.warns(hl.HooklineWarning, match=said) as warned, hl.watch(model):
+        torch.func.vmap(model)(X * NAN)
+        torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(X * NAN)
+    assert len(warned) == 1
+
+
+def test_statistics_leave_out_what_passes_inside_a_transform():
+    model = mlp().eval()
+    with pytest.warns(hl.HooklineWarning, match="keeps no statistics there"), hl.watch(model, every=1) as watch:
+        torch.func.vmap(model)(X)
+        model(X)
+    assert watch.log['["rms"]'] > 0
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,10 @@ class Check:
         """Look at plain numbers now, or note on their device what is to be read later."""
         watcher = self.watcher
         if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
-            watcher.note(self.site if call is None else call.site, plain)
+            if peek_interpreter_stack() is None:
+                watcher.note(self.site if call is None else call.site, plain)
+            else:
+                watcher.pass_over(self.site)
         if watcher.waits(plain):
             site = self.site if call is None else call.site
             note = Note(site, number, self.rule, False, describe(plain))
@@ -126,7 +129,8 @@ class Check:
         except RuntimeError:
             if peek_interpreter_stack() is None:
                 raise
-            return  # A value inside vmap or grad has no numbers that can be read.
+            watcher.pass_over(self.site)
+            return
         if is_fine:
             return
         finding = examine(plain, self.rule)
@@ -153,7 +157,14 @@ class Check:
             if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
                 watcher.check()
             return
-        if is_suspicious(plain, self.rule.limit):
+        try:
+            is_fine = not is_suspicious(plain, self.rule.limit)
+        except RuntimeError:
+            if peek_interpreter_stack() is None:
+                raise
+            watcher.pass_over(self.site)
+            return
+        if not is_fine:
             self._judge_gradient(plain, gradient, number, site or self.site._replace(port="grad_output"))
         watcher.arrived = (self, number)
 
@@ -194,7 +205,7 @@ def _version(tensor: Tensor) -> int:
 
 def _index(value: Any, plain: Tensor) -> str:
     """Return which tensor of a value these numbers are of, as a subscript; nothing if the value is one."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or peek_interpreter_stack() is not None:  # Inside a transform nothing has an address.
         return ""
     for subscripts, tensor in zip(places(value), leaves(value), strict=True):
         found = numbers_in(tensor)

@@ -1,4 +1,4 @@
-"""What a watch says at the end of its block if it saw nothing of what ran there, or not all of it."""
+"""What a watch says if it saw nothing of what ran in its block, or not all of it."""
 
 from __future__ import annotations
 
@@ -56,3 +56,11 @@ def warn_of_no_steps(hooks: Hooks, model: nn.Module, forwards: int, is_trained: 
     else:
         return
     warn(f"no statistics were kept: {why}; {remedy}")
+
+
+def warn_of_transform(site: Site) -> None:
+    """Warn of a value that passes inside a torch.func transform."""
+    warn(
+        f"'{site}' passes inside a torch.func transform: a watch keeps no statistics there, and inside vmap it does "
+        "not notice a bad value; watch a run without the transform"
+    )

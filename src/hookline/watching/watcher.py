@@ -28,7 +28,7 @@ from hookline.watching.flags import Flags
 from hookline.watching.logs import Statistics
 from hookline.watching.places import Check
 from hookline.watching.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
-from hookline.watching.silence import warn_if_by_itself, warn_if_missed, warn_of_no_steps
+from hookline.watching.silence import warn_if_by_itself, warn_if_missed, warn_of_no_steps, warn_of_transform
 from hookline.watching.steps import Steps, span
 from hookline.watching.targets import targets_of
 from hookline.where import Where
@@ -88,6 +88,7 @@ class Watcher:
         self._has_looked = False  # Whether the gradients of the parameters were looked at after the last backward.
         self._is_announced = False  # Whether a pass has begun, in which the model itself may be called or not.
         self._is_training = False  # Whether the pass that runs began with gradients.
+        self._passes_over = False  # Whether it has warned of a torch.func transform.
         self._is_waiting = False  # Whether a forward that may yet be trained with is to be counted.
         self._is_trained = False  # Whether forwards have begun as those of training do.
         self._steps_before = self.steps
@@ -285,6 +286,12 @@ class Watcher:
         is_waiting, self._is_waiting = self._is_waiting, False
         if is_waiting and not self.steps_taken.trains:
             self._count()
+
+    def pass_over(self, site: Site) -> None:
+        """Warn, once, of a value of a torch.func transform: inside vmap it has no numbers that can be read."""
+        if not self._passes_over:
+            self._passes_over = True
+            warn_of_transform(site)
 
     # What is bad.
 
