@@ -15,6 +15,7 @@ from hookline.sites import Site
 from hookline.values import leaves
 
 _MAY_EXPORT = hasattr(torch.compiler, "_is_exporting_flag")
+_MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
 
 
 def refuse_opening() -> None:
@@ -29,6 +30,8 @@ def refuse_opening() -> None:
 
 def _is_traced() -> bool:
     if torch._C._get_tracing_state() is not None:
+        return True
+    if not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(_MAKE_FX) is not None:
         return True
     # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
     return _MAY_EXPORT and torch.compiler._is_exporting_flag

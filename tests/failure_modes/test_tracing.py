@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookline as hl
 from tests.failure_modes.states import state_of
@@ -189,6 +190,15 @@ def test_symbolic_tracing_under_hooks_is_refused(kind: str) -> None:
     assert len(acts) == 0
     assert state_of(model) == before
     assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["patch", "edit", "capture"])
+def test_tracing_of_operators_under_hooks_is_refused(kind: str) -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    hooks = {"patch": {"0": 0.0}, "edit": {"0": torch.neg}, "capture": "0"}[kind]
+    with pytest.raises(hl.HooklineError, match="being traced or exported, and the result would keep the hooks"):
+        hl.run(make_fx(model), x, model=model, **{kind: hooks})
+    assert torch.equal(make_fx(model)(x)(x), model(x))
 
 
 def test_a_traced_graph_module_is_a_model_like_any_other() -> None:
