@@ -135,7 +135,8 @@ def _refuse_tensor(path: str, module: nn.Module, tensor: Tensor) -> None:
     if isinstance(module, nn.RNNBase):
         kind = type(module).__name__
         raise SiteError(
-            f"{path!r}: {kind} keeps its weights in a list of its own, and what is read here would stay there"
+            f"{path!r}: {kind} keeps its weights in a list of its own, and what is read here would stay there; "
+            "hook the module itself"
         )
     if is_lazy(tensor):
         raise SiteError(f"{path!r} has no shape yet: run the model once, then hook it")

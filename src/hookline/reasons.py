@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from types import CodeType
 
+import torch
 from torch import Tensor, nn
 
 from hookline.errors import did_you_mean
@@ -144,8 +145,9 @@ def _why_not_taken(tap: Tap, model: nn.Module) -> str:
     times = _times(tap, model)
     if isinstance(tap.module, nn.RNNBase):
         return f"{type(tap.module).__name__} keeps its weights in a list of its own, and does not read them by name"
+    why = why_not_called(tap.path, tap.module, model)
     if not tap.function:
-        return f"it was not read in {times}"
+        return f"it was not read by its name, as in self.{key}, in {times}{why}"
     ran = list(tap.ran or {})
     if tap.often:
         return (
@@ -157,7 +159,10 @@ def _why_not_taken(tap: Tap, model: nn.Module) -> str:
         return f"{tap.function!r} did not take it{did_you_mean(tap.function, ran) or '; what did: ' + ', '.join(ran)}"
     if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
         return f"it is a {type(tensor).__name__}, whose operations can't be followed; ':param' works"
-    return f"no operation took it in {times}{why_not_called(tap.path, tap.module, model)}"
+    if tensor is not None and tensor.layout is not torch.strided:
+        return "it is a sparse tensor, whose operations can't be followed; ':param' works"
+    seen = f"; only those on what self.{key} reads are seen, and none inside a scripted function"
+    return f"no operation took it in {times}{why or seen}"
 
 
 def _advised(path: str, module: nn.Module, model: nn.Module) -> str:
@@ -177,6 +182,8 @@ def _advised(path: str, module: nn.Module, model: nn.Module) -> str:
 
 def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
     """Say why a module of this model is not called, as far as it can be known, or nothing."""
+    if is_scripted(module):
+        return ": it is compiled by torch.jit, and can't be seen. Hook what calls it."
     names = Names(model)
     now = names.find(path)
     if now is not None and now is not module:
@@ -190,10 +197,6 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
         return f": MultiheadAttention reads its weight directly. Capture {whole} instead."
     above = [(name, names.find(name)) for name in _prefixes(path)]
     for name, found in above:
-        if found is not None and is_scripted(found):
-            return (
-                f": '{name}' is compiled by torch.jit, and nothing inside its graph can be seen. Hook '{name}' itself."
-            )
         if isinstance(found, (nn.TransformerEncoderLayer, nn.TransformerEncoder)) and found is not module:
             return f": {type(found).__name__} {_FAST_PATH}"
         resting = _why_adapter_rests(path.rpartition(".")[2], found) if isinstance(parent, nn.ModuleDict) else ""

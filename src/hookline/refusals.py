@@ -82,6 +82,6 @@ def refuse_tangent(tensor: Tensor) -> None:
     """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise HooklineError(
-            "a tangent of forward-mode AD can't outlive its level; take it with "
+            "a tangent of forward-mode AD can't outlive its level; beside detach=False, take it with "
             "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"
         )

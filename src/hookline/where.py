@@ -250,8 +250,16 @@ def _with_methods(place: Found) -> list[Found]:
 
 def _refuse_blind(path: str, module: nn.Module, site: Site | None = None) -> None:
     if is_scripted(module):
-        raise SiteError(f"{path!r} is compiled by torch.jit, and nothing inside its graph can be seen; hook its parent")
+        raise SiteError(
+            f"{path!r} is compiled by torch.jit, and nothing inside its graph can be seen; "
+            "hook the module that calls it, or the model before it is compiled"
+        )
     if is_container(module):
+        if type(module).__call__ is not nn.Module.__call__:
+            kind = type(module).__name__
+            raise SiteError(
+                f"{path!r} is a {kind}, whose own __call__ can't be seen: it has no forward; hook what it calls"
+            )
         index, subscripts = (site.index, site.subscripts) if site is not None else ("", ())
         below = f"; did you mean {in_list(path, module, index, subscripts)!r}?" if children_of(module) else ""
         raise SiteError(f"{path!r} is a {type(module).__name__}, which is never called{below}")

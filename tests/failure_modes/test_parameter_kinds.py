@@ -253,3 +253,29 @@ def test_a_lazy_module_is_seen_on_its_first_call_or_says_why_not_and_becomes_wha
         model(x)
     assert len(acts) == 1
     assert type(model[0]) is nn.Linear
+
+
+def test_an_operation_on_a_sparse_buffer_is_said_to_be_out_of_sight() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("links", torch.eye(3).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.links @ x
+
+    with pytest.raises(
+        hl.NeverFired, match="'links/matmul'.*sparse tensor, whose operations can't be followed; ':param"
+    ):
+        hl.run(Sparse(), torch.ones(3, 2), capture="links/matmul")
+
+
+def test_a_parameter_that_is_read_past_its_name_is_explained() -> None:
+    class Past(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self._parameters["weight"].T
+
+    with pytest.raises(hl.NeverFired, match="'weight:param'.*it was not read by its name, as in self.weight"):
+        hl.run(Past(3, 3), torch.ones(2, 3), capture="weight:param")
+    with pytest.raises(hl.NeverFired, match="no operation took it.*only those on what self.weight reads are seen"):
+        hl.run(Past(3, 3), torch.ones(2, 3), capture="weight/matmul")

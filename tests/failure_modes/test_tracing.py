@@ -180,6 +180,12 @@ def test_an_exported_model_is_exact_once_the_block_is_left_and_names_what_it_los
     assert torch.equal(acts[""], output)
 
 
+@pytest.mark.parametrize("jit", JIT)
+def test_a_scan_says_which_modules_are_compiled_by_torch_jit(jit: str) -> None:
+    scan = hl.scan(nn.Sequential(JIT[jit](mlp())), torch.ones(2, 4))
+    assert "it is compiled by torch.jit, and can't be seen. Hook what calls it." in scan["0"].hazards
+
+
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_symbolic_tracing_under_hooks_is_refused(kind: str) -> None:
     """E09"""

@@ -255,7 +255,16 @@ def test_a_captured_dual_tensor_is_its_primal_value_and_the_tangent_goes_on() ->
 def test_a_dual_tensor_kept_with_its_graph_does_not_lose_its_tangent_in_silence() -> None:
     """E22: the tangent ends with its level."""
     model, x, direction = mlp(), torch.randn(3, 4), torch.randn(3, 4)
-    with pytest.raises(hl.HooklineError, match=r"'0'.*tangent"), forward_ad.dual_level():
+    with pytest.raises(hl.HooklineError, match=r"'0'.*tangent.*beside detach=False"), forward_ad.dual_level():
         dual = forward_ad.make_dual(x, direction)
         with hl.capture(model, "0", detach=False):
             model(dual)
+
+
+def test_the_remedy_for_a_tangent_works() -> None:
+    model, x, direction = mlp(), torch.randn(3, 4), torch.randn(3, 4)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, direction)
+        with hl.capture(model, "0", detach=False, transform=lambda v: forward_ad.unpack_dual(v).tangent) as acts:
+            model(dual)
+    torch.testing.assert_close(acts["0"], direction @ model[0].weight.T)

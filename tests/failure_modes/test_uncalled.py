@@ -244,6 +244,16 @@ def test_a_class_whose_own_call_does_without_forward_is_explained() -> None:
         hl.run(nn.Sequential(OwnCall()), torch.ones(2), capture="0")
 
 
+class CallAlone(nn.Module):
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_a_class_with_a_call_and_no_forward_is_not_said_to_be_never_called() -> None:
+    with pytest.raises(hl.SiteError, match="'0' is a CallAlone, whose own __call__ can't be seen: it has no forward"):
+        hl.capture(nn.Sequential(CallAlone()), "0")
+
+
 def test_a_class_whose_own_call_uses_forward_is_seen() -> None:
     """B10"""
     output, acts = hl.run(nn.Sequential(CallThroughForward()), torch.ones(2), capture="0")

@@ -363,7 +363,8 @@ class Arrival:
         part = (torch._C._current_graph_task_id(), number)
         if part in self.came and not (self.action.observes and getattr(self.action, "transform", None) is None):
             raise HooklineError(
-                "the gradient comes in two parts, since the value is used and then overwritten in place"
+                "the gradient comes in two parts, since the value is used and then overwritten in place; it can be "
+                "captured whole, without a transform; to change it, hook the module that the value comes from"
             )
         self.came.add(part)
 
