@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline.actions import Call
@@ -245,3 +246,50 @@ def test_a_gradient_edit_that_stays_warns_at_once() -> None:
     with pytest.warns(hl.HooklineWarning, match="can get no gradient: torch.no_grad is on"), torch.no_grad():
         model(x)
     hooks.remove()
+
+
+@pytest.mark.parametrize("opened", ["around the backward", "in the function"])
+def test_a_model_that_a_gradients_function_calls_is_captured(opened: str) -> None:
+    model, x = model_and_input()
+    other, _ = model_and_input()
+    seen = []
+
+    def correct(gradient: Tensor) -> Tensor:
+        if opened == "in the function":
+            _, acts = hl.run(other, x, capture="0")
+            seen.append(acts["0"])
+        else:
+            other(x)
+        return gradient
+
+    with hl.capture(other, "0", keep="all") as acts, hl.edit(model, "0:grad_output", correct):
+        loss_of(model(x)).backward()
+    assert torch.equal(acts["0"], other[0](x))
+    assert len(acts.calls("0")) == 1
+    assert [value.tolist() for value in seen] == [acts["0"].tolist()] * len(seen)
+
+
+def test_a_checkpointed_model_in_a_gradients_function_is_captured_once() -> None:
+    model, x = model_and_input()
+    other = nn.Sequential(nn.Linear(4, 4))
+
+    def correct(gradient: Tensor) -> Tensor:
+        with torch.enable_grad():
+            checkpoint(other, x, use_reentrant=False).sin().sum().backward()
+        return gradient
+
+    with hl.capture(other, "0", keep="all") as acts, hl.edit(model, "0:grad_output", correct):
+        loss_of(model(x)).backward()
+    assert len(acts.calls("0")) == 1
+
+
+def test_a_model_that_runs_only_in_a_backward_says_that_nothing_was_captured() -> None:
+    model, x = model_and_input()
+    other, _ = model_and_input()
+    loss = loss_of(model(x))
+    loss.register_hook(lambda _: other(x).sum() * 0)
+    with pytest.raises(
+        hl.NeverFired, match="'0' was passed over: it ran in a backward, where a forward is taken for a"
+    ):
+        with hl.capture(other, "0"):
+            loss.backward()

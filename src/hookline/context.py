@@ -22,6 +22,7 @@ from torch import nn
 
 Blocks = frozenset[object]
 
+_current_graph_task = torch._C._current_graph_task_id
 RESTING: object = object()  # In the set while any `Rest` is: the hot path looks for this alone.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
@@ -147,6 +148,7 @@ class Rest:
     def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
         self.blocks = blocks
         self.is_of_user = model is not None  # Else hookline itself runs the model.
+        self.backward = _current_graph_task()  # The backward that the function is called in, or -1.
         self._model = model
         self._modules: set[int] | None = None
 
@@ -157,6 +159,12 @@ class Rest:
         if self._modules is None:
             self._modules = {id(one) for one in self._model.modules()} | {id(self._model)}
         return id(module) in self._modules
+
+
+def is_called_in_backward(here: Blocks) -> bool:
+    """Whether a function of a hook at a gradient runs here. What it runs is not a recomputation."""
+    task = _current_graph_task()
+    return RESTING in here and any(isinstance(rest, Rest) and rest.backward == task for rest in here)
 
 
 def acting(blocks: Blocks, active: bool, module: nn.Module, here: Blocks) -> bool:

@@ -18,7 +18,7 @@ from hookline import living, offload
 from hookline.actions import Save, Skip, Stop
 from hookline.context import RESTING, Token, close_block, not_left, open_blocks, overlap
 from hookline.errors import HooklineError, Line, NeverFired, is_given_up, is_thrown_away, line_text, user_line, warn
-from hookline.reasons import RESTED, fused_instead, ran_elsewhere, why_never_fired
+from hookline.reasons import RECOMPUTED, RESTED, fused_instead, ran_elsewhere, why_never_fired
 from hookline.records import EMPTY, Record, Session
 from hookline.refusals import refuse_opening
 from hookline.sites import Site
@@ -331,8 +331,8 @@ class Ledger:
         ran = session.any_forward or (not session.failed and was_called)
         messages = []
         if not ran and failed is None and not session.failed:
-            if session.rested:
-                return _tell(missing, RESTED)
+            if session.rested or session.recomputed:
+                return _tell(missing, RESTED if session.rested else RECOMPUTED)
             # No forward, no complaint.
             return _tell(missing, f"was passed over: {ran_elsewhere(self.model)}") if session.others.ran else []
         if self.forward.stops and ran and not session.since:

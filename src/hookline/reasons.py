@@ -33,6 +33,10 @@ RESTED = (
     "was passed over: it ran inside a function of a hook on the same model, whose hooks rest meanwhile; "
     "open the block inside that function"
 )
+RECOMPUTED = (
+    "was passed over: it ran in a backward, where a forward is taken for a recomputation; run it after backward(), or "
+    "in a function of a hook at a gradient"
+)
 
 
 def ran_elsewhere(model: nn.Module) -> str:

@@ -59,6 +59,7 @@ class Session:
     missed = False  # Whether subscripts selected nothing of what passed.
     backward = False  # Whether one went through what the model returned; noted where gradients are changed.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
+    recomputed = False  # Whether captures were passed over in a backward, where a forward is a recomputation.
     told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
     generator: Generating | None = None  # Whose block it is, if one opened it.
     called = ""  # What hl.run called that did not call the model itself.
@@ -78,7 +79,7 @@ class Session:
         """Count anew, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
-        self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = False
+        self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = self.recomputed = False
         self.over = self.called = ""
         self.generator = None
         self.others = Others()

@@ -13,7 +13,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hookline import operands, origins
 from hookline.actions import NOTHING, Apply, Call, Skip, Stop
-from hookline.context import Blocks, note_skip, open_blocks
+from hookline.context import Blocks, is_called_in_backward, note_skip, open_blocks
 from hookline.errors import HooklineError
 from hookline.exchange import Exchange, private_containers
 from hookline.fitting import wraps_own
@@ -54,7 +54,7 @@ def _run(
 ) -> Any:
     here = open_blocks.get()
     refuse_tracing()
-    if around and _current_graph_task() == -1:
+    if around and (_current_graph_task() == -1 or is_called_in_backward(here)):
         following = forwards.following(around, here)
         if following:
             token = origins.begin(module, args, kwargs)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint
 
-from hookline.context import Blocks, open_blocks
+from hookline.context import Blocks, is_called_in_backward, open_blocks
 from hookline.errors import HooklineError
 from hookline.exchange import Exchange
 from hookline.records import ticks
@@ -137,7 +137,7 @@ class Replay:
 
 def event_of(called: Any, taps: Iterable[Tap], here: Blocks, count: Callable[[Tap], Count] = Tap.next_call) -> Event:
     """Return this call of a module, a method or an operation on a parameter: which of its taps act on it."""
-    if _current_graph_task() != -1:
+    if _current_graph_task() != -1 and not (is_called_in_backward(here) and any([tap.acts(here) for tap in taps])):
         return _event_again(called, taps)
     acting = []
     changes = False
@@ -177,6 +177,8 @@ def _event_again(called: Any, taps: Iterable[Tap]) -> Event:
             return Event([])  # Torch recomputes what no hook of ours took part in.
         # On CUDA backward runs on a thread of autograd's own, where no block is open: any block counts.
         open_taps = [tap for tap in taps if (tap.active or tap.blocks) and tap.changes and not tap.site.is_gradient]
+        for tap in taps:
+            tap.session.recomputed = tap.session.recomputed or not tap.changes
         for tap in open_taps:
             if tap.wanted_call is not None:
                 raise HooklineError(
