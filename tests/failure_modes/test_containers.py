@@ -503,3 +503,22 @@ def test_a_container_is_as_it_was_after_a_ctrl_c_at_any_moment() -> None:
                 sys.setprofile(None)
         assert given[0] is held, f"after the call of function {moment}"
     assert moment > 50
+
+
+def test_a_change_of_gradients_that_leaves_a_tensor_out_warns() -> None:
+    class Appends(nn.Module):
+        def forward(self, values: list[Tensor]) -> list[Tensor]:
+            values.append(values[0] * 2)
+            return values
+
+    model, x = Appends(), torch.ones(2, requires_grad=True)
+    with pytest.warns(hl.HooklineWarning, match="':grad_output' is changed only in part.*others hold the list") as said:
+        with hl.patch(model, {":grad_output": 0.0}):
+            sum(model([x * 1])).sum().backward()
+    assert len(said) == 1
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0]  # The second tensor's part is 0, and the first's passes.
+    with hl.patch(model, {":grad_output[1]": 0.0}):
+        sum(model([x * 1])).sum().backward()
+    with hl.capture(model, ":grad_output"):
+        sum(model([x * 1])).sum().backward()

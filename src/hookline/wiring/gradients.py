@@ -39,6 +39,7 @@ from hookline.wiring.taps import IGNORE, RAISE, TOGETHER, Tap, blame
 
 Hook = Callable[[Tensor], Tensor | None]
 Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
+_HELD = "others hold the list, dict or object that it is in, so nothing can follow it there"
 _SOME_TENSOR = torch.empty(0)  # Stands for any in the structure of a value.
 
 
@@ -200,6 +201,7 @@ def _watch_part(
         return
     arrival = Arrival(tap, part, subscripts, rest, call, event)
     followed: set[int] = set()  # A tensor that is there twice is followed once.
+    is_whole = True
 
     # The next tap follows the same tensors, so that taps act in their order.
     own = event.followed.setdefault(tap.site.port == "grad_output", [])
@@ -217,6 +219,7 @@ def _watch_part(
             known = aliases[id(tensor)][1] if tap.star and id(tensor) in aliases else tensor
             taken = known if any([known is other for other in own]) else alias(tensor)
             if taken is None:
+                is_whole = False
                 continue
             passed = taken
             passed.register_hook(hook)
@@ -226,14 +229,14 @@ def _watch_part(
         if passed is not tensor:
             aliases[id(tensor)] = tensor, passed
     if not followed:
-        _say_problem(
-            tap,
-            call.site,
-            subscripts,
-            "others hold the list, dict or object that it is in, so nothing can follow it there",
+        _say_problem(tap, call.site, subscripts, _HELD)
+        return
+    tap.fired = True
+    if not (is_whole or tap.action.observes or tap.has_warned or tap.missing == IGNORE):
+        tap.has_warned = True
+        warn(
+            f"'{call.site}' is changed only in part. A tensor of it can get no gradient: {_HELD}; name the other parts"
         )
-    else:
-        tap.fired = True
 
 
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
