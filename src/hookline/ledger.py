@@ -30,7 +30,7 @@ from hookline.wiring.forwards import Forward, departed
 from hookline.wiring.modules import attach, attached_to, detach, following
 from hookline.wiring.taps import IGNORE, NO_BLOCKS, RAISE, TOGETHER, Tap
 
-NOT_YET = "nothing has passed here since the block was entered; what is there is of an earlier one"
+NOT_YET = "nothing passed '{site}' in this block; the stored value is from an earlier one"
 REMOVED = "nothing passed '{site}' before its hook was removed"  # The site is put in when somebody reads it.
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 

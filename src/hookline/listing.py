@@ -137,7 +137,7 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
     """List what passes in one run, in its order; what was named exactly and did not run comes last."""
     for place in found:
         if place.site.is_gradient:
-            raise SiteError(f"'{place.site}': a forward shows no gradient; leave run= away")
+            raise SiteError(f"'{place.site}': a forward shows no gradient; leave run= out")
     if any(map(is_lazy, model.parameters())):
         raise HooklineError(f"{type(model).__name__} has parameters without a shape yet: run the model once, then list")
     args, kwargs = ((), dict(run)) if isinstance(run, Mapping) else (run if isinstance(run, tuple) else (run,), {})

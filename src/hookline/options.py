@@ -99,8 +99,8 @@ def refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:
         raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
     if not detach and is_sharded(model):
         raise HooklineError(
-            "stop=True shards the weights of FSDP again at the stop, and a backward from there would need them; take "
-            "stop=True or detach=False away"
+            "stop=True shards the weights of FSDP again at the stop, and a backward from there would need them; leave "
+            "stop=True or detach=False out"
         )
 
 

@@ -58,7 +58,7 @@ def share_part(tensor: Any, device: Any, dtype: torch.dtype | None) -> Tensor:
     """Copy this rank's part of a DTensor on write, and no other's: torch would make a sum that is yet to be."""
     mesh, local = tensor.device_mesh, arrived(tensor.to_local())
     if device is not None and torch.device(device).type != mesh.device_type:
-        raise HooklineError(f"a part of a DTensor stays on the {mesh.device_type} of its mesh; take device= away")
+        raise HooklineError(f"a part of a DTensor stays on the {mesh.device_type} of its mesh; leave device= out")
     copied = share_tensor(local.to(device, dtype or local.dtype))
     size = {"shape": tensor.shape, "stride": tensor.stride()}
     return type(tensor).from_local(copied, mesh, tensor.placements, run_check=False, **size)  # type: ignore[no-any-return]

@@ -62,7 +62,7 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         except TypeError:  # A subclass with a constructor of its own.
             raise HooklineError(
-                f"a {type(value).__name__} passes here, which can't be made anew from its items"
+                f"a {type(value).__name__} passes here, which can't be rebuilt from its items"
             ) from None
     if type(value) is list:
         return list(parts.values())

@@ -210,7 +210,7 @@ def test_a_model_that_catches_exceptions_does_not_catch_the_stop() -> None:
 
 def test_a_model_that_catches_everything_is_said_to_have_caught_the_stop() -> None:
     """A15"""
-    with pytest.raises(hl.HooklineError, match="Catching caught the signal .* take stop=True away"):
+    with pytest.raises(hl.HooklineError, match="Catching caught the signal .* leave stop=True out"):
         hl.run(Catching(BaseException), torch.ones(2, 4), capture="body.0", stop=True)
 
 

@@ -132,7 +132,7 @@ def template() -> str:
         return files("hookline.exploring").joinpath("explorer.html").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HooklineError(
-            "this hookline has no explorer.html: install it anew, or build it with `make page`"
+            "this hookline has no explorer.html: install it again, or build it with `make page`"
         ) from None
 
 

@@ -80,7 +80,7 @@ class Batches:
         """Pass over all batches once."""
         if self._is_iterator and self._rest is None:
             raise HooklineError("the iterator of batches has been used up; give something that can be iterated again "
-                                "(a list, a DataLoader, a dataset), or make it anew")  # fmt: skip
+                                "(a list, a DataLoader, a dataset), or make it again")  # fmt: skip
         again = itertools.chain(self._peeked, self._rest or ()) if self._is_iterator else iter(self._given)
         if self._is_iterator:
             self._peeked, self._rest = [], None

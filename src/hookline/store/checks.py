@@ -21,7 +21,7 @@ _PIECE = 4 << 20  # Bytes read at a time.
 _READERS = 4  # Files read at once.
 _MOST_NAMED = 20
 _WITHOUT_ROWS = 1 << 24  # Samples of a part that may take no byte on disk: a table of all samples is made of them.
-_REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which makes that unit anew"
+_REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which makes that unit again"
 
 
 class Verified(NamedTuple):

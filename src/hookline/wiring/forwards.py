@@ -238,7 +238,7 @@ def run_until(stops: set[Tap], run: Callable[[], Any], model: nn.Module) -> Any:
     if not waiting:
         raise HooklineError(
             f"{type(model).__name__} caught the signal that ends its forward (a bare `except:`, or one of "
-            "BaseException), so it ran on; take stop=True away"
+            "BaseException), so it ran on; leave stop=True out"
         )
     return output
 
@@ -262,7 +262,7 @@ def _has_given_up() -> bool:
 def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
     """Refuse to end the forward of a stage, which has to send its output on."""
     for tap in waiting if chunk is not None else ():
-        raise HooklineError(f"'{tap.site}': a stage of a pipeline has to run to its end; take stop=True away")
+        raise HooklineError(f"'{tap.site}': a stage of a pipeline has to run to its end; leave stop=True out")
 
 
 def _refuse_transforms(forward: Forward) -> None:
