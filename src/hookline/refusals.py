@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.fx import _symbolic_trace
 
 from hookline.errors import HooklineError
@@ -14,7 +15,14 @@ from hookline.records import INSIDE_TRANSFORM
 from hookline.sites import Site
 from hookline.values import leaves
 
-_MAY_EXPORT = hasattr(torch.compiler, "_is_exporting_flag")
+
+class _NoFlag:
+    _is_exporting_flag = False  # Older versions of torch have no such flag.
+
+
+_exporting = cast("type[_NoFlag]", torch.compiler if hasattr(torch.compiler, "_is_exporting_flag") else _NoFlag)
+_tracing_state = torch._C._get_tracing_state
+_dispatch_mode = torch._C._get_dispatch_mode
 _MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
 
 
@@ -29,12 +37,12 @@ def refuse_opening() -> None:
 
 
 def _is_traced() -> bool:
-    if torch._C._get_tracing_state() is not None:
+    if _tracing_state() is not None:
         return True
-    if not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(_MAKE_FX) is not None:
+    if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
         return True
     # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
-    return _MAY_EXPORT and torch.compiler._is_exporting_flag
+    return _exporting._is_exporting_flag
 
 
 def refuse_tracing() -> None:
@@ -58,7 +66,7 @@ def refuse_fx(site: Site) -> None:
 
 def refuse_tracers(value: Any) -> None:
     """Raise where a value is not a value but a stand-in, of something that traces the model."""
-    if torch.compiler.is_dynamo_compiling() or type(value) is Tensor:
+    if is_dynamo_compiling() or type(value) is Tensor:
         return
     for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
         name = type(part).__name__
