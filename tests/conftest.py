@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,13 @@ def models_are_left_as_found() -> Iterator[None]:
     open_blocks.set(frozenset())  # So that one failure stays one.
     assert not left, f"hooks were left on {left}"
     assert still_open == frozenset(), "a block was left open"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_compiled() -> None:
+    """Let no file find what others compiled: torch makes so many graphs of a function, and then runs it as it is."""
+    if "torch._dynamo.eval_frame" in sys.modules:
+        torch._dynamo.reset()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
