@@ -124,14 +124,7 @@ class Check:
             if watcher.flags.add(plain, note):
                 watcher.check()
             return
-        try:
-            is_fine = not is_suspicious(plain, self.rule.limit)
-        except RuntimeError:
-            if peek_interpreter_stack() is None:
-                raise
-            watcher.pass_over(self.site)
-            return
-        if is_fine:
+        if not self._is_suspicious(plain):
             return
         finding = examine(plain, self.rule)
         if finding is None:
@@ -141,6 +134,16 @@ class Check:
         call = call or calls[0]
         site = call.site._replace(index=call.site.index + _index(value, plain))
         raise watcher.blame(site, finding, value, call._replace(number=number), calls)
+
+    def _is_suspicious(self, plain: Tensor) -> bool:
+        """Return True if a value may be bad. Inside vmap it can't be read: the watch says so, once."""
+        try:
+            return is_suspicious(plain, self.rule.limit)
+        except RuntimeError:
+            if peek_interpreter_stack() is None:
+                raise
+            self.watcher.pass_over(self.site)
+            return False
 
     def arrive(self, number: int, gradient: Tensor | None, site: Site | None = None) -> None:
         """Look at a gradient as it arrives."""
@@ -157,14 +160,7 @@ class Check:
             if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
                 watcher.check()
             return
-        try:
-            is_fine = not is_suspicious(plain, self.rule.limit)
-        except RuntimeError:
-            if peek_interpreter_stack() is None:
-                raise
-            watcher.pass_over(self.site)
-            return
-        if not is_fine:
+        if self._is_suspicious(plain):
             self._judge_gradient(plain, gradient, number, site or self.site._replace(port="grad_output"))
         watcher.arrived = (self, number)
 
