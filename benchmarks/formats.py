@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 import hookline as hl
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.writer import Unit, begin
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.writer import Unit, begin
 
 WIDTH = 768
 SHARD = 32768  # Rows in a file, at least.

@@ -27,7 +27,7 @@ from harness import QUICK, best_of, publish
 from torch import nn
 
 import hookline as hl
-from hookline.verbs import brief
+from hookline._hooks.shortcuts import short_form
 
 Run = Callable[[], object]
 
@@ -168,7 +168,7 @@ def find_pattern(where: str) -> Callable[[int], Run]:
     def prepare(count: int) -> Run:
         blocks = [nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)) for _ in range(count // 4)]
         model = nn.Sequential(*blocks)
-        return lambda: brief(model).capture(where)
+        return lambda: short_form(model).capture(where)
 
     return prepare
 
@@ -178,7 +178,7 @@ def find_exact(end: str) -> Callable[[int], Run]:
 
     def prepare(count: int) -> Run:
         model, names = model_of(count), [name + end for name in linear_names(count)]
-        return lambda: brief(model).capture(names)
+        return lambda: short_form(model).capture(names)
 
     return prepare
 
@@ -187,7 +187,7 @@ def find_objects(count: int) -> Run:
     """Find `count` places by their module objects."""
     model = model_of(count)
     modules = list(model)[::2]
-    return lambda: brief(model).capture(modules)
+    return lambda: short_form(model).capture(modules)
 
 
 def never_fired(count: int) -> Run:

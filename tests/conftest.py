@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from hookline import living
-from hookline.context import not_left, open_blocks
+from hookline._blocks import not_left, open_blocks
+from hookline._hooks import lifecycle
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that the tests start.
@@ -19,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def _hooked() -> list[str]:
-    return [str(tap.site) for one in living.ledgers() for tap in one.taps if tap.watch is not None]
+    return [str(tap.site) for one in lifecycle.ledgers() for tap in one.taps if tap.watch is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +29,11 @@ def models_are_left_as_found() -> Iterator[None]:
     gc.collect() if _hooked() else None  # A Hooks that an exception's traceback still holds.
     left = _hooked()
     still_open = not_left()
-    for one in living.ledgers():
+    for one in lifecycle.ledgers():
         one.detach_all()
     open_blocks.set(frozenset())  # So that one failure stays one.
     assert not left, f"hooks were left on {left}"
     assert still_open == frozenset(), "a block was left open"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nothing_is_compiled() -> None:
-    """Forget what earlier files compiled: torch counts the graphs of a function over the whole process."""
-    if "torch._dynamo.eval_frame" in sys.modules:
-        torch._dynamo.reset()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

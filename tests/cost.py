@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.verbs import brief
+from hookline._hooks.shortcuts import short_form
 
 Run = Callable[[], object]
 
@@ -287,7 +287,7 @@ def one_by_one(subject: Subject) -> Run:
 
 def find(where: Callable[[Subject], Any]) -> Prepare:
     """A short form that is made and not entered."""
-    return lambda subject: lambda: brief(subject.model).capture(where(subject))
+    return lambda subject: lambda: short_form(subject.model).capture(where(subject))
 
 
 def read(subject: Subject) -> Run:

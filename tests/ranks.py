@@ -115,6 +115,6 @@ def _said(rank: int, module: str, name: str) -> str:
 
 
 def _hooked() -> list[str]:
-    from hookline import living
+    from hookline._hooks import lifecycle
 
-    return [str(tap.site) for one in living.ledgers() for tap in one.taps if tap.watch is not None]
+    return [str(tap.site) for one in lifecycle.ledgers() for tap in one.taps if tap.watch is not None]

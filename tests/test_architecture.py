@@ -14,186 +14,20 @@ from pathlib import Path
 import pytest
 
 import hookline as hl
+from hookline import _kernel
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hookline"
 MOST_LINES = 800
 MOST_LINES_OF_COMPAT = 250
 
-# Each module may import only what stands above it. `CONTRIBUTING.md` says what is in each.
-ORDER = [
-    "errors",
-    "tables.cells",
-    "tables.blocks",
-    "tables.columns",
-    "tables.notebooks",
-    "tables",
-    "progress",
-    "values",
-    "arguments",
-    "references",
-    "exchange",
-    "origins",
-    "equality",
-    "copies",
-    "fitting",
-    "sites",
-    "tree",
-    "ranks",
-    "parallel",
-    "members",
-    "suggestions",
-    "where",
-    "operations",
-    "operands",
-    "context",
-    "records",
-    "stats",
-    "display",
-    "display.kinds",
-    "display.measures",
-    "display.labels",
-    "display.shown",
-    "display.drawing",
-    "display.pictures",
-    "display.sheets",
-    "display.lines",
-    "display.plots",
-    "display.pictured",
-    "display.spreads",
-    "untrusted",
-    "nodes",
-    "files",
-    "store",
-    "store.local",
-    "store.remote",
-    "store.places",
-    "store.records",
-    "store.shards",
-    "store.writer",
-    "store.index",
-    "store.layout",
-    "store.reading",
-    "store.rows",
-    "store.epochs",
-    "store.datasets",
-    "store.exports",
-    "store.checks",
-    "store.store",
-    "spills",
-    "budget",
-    "cache",
-    "refusals",
-    "pinned",
-    "offload",
-    "actions",
-    "wiring",
-    "wiring.sequences",
-    "wiring.taps",
-    "wiring.checkpoints",
-    "wiring.arguments",
-    "wiring.gradients",
-    "wiring.forwards",
-    "wiring.functions",
-    "wiring.calls",
-    "wiring.parameters",
-    "wiring.methods",
-    "wiring.watches",
-    "wiring.modules",
-    "reasons",
-    "twins",
-    "living",
-    "ledger",
-    "options",
-    "narrowing",
-    "hooks",
-    "verbs",
-    "attached",
-    "holders",
-    "surroundings",
-    "trial",
-    "scan",
-    "listing",
-    "sweeps",
-    "exploring",
-    "exploring.quantise",
-    "exploring.wholes",
-    "exploring.summaries",
-    "exploring.excerpts",
-    "exploring.entries",
-    "exploring.capturing",
-    "exploring.modules",
-    "exploring.alarms",
-    "exploring.contents",
-    "exploring.page",
-    "watching.checks",
-    "watching.flags",
-    "watching.targets",
-    "watching.logs",
-    "watching.scope",
-    "watching.silence",
-    "watching.looks",
-    "watching.reports",
-    "watching.places",
-    "watching.steps",
-    "watching.watcher",
-    "watching",
-    "watching.lightning",
-    "watching.trainer",
-    "harvesting.masks",
-    "harvesting.checksums",
-    "harvesting.digests",
-    "harvesting.known",
-    "harvesting.models",
-    "harvesting.batches",
-    "harvesting.samples",
-    "harvesting.sources",
-    "harvesting.rows",
-    "harvesting.passes",
-    "harvesting.lanes",
-    "harvesting.staging",
-    "harvesting.units",
-    "harvesting.progress",
-    "harvesting.ranks",
-    "harvesting.live",
-    "harvesting.replicas",
-    "harvesting.running",
-    "harvesting.ray",
-    "harvesting.plan",
-    "harvesting.lines",
-    "harvesting.columns",
-    "harvesting.texts",
-    "harvesting.images",
-    "harvesting.generation",
-    "harvesting",
-    "points.lens",
-    "points.point",
-    "points.roots",
-    "points.caching",
-    "points.hooked",
-    "points.states",
-    "points.check",
-    "points",
-    "",
-    "demo",
-    "commands",
-    "commands.names",
-    "commands.output",
-    "commands.models",
-    "commands.processors",
-    "commands.inputs",
-    "commands.losses",
-    "commands.dummies",
-    "commands.options",
-    "commands.scan",
-    "commands.show",
-    "commands.capture",
-    "commands.explore",
-    "commands.harvest",
-    "commands.demo",
-    "cli",
-    "__main__",
-]
+# Each package, or file of the root, may import those above it. Those from `_kernel` on are clients of the kernel.
+KERNEL = ["_torch", "errors", "_tables", "_progress", "_values", "_options", "_sites", "_plot", "parallel", "_blocks"]
+KERNEL += ["_cache", "_engine", "_hooks", "_kernel"]
+CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
+ORDER = [*KERNEL, *CLIENTS, "__main__"]
+# What a client may import beside hookline's public names and the clients above it.
+FOUNDATIONS = {"errors", "_tables", "_progress", "_plot", "_kernel", "_torch"}
 
 NAMES = {
     *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
@@ -202,11 +36,11 @@ NAMES = {
     *("BadSample", "CacheFull", "Harvest", "Store", "harvest"),
     *("Generation", "Images", "Texts"),
     *("HooklineWarning", "StopForward"),
-    *("BadValue", "sweep", "watch"),
+    *("BadValue", "pinned", "sweep", "watch"),
 }
 
-# These may write to a module: `wiring` shadows forwards, and `trial` puts back what its run leaves behind.
-MAY_WRITE = ("wiring", "trial")
+# These may write to a module: the engine shadows forwards, and a run on fake tensors puts back what it leaves behind.
+MAY_WRITE = ("_engine.", "_scan.fake_run")
 
 # Assembled, so that this file does not hold what it looks for.
 ELSEWHERE = [
@@ -216,7 +50,7 @@ ELSEWHERE = [
 
 
 def module_of(path: Path) -> str:
-    """Return the name of a source file, below hookline: "wiring.taps", and "" for hookline itself."""
+    """Return the name of a source file, below hookline: "_engine.taps", and "" for hookline itself."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
@@ -232,8 +66,8 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Return what of hookline a module imports, anywhere in it but for types only."""
-    for statement in at_run_time(tree):
+    """Return what of hookline a module imports, anywhere in it, also when it is called and for types only."""
+    for statement in ast.walk(tree):
         if isinstance(statement, ast.Import):
             found = [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
@@ -246,13 +80,24 @@ def imports(tree: ast.Module) -> Iterator[str]:
                 yield rest if rest in ALL else rest.rpartition(".")[0]
 
 
-def at_run_time(node: ast.AST) -> Iterator[ast.AST]:
-    """Return every node below one that is not under `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            continue
-        yield child
-        yield from at_run_time(child)
+def packages_of(name: str) -> set[str]:
+    """Return the other packages that a package imports; "" for hookline's public names."""
+    files = [path for module, path in ALL.items() if module.partition(".")[0] == name]
+    found = {imported.partition(".")[0] for path in files for imported in imports(tree_of(path))}
+    return found - {name}
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or through others."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        reached[start] = set()
+        waiting = [start]
+        while waiting:
+            new = graph[waiting.pop()] - reached[start]
+            reached[start] |= new
+            waiting += new
+    return sorted({tuple(sorted(o for o in reached[n] if n in reached[o])) for n in graph if n in reached[n]})
 
 
 def writes_to_modules(tree: ast.Module) -> Iterator[int]:
@@ -298,38 +143,71 @@ def python(code: str) -> str:
     return done.stdout
 
 
-def test_every_module_has_its_place_in_the_order():
-    assert sorted(FILES) == sorted(ORDER)
+def test_every_package_has_its_place_in_the_order():
+    assert {name.partition(".")[0] for name in ALL} - {""} == {*ORDER}
 
 
-@pytest.mark.parametrize("name", ORDER, ids=lambda name: name or "hookline")
-def test_a_module_imports_only_what_stands_above_it(name):
-    above = {*ORDER[: ORDER.index(name)]}
-    assert set(imports(tree_of(FILES[name]))) <= above
+@pytest.mark.parametrize("name", KERNEL)
+def test_a_package_of_the_kernel_imports_only_those_above_it(name):
+    assert packages_of(name) <= {*ORDER[: ORDER.index(name)]}
 
 
-def test_the_map_in_contributing_has_every_file_in_this_order():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The map of the code")[2]
-    cells = re.findall(r"^\| (`.*?`) \|", text.partition("\n## ")[0], flags=re.MULTILINE)
-    listed = [name for cell in cells for name in re.findall(r"`([\w/.]+)`", cell)]
-    paths = [str(FILES[name].relative_to(SOURCE)) for name in ORDER]
-    expected = [re.sub(r"^(display|exploring|wiring|store)/__init__\.py$", r"\1/", path) for path in paths]
-    assert listed == [*expected, "compat/"]
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_reaches_no_further_than_the_kernel_s_list(name):
+    assert packages_of(name) <= {"", "parallel", *FOUNDATIONS, *CLIENTS[: CLIENTS.index(name)]}
 
 
-def test_an_import_against_the_order_is_found():
-    tree = ast.parse("if TYPE_CHECKING:\n    from hookline import cli\ndef f():\n    from hookline.hooks import Hooks")
-    assert list(imports(tree)) == ["hooks"]
+@pytest.mark.parametrize("name", [*CLIENTS, *FOUNDATIONS])
+def test_a_client_takes_only_public_names_from_hookline_itself(name):
+    for module, path in ALL.items():
+        if module.partition(".")[0] == name:
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.ImportFrom) and node.module == "hookline":
+                    assert {alias.name for alias in node.names} <= NAMES | {"__version__"}, module
+
+
+def test_every_name_on_the_kernel_s_list_has_a_sentence_and_a_client():
+    text = ALL["_kernel"].read_text(encoding="utf-8")
+    listed = dict(re.findall(r'^    "(\w+)",  # (\S.*\.)$', text, flags=re.MULTILINE))
+    used = set()
+    for module, path in ALL.items():
+        for node in ast.walk(tree_of(path)) if module.partition(".")[0] in {*CLIENTS, *FOUNDATIONS} else ():
+            if isinstance(node, ast.ImportFrom) and node.module == "hookline._kernel":
+                used |= {alias.name for alias in node.names}
+    assert {*listed} == {*_kernel.__all__} == used
+
+
+def test_no_files_import_each_other():
+    graph = {name: set(imports(tree_of(path))) - {name, ""} for name, path in ALL.items() if name}
+    assert cycles(graph) == []
+
+
+def test_imports_and_cycles_are_found():
+    tree = ast.parse(
+        "if TYPE_CHECKING:\n    from hookline import _cli\ndef f():\n    from hookline._hooks.hooks import Hooks"
+    )
+    assert list(imports(tree)) == ["_cli", "_hooks.hooks"]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [("b", "c")]
+
+
+def test_no_two_files_have_one_name():
+    names = [path.name for name, path in ALL.items() if path.name != "__init__.py" and name not in COMPAT]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_two_classes_have_one_name():
+    nodes = [node for name, path in FILES.items() for node in ast.walk(tree_of(path))]
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_the_exported_names_are_these():
     assert set(hl.__all__) == NAMES
     assert all(hasattr(hl, name) for name in NAMES)
-    public = {name for name in vars(hl) if not name.startswith("_")}
-    assert public - NAMES <= set(FILES) | {"wiring", "compat"}
+    assert {*dir(hl)} == NAMES | {"callbacks", "compat", "parallel", "points", "__version__"}
 
 
-@pytest.mark.parametrize("name", ORDER, ids=lambda name: name or "hookline")
+@pytest.mark.parametrize("name", FILES, ids=lambda name: name or "hookline")
 def test_a_file_stays_small(name):
     assert len(FILES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
@@ -373,8 +251,8 @@ def test_compat_uses_only_what_is_public(name):
     "code",
     [
         "from hookline.errors import warn",
-        "import hookline.hooks",
-        "from hookline import tree",
+        "import hookline._hooks",
+        "from hookline import _sites",
         "from hookline.compat.torchhook import HookManager",
         "hl.errors",
         "hooks._ledger.remove(taps)",
@@ -390,8 +268,8 @@ def test_a_file_of_compat_is_thin(name):
     assert len(COMPAT[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_COMPAT
 
 
-@pytest.mark.parametrize("name", [name for name in ORDER if name.split(".")[0] not in MAY_WRITE])
-def test_only_the_wiring_writes_to_a_module(name):
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(MAY_WRITE)])
+def test_only_the_engine_writes_to_a_module(name):
     assert not list(writes_to_modules(tree_of(FILES[name])))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.values import leaves
+from hookline._values.nested import leaves
 from tests.failure_modes.states import state_of
 from tests.real_models import ids, prepared
 

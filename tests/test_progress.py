@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from hookline.progress import Bar, clock, pace, track
+from hookline._progress import Bar, clock, pace, track
 
 WITHOUT_RICH = "sys.modules['rich'] = sys.modules['rich.progress'] = None"
 SLOW = """
 import sys, time
 {setup}
-from hookline.progress import Bar, track
+from hookline._progress import Bar, track
 for step in track(range(4), "working [h.0]"):
     time.sleep(0.11)
 print("done")
@@ -43,7 +43,7 @@ def test_who_asks_for_it_gets_the_last_of_it_in_a_file_too(capsys, monkeypatch) 
 
 def test_figures_have_rate_and_time_left_as_far_as_they_can_be_known(monkeypatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("hookline.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline._progress.time.monotonic", lambda: now[0])
     bar = Bar("reading", total=1000, done=200, progress=False)
     assert bar.figures() == "200 of 1,000"
     now[0] += 10
@@ -105,7 +105,7 @@ def test_where_there_is_little_room_what_stands_last_makes_way_for_the_bar(setup
     code = f"""
 import sys, time
 {setup}
-from hookline.progress import Bar
+from hookline._progress import Bar
 with Bar("harvest", total=600, stays=True, unit="samples") as bar:
     time.sleep(0.11)
     bar.advance(404, "1,612 rows, 2.79 MB, 2.14 MB/s")

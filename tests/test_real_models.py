@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.values import leaves, map_tensors
+from hookline._values.nested import leaves, map_tensors
 from tests.failure_modes.states import state_of
 from tests.real_models import REAL_MODELS, gpt2, ids, llama, prepared
 

@@ -23,7 +23,7 @@ from overhead import Run, first_tensor, forward, large, raw_hooks, small
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline import pinned
+from hookline._engine import offload
 
 Kept = dict[str, object]
 
@@ -147,7 +147,7 @@ def many(
         return time.perf_counter() - start
 
     ratios: dict[str, list[float]] = {"bare": [], "bare again": [], 'hookline, device="cpu", keep="all"': []}
-    before, pinned.limit = pinned.limit, limit
+    before, offload.pinned.limit = offload.pinned.limit, limit
     for _ in range(rounds):
         first = seconds()
         again = seconds()
@@ -156,7 +156,7 @@ def many(
         del acts
         for name, taken in zip(ratios, (first, again, kept), strict=True):
             ratios[name].append(taken / first)
-    pinned.limit = before
+    offload.pinned.limit = before
     return ratios
 
 
@@ -165,7 +165,7 @@ def pinned_since(title: str) -> str:
     found = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     torch._C._host_emptyCache()
     torch.cuda.reset_peak_host_memory_stats()
-    pinned.memory.most.clear()
+    offload.pinned.most.clear()
     return f"{title}: pinned memory, at most {found >> 20} MiB\n"
 
 

@@ -3,8 +3,12 @@
 import importlib as _importlib
 import typing as _typing
 
-from hookline.attached import attached, clear
-from hookline.cache import Cache
+from hookline._cache.cache import Cache
+from hookline._engine.offload import pinned
+from hookline._hooks.attached import attached, clear
+from hookline._hooks.hooks import Hook, Hooks
+from hookline._hooks.shortcuts import capture, edit, patch, run, skip
+from hookline._sites.language import Site
 from hookline.errors import (
     BadSample,
     BadValue,
@@ -19,19 +23,18 @@ from hookline.errors import (
     StopForward,
     StoreError,
 )
-from hookline.hooks import Hook, Hooks
-from hookline.listing import sites
-from hookline.points import HookedModel, HookPoint, auto_hook, check
-from hookline.scan import scan
-from hookline.sites import Site
-from hookline.verbs import capture, edit, patch, run, skip
 
 if _typing.TYPE_CHECKING:
-    from hookline.exploring.page import explore
-    from hookline.harvesting import Generation, Harvest, Images, Texts, harvest
-    from hookline.store.store import Store
-    from hookline.sweeps import sweep
-    from hookline.watching import watch
+    from hookline._explore.page import explore
+    from hookline._harvest import Generation, Harvest, Images, Texts, harvest
+    from hookline._scan.listing import sites
+    from hookline._scan.scan import scan
+    from hookline._store.store import Store
+    from hookline._sweep.sweep import sweep
+    from hookline._watch import watch
+    from hookline.points.checks import check
+    from hookline.points.hooked import HookedModel, auto_hook
+    from hookline.points.point import HookPoint
 
 __version__ = "0.1.0"
 
@@ -68,6 +71,7 @@ __all__ = [
     "explore",
     "harvest",
     "patch",
+    "pinned",
     "run",
     "scan",
     "sites",
@@ -77,19 +81,28 @@ __all__ = [
 ]
 
 # Imported when they are first asked for: to look inside a model takes none of it.
-_LATER = dict.fromkeys(("Generation", "Harvest", "Images", "Texts", "harvest"), "hookline.harvesting")
-_LATER["Store"] = "hookline.store.store"
-_LATER["explore"] = "hookline.exploring.page"
-_LATER["sweep"] = "hookline.sweeps"
-_LATER["watch"] = "hookline.watching"
+_LATER = {
+    "hookline._explore.page": ("explore",),
+    "hookline._harvest": ("Generation", "Harvest", "Images", "Texts", "harvest"),
+    "hookline._scan.listing": ("sites",),
+    "hookline._scan.scan": ("scan",),
+    "hookline._store.store": ("Store",),
+    "hookline._sweep.sweep": ("sweep",),
+    "hookline._watch": ("watch",),
+    "hookline.points": ("HookPoint", "HookedModel", "auto_hook", "check"),
+}
+_HOMES = {name: module for module, names in _LATER.items() for name in names}
+_MODULES = ("callbacks", "compat", "parallel", "points")
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name not in _LATER:
+    if name in _MODULES:
+        return _importlib.import_module(f"hookline.{name}")
+    if name not in _HOMES:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    globals()[name] = found = getattr(_importlib.import_module(_LATER[name]), name)
+    globals()[name] = found = getattr(_importlib.import_module(_HOMES[name]), name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*__all__, *_MODULES, "__version__"})

@@ -1,6 +1,6 @@
 """`python -m hookline` is the command line."""
 
-from hookline.cli import main
+from hookline._cli.main import main
 
 if __name__ == "__main__":
     main()

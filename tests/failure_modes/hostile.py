@@ -28,13 +28,13 @@ import fsspec
 import torch
 
 import hookline as hl
-from hookline import files
+from hookline._cache import files
+from hookline._cache.budget import Folder
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin, begin_part, end
 from hookline.errors import HooklineError
-from hookline.spills import Folder
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.store import Store
-from hookline.store.writer import Unit, begin, begin_part, end
 
 SECONDS = 20  # For one attempt. Most take milliseconds; a loaded machine is slow.
 MEMORY = 1 << 30  # Bytes beyond what the program has when it begins.

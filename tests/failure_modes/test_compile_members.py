@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
+from tests.engine.test_parameters import Autoencoder, Shares
 from tests.failure_modes.states import state_of
 from tests.failure_modes.threads import elsewhere
-from tests.test_parameters import Autoencoder, Shares
 
 # Dynamo asks every tensor that enters a graph for its `.grad`.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
+from tests.engine.test_functions import Attention, Transformer, words
 from tests.failure_modes.parts import Returns
 from tests.failure_modes.states import state_of
-from tests.failure_modes.test_functions import modes_left, no_mode_is_left  # noqa: F401
-from tests.failure_modes.test_memory import without_garbage_collection
-from tests.test_functions import Attention, Transformer, words
+from tests.failure_modes.test_functions_traps import modes_left, no_mode_is_left  # noqa: F401
+from tests.failure_modes.test_memory_traps import without_garbage_collection
 
 FAILURES: dict[str, type[BaseException]] = {"error": ValueError, "interrupt": KeyboardInterrupt}
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn, overrides
 
 import hookline as hl
-from hookline import operands
-from hookline.context import not_left
+from hookline._blocks import not_left
+from hookline._engine import operands
 from tests.failure_modes.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.sites import parse
+from hookline._sites.language import parse
 from tests.models import GPT, mlp
 
 MALFORMED = {

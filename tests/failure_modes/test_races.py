@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline import operands
+from hookline._engine import operands
 from tests.failure_modes.states import state_of
 from tests.failure_modes.threads import elsewhere
 

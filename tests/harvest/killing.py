@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookline.store.places import place
-from hookline.store.writer import sweep
+from hookline._store.places import place
+from hookline._store.writer import sweep
 from tests.harvest import small
 
 FILES = ("open", "write", "pwrite", "writev", "fsync", "fdatasync", "link", "rename", "replace", "unlink", "mkdir")

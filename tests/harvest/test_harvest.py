@@ -31,10 +31,9 @@ from torch.utils.data import (
 )
 
 import hookline as hl
-from hookline.harvesting import lanes, units
-from hookline.harvesting.digests import digest
-from hookline.harvesting.models import function_text, model_digest
-from hookline.store.writer import Unit
+from hookline._harvest import units, writing
+from hookline._harvest.fingerprints import digest, function_text, model_digest
+from hookline._store.writer import Unit
 from tests.harvest import small
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
@@ -530,7 +529,7 @@ def test_a_slow_disk_holds_the_model_back_so_that_memory_stays_bounded():
         time.sleep(0.002)
         held[0] -= 1
 
-    with lanes.Lanes(2, limit=100) as threads:
+    with writing.Lanes(2, limit=100) as threads:
         for number in range(60):
             held[0] += 1
             threads.put(number, work, 30)
@@ -542,7 +541,7 @@ def test_a_slow_disk_holds_the_model_back_so_that_memory_stays_bounded():
 
 def test_a_lane_takes_what_is_larger_than_the_limit_alone():
     done = []
-    with lanes.Lanes(1, limit=10) as threads:
+    with writing.Lanes(1, limit=10) as threads:
         for number in range(3):
             threads.put(0, lambda number=number: done.append(number), 1000)
         threads.finish()
@@ -619,7 +618,7 @@ def test_a_function_is_known_again_in_another_process(tmp_path):
     (tmp_path / "kept.py").write_text(
         'def kept(value):\n    return value if "x" in {"a", "b", "c", "d", "e"} else -value\n'
     )
-    code = "from kept import kept; from hookline.harvesting.models import function_text; print(function_text(kept))"
+    code = "from kept import kept; from hookline._harvest.fingerprints import function_text; print(function_text(kept))"
     paths = f"{small.environment()['PYTHONPATH']}:{tmp_path}"
     found = {small.python("-c", code, PYTHONHASHSEED=seed, PYTHONPATH=paths) for seed in "12"}
     assert len(found) == 1

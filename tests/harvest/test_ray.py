@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.harvesting import ray as engine
+from hookline._harvest import ray as engine
 from tests.harvest import small
 from tests.harvest.ranked import Dying
 

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hookline as hl
-from hookline import ranks
+from hookline.parallel import ranks
+from tests.parallel.test_gather import HIDDEN, Net, cut
 from tests.ranks import on_two_ranks
-from tests.test_parallel import HIDDEN, Net, cut
 
 
 def folder() -> Path:

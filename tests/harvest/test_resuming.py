@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.store.records import Manifest
+from hookline._store.manifest import Manifest
 from tests.harvest import small
 
 X = torch.randn(48, 80, generator=torch.Generator().manual_seed(1))
@@ -386,7 +386,7 @@ def test_a_store_of_another_version_is_not_taken_for_another_model(to):
 def test_a_model_is_known_again_in_another_process():
     pytest.importorskip("transformers")
     code = (
-        "import json; from tests.harvest import small, words; from hookline.harvesting.models import model_digest; "
+        "import json; from tests.harvest import small, words; from hookline._harvest.fingerprints import model_digest; "
         "print(json.dumps([model_digest(small.model()), model_digest(words.of(words.bert))], sort_keys=True))"
     )
     assert len({small.python("-c", code, PYTHONHASHSEED=seed) for seed in "12"}) == 1

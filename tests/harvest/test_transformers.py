@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hookline as hl
-from hookline.harvesting.lines import Lines
-from hookline.harvesting.texts import takes_positions
+from hookline._harvest.datafiles import Lines
+from hookline._harvest.texts import takes_positions
 from tests.harvest.words import MODELS, SENTENCES, alone, near, numbers, of, tokenizer, transformers
 from tests.real_models import TEXT, gpt2, llama, t5, vit, whisper
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
-from hookline.points.check import CHECKS, EDITS, FIRES, GRADIENTS, RESTORED, VALUES
+from hookline.points.checks import CHECKS, EDITS, FIRES, GRADIENTS, RESTORED, VALUES
 from tests.models import GPT, mlp, tokens
 from tests.points.test_hooked import AutoEncoder, Decorated
 

@@ -14,8 +14,17 @@ from unittest import mock
 
 import torch
 
-from hookline import actions, context, copies, exchange, hooks, ledger, records, values
-from hookline.wiring import arguments, calls, checkpoints, forwards, gradients, modules, watches
+from hookline import _blocks as context
+from hookline._cache import records
+from hookline._engine import actions, arguments, calls, checkpoints, gradients
+from hookline._engine import attach as modules
+from hookline._engine import shadow as watches
+from hookline._engine import stop as forwards
+from hookline._hooks import hooks
+from hookline._hooks import lifecycle as ledger
+from hookline._values import containers as exchange
+from hookline._values import copies
+from hookline._values import nested as values
 
 Break = Callable[[], contextlib.AbstractContextManager[Any]]
 MUTATIONS: list[Mutation] = []

@@ -8,8 +8,9 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from hookline.wiring import checkpoints, functions, methods, parameters, watches
-from hookline.wiring.taps import Tap
+from hookline._engine import checkpoints, functions, parameters, shadow
+from hookline._engine import shadow as watches
+from hookline._engine.taps import Tap
 from tests.properties.mutations import instead, mutation
 
 
@@ -83,7 +84,7 @@ def methods_stay_on_the_instance() -> Any:
 @mutation(caught_by="members")
 def stored_callables_are_not_put_back() -> Any:
     def leave(real: Any, watch: Any) -> None:
-        if isinstance(watch.method, methods.Stand):
+        if isinstance(watch.method, shadow.Stand):
             watch.before = watch.method
         real(watch)
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.store import Store
-from hookline.store.writer import Unit, begin
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin
 
 
 def made(

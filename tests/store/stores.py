@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline import nodes
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.writer import Unit, begin
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.writer import Unit, begin
+from hookline._values import serialize
 
-DTYPES = [dtype for dtype in nodes.DTYPES.values() if nodes.stored(dtype)]
+DTYPES = [dtype for dtype in serialize.DTYPES.values() if serialize.stored_dtype(dtype)]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
 import hookline as hl
-from hookline.store.epochs import Epochs
+from hookline._store.datasets import Epochs
 from tests.store.made import made, tokens
 
 LENGTHS = [5, 1, 0, 7, 3, 2, 9, 4, 6, 1, 8]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline.store import exports
+from hookline._store import exports
 from tests.store.made import made, tokens
 
 arrow = pytest.importorskip("pyarrow")

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from hookline import StoreError
-from hookline.store import local
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.store import Store
-from hookline.store.writer import Unit, begin, begin_part, committed, sweep
+from hookline._store import local
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin, begin_part, committed, sweep
 
 ARRAY = Array("h", torch.int64, (1024,))
 
@@ -100,8 +100,8 @@ def test_a_file_stands_in_the_way(tmp_path):
 
 WRITER = """
     import sys, time, torch
-    from hookline.store.places import place
-    from hookline.store.writer import Unit, read_manifest
+    from hookline._store.places import place
+    from hookline._store.writer import Unit, read_manifest
     root = place(sys.argv[1])
     unit = Unit(root, read_manifest(root), int(sys.argv[2]))
     unit.append(0, torch.zeros(10, 1024, dtype=torch.int64))
@@ -189,9 +189,9 @@ def test_a_sweep_takes_old_temporary_files(tmp_path):
 FULL = """
     import resource, sys, torch
     from hookline import StoreError
-    from hookline.store.places import place
-    from hookline.store.records import Array, Manifest
-    from hookline.store.writer import Unit, begin
+    from hookline._store.places import place
+    from hookline._store.manifest import Array, Manifest
+    from hookline._store.writer import Unit, begin
     root = place(sys.argv[1])
     told = begin(root, Manifest({}, (Array("h", torch.int64, (1024,)), Array("g", torch.int64, ())), 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))

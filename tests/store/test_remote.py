@@ -17,12 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import hookline as hl
-from hookline.store import remote
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.remote import RemotePlace
-from hookline.store.store import Store
-from hookline.store.writer import Unit, begin, committed, sweep
+from hookline._store import remote
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.remote import RemotePlace
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin, committed, sweep
 from tests.store.made import made, tokens
 
 fsspec = pytest.importorskip("fsspec")
@@ -231,9 +231,9 @@ def test_a_sweep_takes_only_what_is_old(url, monkeypatch):
 
 WRITER = """
 import sys, torch
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.writer import Unit, begin, committed
+from hookline._store.places import place
+from hookline._store.manifest import Array, Manifest
+from hookline._store.writer import Unit, begin, committed
 root = place(sys.argv[1])
 manifest = begin(root, Manifest({}, (Array("h", torch.float32, (64,)), Array("g", torch.int64, ())), 40))
 for unit in sorted(set(range(40)) - committed(root)):

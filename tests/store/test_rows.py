@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookline.store import reading
-from hookline.store.records import Array
-from hookline.store.store import Store
+from hookline._store import rows
+from hookline._store.manifest import Array
+from hookline._store.store import Store
 from tests.store.stores import DTYPES, Plan, bits, expected, join, same, take, write
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # Where waiting for the disk takes no time.
@@ -206,7 +206,7 @@ def test_a_random_batch_of_many_small_units_is_right(tmp_path):
 
 
 def test_few_files_are_mapped_at_once_and_none_is_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_MOST_MAPS", 4)
+    monkeypatch.setattr(rows, "_MOST_MAPS", 4)
     values = torch.randn(16, 3, 5)
     write(tmp_path, (Array("h", torch.float32, (5,)),), [Plan(3, [dict(enumerate(unit.split(1)))]) for unit in values])
     store = Store(tmp_path)

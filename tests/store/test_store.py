@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from hookline import Cache, EditError, HooklineError, NotCaptured, Site, StoreError
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest
-from hookline.store.store import Store
-from hookline.store.writer import Unit, begin, begin_part, end, read_manifest
+from hookline._store.manifest import Array, Manifest
+from hookline._store.places import place
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin, begin_part, end, read_manifest
 from tests.store.made import made
 from tests.store.stores import Plan, bits, same, write, write_unit
 
@@ -87,7 +87,7 @@ def test_statistics_are_those_of_all_rows_together(tmp_path):
 
 @pytest.mark.parametrize("pieces", [1, 100])
 def test_statistics_of_pieces_are_those_of_the_whole(pieces):
-    from hookline.stats import numbers, numbers_of_pieces
+    from hookline._values.stats import numbers, numbers_of_pieces
 
     for whole in (torch.randn(1000) + 1e6, torch.zeros(0), torch.full((9,), float("nan")), torch.arange(1000) % 2 == 0):
         found = numbers_of_pieces(whole.chunk(pieces))
@@ -444,7 +444,7 @@ def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
 
 READER = """
 import sys
-from hookline.store.store import Store
+from hookline._store.store import Store
 seen = -1
 while seen < 8:
     store = Store(sys.argv[1], partial=True)

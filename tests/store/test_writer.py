@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from hookline._store.manifest import Array, Manifest, data_name
+from hookline._store.places import place
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin, begin_part, committed, sweep
 from hookline.errors import StoreError
-from hookline.store.places import place
-from hookline.store.records import Array, Manifest, data_name
-from hookline.store.store import Store
-from hookline.store.writer import Unit, begin, begin_part, committed, sweep
 
 ARRAYS = (Array("h.0", torch.bfloat16, (4,)), Array("loss", torch.complex64, ()), Array("é" * 3000, torch.bool, (2, 3)))
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.tables import Table
-from hookline.tables.notebooks import MOST_ROWS
+from hookline._tables import Table
+from hookline._tables.notebooks import MOST_ROWS
 from tests.models import GPT, mlp, tokens
 
 WITHOUT_END = {"path", "br", "hr", "img", "input", "meta", "link"}
@@ -163,7 +163,7 @@ def test_what_was_overwritten_or_is_on_disk_has_none_and_nothing_is_raised_or_re
     net = mlp()
     with hl.capture(net, "*", keep="all", limit=0, spill=True) as spilled:
         net(torch.randn(3, 4))
-    monkeypatch.setattr("hookline.files.read", lambda *_: pytest.fail("what is on disk was read"))
+    monkeypatch.setattr("hookline._cache.files.read", lambda *_: pytest.fail("what is on disk was read"))
     assert pictures(spilled) == 0
     assert len(rows(spilled)) == 3
 

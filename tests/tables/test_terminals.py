@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hookline.tables.cells import width
+from hookline._tables.cells import width
 
 if sys.platform == "win32":
     pytest.skip("needs a pty", allow_module_level=True)

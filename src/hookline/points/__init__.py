@@ -1,6 +1,6 @@
 """Hook points on everything, as TransformerLens users know them: `auto_hook`, and `check`, which tries them out."""
 
-from hookline.points.check import check
+from hookline.points.checks import check
 from hookline.points.hooked import HookedModel, auto_hook
 from hookline.points.point import HookPoint
 

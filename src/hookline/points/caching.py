@@ -8,16 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline.arguments import device_of, refuse_flags
-from hookline.cache import Cache
-from hookline.copies import share_detached
+from hookline import Cache, Hooks, Site
+from hookline._kernel import describe, device_of, leaves, map_tensors, refuse_flags, share_detached, short_form
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
-from hookline.hooks import Hooks
 from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
 from hookline.points.roots import Points, Wanted
-from hookline.sites import Site
-from hookline.values import describe, leaves, map_tensors
-from hookline.verbs import brief
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Their positions come before heads and their width.
@@ -140,7 +135,7 @@ def run_with_cache(
 
 def captures(model: nn.Module, sites: dict[str, Site], options: Options, otherwise: str) -> Hooks:
     """Return a block that captures these sites."""
-    block = brief(model)
+    block = short_form(model)
     groups: dict[bool, list[tuple[str, Site]]] = {}
     for name, site in sites.items():
         groups.setdefault(name.removesuffix("_grad").endswith(HEADS) and options.cuts, []).append((name, site))

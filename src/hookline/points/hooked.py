@@ -16,15 +16,12 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from hookline.arguments import refuse_flags
+from hookline._kernel import Names, describe, is_scripted, must_enter, refuse_flags, unwrap
 from hookline.errors import EditError, HooklineError
-from hookline.living import block
 from hookline.points.caching import NamesFilter, Options, Saver, caching_hooks, loss_of, run_with_cache
 from hookline.points.lens import as_root
 from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint, refuse_other
 from hookline.points.roots import NameOrFilter, Points, Wanted
-from hookline.tree import Names, is_scripted, unwrap
-from hookline.values import describe
 
 Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
@@ -88,7 +85,7 @@ class HookedRoot(nn.Module):
         """Add a hook that only `including_permanent=True` removes."""
         HookedRoot.add_hook(self, name, hook, dir=dir, is_permanent=True)
 
-    @block
+    @must_enter
     def hooks(
         self,
         fwd_hooks: Pairs = (),

@@ -14,12 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.actions import NOTHING, Call
-from hookline.arguments import refuse_flags, refuse_numbers
+from hookline import Hooks, Site
+from hookline._kernel import NOTHING, Call, map_tensors, refuse_flags, refuse_numbers
 from hookline.errors import EditError, HooklineError
-from hookline.hooks import Hooks
-from hookline.sites import Site
-from hookline.values import map_tensors
 
 HookFunction = Callable[..., Any]
 Place = Callable[["HookPoint", str, "Applied"], Hooks]

@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hookline.actions import NOTHING
+from hookline import Hooks, Site
+from hookline._kernel import NOTHING, Names, describe, is_container, is_scripted, short_form, unwrap
 from hookline.errors import HooklineError, NeverFired, SiteError, did_you_mean
-from hookline.hooks import Hooks
 from hookline.points.lens import as_point, is_lens_point
 from hookline.points.point import PORTS, RAISES, Applied, Handle, HookFunction, HookPoint
-from hookline.sites import Site
-from hookline.tree import Names, is_container, is_scripted, unwrap
-from hookline.values import describe
-from hookline.verbs import brief
 
 NameOrFilter = str | Callable[[str], bool]
 
@@ -127,7 +123,7 @@ class Points:
 
     @contextmanager
     def _block(self, wanted: list[Wanted], level: int) -> Iterator[None]:
-        block = brief(self.model)
+        block = short_form(self.model)
         placed: list[tuple[Wanted, Applied]] = []
         for one in wanted:
             if not isinstance(one.point, HookPoint):  # It calls its functions by itself.

@@ -1,0 +1,1 @@
+"""What was captured: values in memory, on disk and in a file."""

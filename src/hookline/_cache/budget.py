@@ -1,0 +1,347 @@
+"""How many bytes some captures may keep in memory: they are counted, and what is too much is refused or goes to disk.
+
+What is kept is given to `Budget.hold` first, and what that returns, a `Kept`, is put in the record. Once the record
+forgets it, its bytes are free again; nobody has to say so.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hookline._cache import files
+from hookline._cache.records import EMPTY, Guarded, Held, Record
+from hookline._sites.language import Site
+from hookline._values.copies import address
+from hookline._values.nested import leaves, map_tensors
+from hookline._values.serialize import Later, Problem, check
+from hookline.errors import CacheFull, StaleValue, StoreError
+
+
+class Unwritable(Exception):
+    """Why a tensor can't be on disk, whatever the disk."""
+
+
+class Folder:
+    """A folder of our own inside another one, made when the first tensor comes."""
+
+    def __init__(self, parent: str | None) -> None:
+        self.parent = parent  # None: wherever this system has its temporary files.
+        self.path = ""
+        self._numbers = itertools.count()
+
+    def write(self, tensor: Tensor) -> OnDisk:
+        """Write a tensor to a file; raise Unwritable, or a StoreError if the disk is at fault."""
+        _check(tensor)
+        if not self.path:
+            self._make()
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)  # Another stream than this one may have yet to write it.
+        path = os.path.join(self.path, f"{next(self._numbers)}.safetensors")
+        files.write(path, {"": [_packed(tensor)]}, scratch=True)
+        return OnDisk(self, path, tensor)
+
+    def _make(self) -> None:
+        try:
+            self.path = tempfile.mkdtemp(prefix="hookline-", dir=self.parent)
+        except OSError as error:
+            raise StoreError(f"no folder can be made there: {error.strerror or error}") from error
+        weakref.finalize(self, _remove, self.path, os.getpid())  # Also when the interpreter ends.
+
+    def __repr__(self) -> str:
+        return repr(self.path or self.parent or tempfile.gettempdir())
+
+
+class OnDisk(Later):
+    """A tensor that is on disk. The file goes when nobody needs it any more."""
+
+    def __init__(self, folder: Folder, path: str, tensor: Tensor) -> None:
+        super().__init__(tensor.dtype, tensor.shape)
+        self.folder = folder  # It stays as long as something in it.
+        self.path = path
+        self.device = tensor.device
+        self.order = _order(tensor)
+        self.packed = _packed(tensor).shape
+        weakref.finalize(self, _unlink, path, os.getpid()).atexit = False  # The whole folder goes then.
+
+    def read(self) -> Tensor:
+        """Return the tensor, with the memory order that it had."""
+        packed = next(iter(files.read(self.path).get("", ())), None)
+        if not isinstance(packed, Tensor) or (packed.dtype, packed.shape) != (self.dtype, self.packed):
+            raise StoreError(f"{self.path!r} is damaged: it is not what was moved to disk; run the forward again")
+        with torch.inference_mode(False):
+            places = [self.order.index(dimension) for dimension in range(len(self.order))]
+            return packed.permute(places).expand(self.shape).to(self.device)
+
+
+def _check(tensor: Tensor) -> None:
+    try:
+        check(tensor)
+    except Problem as problem:
+        raise Unwritable(str(problem).partition(", but")[0]) from None
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Return the dimensions of a tensor as they lie in memory, the outermost first."""
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """Return the elements in the order of their memory, those of an expanded dimension once."""
+    if tensor.numel():
+        tensor = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    return tensor.permute(_order(tensor))
+
+
+def _unlink(path: str, process: int) -> None:
+    if os.getpid() == process:  # A forked process has copies of the objects, but the files are not its own.
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _remove(path: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+Memories = frozenset[tuple[int, int]]  # The address and the bytes of each. Several values may share one.
+REMEDY = "keep fewer sites or calls or a smaller dtype, raise the limit"
+
+
+class Kept(Held):
+    """A value that counts, in memory or with its tensors on disk. What is on disk is read anew each time."""
+
+    shell: Any = None  # Of a value on disk: what is left of it, to put its tensors in.
+    files: Sequence[OnDisk] = ()  # These are they.
+    stale = ""  # Why it can't be read any more.
+    stuck = ""  # Why it can't be on disk.
+
+    def __init__(self, value: Any, site: Site, number: int, memories: Memories, dropped: deque[int]) -> None:
+        self.value = value  # EMPTY when its tensors are on disk.
+        self.site = site
+        self.number = number
+        self.memories = memories
+        self.dropped = dropped  # Where its number is left when it goes.
+
+    def read(self, site: Site) -> Any:
+        """Return the value, from memory or from disk."""
+        value = self.value  # Looked at once: another thread may be moving it.
+        if value is not EMPTY:
+            return value.read(site) if isinstance(value, Held) else value
+        if self.stale:
+            raise StaleValue(self.stale)
+        try:
+            return self._filled([file.read() for file in self.files])
+        except StoreError as error:
+            problem = str(error).partition(";")[0]
+            raise StoreError(
+                f"'{site}' was moved to disk and can't be read back: {problem}; run the model again"
+            ) from error
+
+    def peek(self) -> Any:
+        """Return the value, or one of the same shape without memory where it is on disk."""
+        value = self.value
+        if value is EMPTY:
+            return self.shell
+        return value.peek() if isinstance(value, Held) else value
+
+    def stored(self, site: Site) -> Any:
+        """Return the value for a file: what is on disk stays there until it is written."""
+        return self._filled(self.files) if self.files else self.read(site)
+
+    def move(self, folder: Folder) -> None:
+        """Move its tensors to disk; raise if that can't be, and be as before. What is stale by now is let go."""
+        files: list[OnDisk] = []
+
+        def place(tensor: Tensor) -> Tensor:
+            files.append(folder.write(tensor))
+            return _shape_of(tensor)
+
+        try:
+            self.shell = map_tensors(place, self.read(self.site))
+        except StaleValue as error:
+            self.shell = map_tensors(_shape_of, self.peek())
+            self.stale = str(error)
+        self.files = files
+        self.value = EMPTY
+
+    def _filled(self, tensors: Iterable[Any]) -> Any:
+        parts = iter(tensors)
+        return map_tensors(lambda _: next(parts), self.shell)
+
+    def __del__(self) -> None:
+        self.dropped.append(self.number)  # No more than that: it may come at any moment, on any thread.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Held:
+        if self.value is EMPTY:
+            return self  # It does not change any more.
+        return Guarded(copy.deepcopy(self.read(self.site), memo), [])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.read(self.site), [])  # A copy counts nowhere, and needs no file of ours.
+
+
+class Budget:
+    """What may be kept in memory, in bytes, and what is. Memory that several values share counts once."""
+
+    def __init__(self, limit: int, folder: Folder | None = None) -> None:
+        self.limit = limit
+        self.folder = folder  # None: what is too much is refused.
+        self._held = 0
+        self._kept: OrderedDict[int, weakref.ref[Kept]] = OrderedDict()  # Those in memory, oldest first.
+        self._memories: dict[int, Memories] = {}  # Theirs.
+        self._uses: dict[tuple[int, int], int] = {}  # How many of them use each.
+        self._numbers = itertools.count()
+        self._dropped: deque[int] = deque()
+        self._lock = threading.RLock()
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        with self._lock:
+            self._forget_dropped()
+            return self._held
+
+    def hold(self, value: Any, record: Record, stamp: Any) -> Any:
+        """Return what to put in a record for a value; make room for it first, or say that there is none."""
+        leaving = record.leaving(value, stamp)
+        if leaving is value:
+            return value  # A later call is there already, and this one will not be kept.
+        try:
+            return self.hold_part(value, record.site, leaving)
+        except CacheFull as error:
+            if record.keep == 1 or record.value is EMPTY:
+                record.explain(f"'{record.site}' was not kept: {error}")
+            raise
+
+    def hold_part(self, value: Any, site: Site, leaving: Any) -> Any:
+        """Hold a value, or a part of one, in the place of what is about to go."""
+        memories = memories_of(value)
+        if not memories:
+            return value
+        with self._lock:
+            self._forget_dropped()
+            kept = Kept(value, site, next(self._numbers), memories, self._dropped)
+            self._count(kept)
+            try:
+                self._make_room(kept, _kept_in(leaving))
+            except BaseException:
+                self._discount(kept.number)
+                raise
+        return kept
+
+    def _make_room(self, new: Kept, leaving: list[Kept]) -> None:
+        while self._held > self.limit and (total := self._held - self._bytes_of(leaving)) > self.limit:
+            oldest = next((one for one in self._in_memory() if not one.stuck and one not in leaving), None)
+            if oldest is None or self.folder is None:
+                raise CacheFull(self._why_full(total, self._bytes_of([new])))
+            self._move(oldest, self.folder)
+
+    def _move(self, kept: Kept, folder: Folder) -> None:
+        try:
+            with torch._C.DisableTorchFunction():  # What is done here is not a function of the model's.
+                kept.move(folder)
+        except Unwritable as problem:
+            kept.stuck = f"'{kept.site}' can't be on disk, since it is or holds {problem}"
+            return
+        except StoreError as error:
+            found = getattr(error.__cause__, "strerror", None) or error
+            raise StoreError(
+                f"the oldest value, {self._bytes_of([kept]):,} bytes of '{kept.site}', could not be moved to {folder}: "
+                f"{found}; make room there, or spill to another folder. What was kept so far is still there"
+            ) from error
+        self._discount(kept.number)
+
+    def _why_full(self, total: int, more: int) -> str:
+        found = f"{more:,} bytes more than the {total - more:,} that are kept would pass the limit of {self.limit:,}"
+        if self.folder is None:
+            return f"{found}; {REMEDY}, or move the oldest to disk with spill=True. What was kept so far is still there"
+        stuck = next(kept.stuck for kept in self._in_memory() if kept.stuck)
+        return f"{found}, and nothing is left to move to disk: {stuck}; {REMEDY}"
+
+    def _count(self, kept: Kept) -> None:
+        self._kept[kept.number] = weakref.ref(kept)
+        self._memories[kept.number] = kept.memories
+        for memory in kept.memories:
+            uses = self._uses[memory] = self._uses.get(memory, 0) + 1
+            self._held += memory[1] if uses == 1 else 0
+
+    def _discount(self, number: int) -> None:
+        self._kept.pop(number, None)
+        for memory in self._memories.pop(number, ()):
+            self._uses[memory] -= 1
+            if not self._uses[memory]:
+                del self._uses[memory]
+                self._held -= memory[1]
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            self._discount(self._dropped.popleft())
+
+    def _in_memory(self) -> Iterable[Kept]:
+        for reference in self._kept.values():
+            kept = reference()
+            if kept is not None:
+                yield kept
+
+    def _bytes_of(self, some: list[Kept]) -> int:
+        """Return the bytes that are held by these alone."""
+        uses = Counter(memory for one in some if one.number in self._kept for memory in one.memories)
+        return sum(memory[1] for memory, count in uses.items() if count == self._uses[memory])
+
+    def __repr__(self) -> str:
+        return f"limit={self.limit}" + (f", spill={self.folder}" if self.folder is not None else "")
+
+
+def memories_of(value: Any) -> Memories:
+    """Return the memory that the tensors of a value hold. A view holds all of it."""
+    found = []
+    for tensor in leaves(value.peek() if isinstance(value, Held) else value):
+        for part in _dense_parts(tensor):
+            where = address(part)
+            size = part.untyped_storage().nbytes() if where else part.numel() * part.element_size()
+            if size and not part.is_meta:
+                found.append((where or -id(part), size))
+    return frozenset(found)
+
+
+def _dense_parts(tensor: Any) -> list[Tensor]:
+    """Return the tensors that a sparse one, or one that wraps others, is made of."""
+    if type(tensor) is Tensor and tensor.layout is torch.strided:
+        return [tensor]
+    if is_traceable_wrapper_subclass(tensor):
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # Of a DTensor its mesh, too.
+        return [part for one in inner if isinstance(one, Tensor) for part in _dense_parts(one)]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
+
+
+def _kept_in(held: Any) -> list[Kept]:
+    """Return what counts of a value in a record; a gradient has parts."""
+    parts = [held] if isinstance(held, Held) else getattr(held, "arrived", {}).values()
+    return [part for part in parts if isinstance(part, Kept)]
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """Return what shows the shape and dtype of a tensor that is on disk."""
+    shape = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    shape.is_on_disk = True  # type: ignore[attr-defined]
+    return shape

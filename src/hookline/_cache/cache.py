@@ -1,0 +1,728 @@
+"""What was captured, in memory: a mapping from site to value."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._cache import files
+from hookline._cache.records import EMPTY, Record, Session, spread
+from hookline._options import device_here, refuse_flags, short_text
+from hookline._plot.pictured import Curves, Drawn, Pictured, note_of, one_call
+from hookline._sites import members
+from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
+from hookline._sites.tree import Names
+from hookline._tables import Table, Tabular, count
+from hookline._values.copies import address, copy_tensor, share_tensor, versions
+from hookline._values.fit import same_values
+from hookline._values.nested import (
+    ATOMS,
+    STAR,
+    children,
+    describe,
+    expand,
+    get_part,
+    leaves,
+    map_tensors,
+    rebuild,
+    shape_of,
+)
+from hookline._values.serialize import first_line
+from hookline._values.stats import Stats
+from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean, warn
+
+Key = str | Site | nn.Module
+Selected = str | Site | nn.Module | Iterable[Any]
+Operation = Callable[[Any, Any], Any]
+
+
+class Cache(Tabular, Pictured, Mapping[str, Any]):
+    """What passed at each site, in the order the sites first fired.
+
+    >>> cache = Cache({"h.0": torch.ones(2, 3), "h.1": torch.zeros(2, 3)})
+    >>> cache
+    2 sites, 48 bytes
+    site  calls  dtype    shape
+    ────  ─────  ───────  ──────
+    h.0       1  float32  (2, 3)
+    h.1       1  float32  (2, 3)
+    >>> (cache - cache).stack("h.*").shape
+    torch.Size([2, 2, 3])
+    """
+
+    __array_ufunc__ = None  # So that a number of numpy leaves `number * cache` to the cache.
+    _along: tuple[str, Sequence[int]] | None = None  # What the calls of all sites are, as "step", and their numbers.
+
+    def __init__(self, values: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None = None) -> None:
+        self._asked: list[Record] = []
+        self._index: dict[Site, Record] = {}
+        self._names: Names | None = None
+        self._session = Session()
+        if values is None:
+            return
+        if isinstance(values, (str, os.PathLike)):
+            raise EditError(f"a Cache is made of {{site: value}}; to read a file, write hl.Cache.load({str(values)!r})")
+        if not isinstance(values, Mapping):
+            raise EditError(f"a Cache is made of {{site: value}}, not of {describe(values)}")
+        if hasattr(values, "as_cache"):
+            raise EditError(f"the rows of a Store are on disk; to read them all into memory, write {values.as_cache}")
+        keys: dict[Site, Any] = {}
+        for key, value in values.items():
+            site = key if isinstance(key, Site) else Site.parse(key)
+            if site in keys:
+                raise SiteError(f"{str(keys[site])!r} and {str(key)!r} are the same site; give one value for it")
+            keys[site] = key
+            self._keep(site, [value])
+
+    def __getitem__(self, key: Key) -> Any:
+        record = self._find(key)
+        if not self._is_readable(record):
+            raise NotCaptured(self._why_empty(record))
+        if self._session.others.take_mixed() and record.keep == 1 < record.count:
+            record.repeated = False  # Two forwards at the same time look like one.
+            warn(
+                f"'{record.site}' was captured by several asyncio tasks or threads in one block, and only the latest "
+                "value is kept; keep='all' keeps every call, a block in each task keeps them apart"
+            )
+        if record.read_at != self._session.forwards:
+            self._warn_of_old(record)
+        return record.latest()
+
+    def _warn_of_old(self, record: Record) -> None:
+        """Warn where the very value is read again that was read before the latest forward, which did not pass here."""
+        forwards = self._session.forwards
+        is_old = -1 < record.read_at < forwards and record.stamp == record.read_stamp and record.keep == 1
+        if is_old and not record.is_traced and not record.site.is_gradient:
+            warn(
+                f"'{record.site}' is the value that was read before: the model ran, and nothing passed here since; "
+                "call cache.clear() before each forward, and reading it raises instead"
+            )
+        record.read_at, record.read_stamp = forwards, record.stamp
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(record.site) for record in self._fired())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same sites and calls, in any order, with the same values: a NaN equals a NaN."""
+        if not isinstance(other, Cache):
+            return NotImplemented
+        try:
+            return {*self} == {*other} and all(same_values(self.calls(site), other.calls(site)) for site in self)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, HooklineError):
+                raise
+            raise HooklineError(f"these caches can't be compared: {first_line(error)}") from error
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(list(self))
+
+    def __len__(self) -> int:
+        return len(self._fired())
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self._is_readable(self._find(key))  # type: ignore[arg-type]
+        except (NotCaptured, SiteError):
+            return False
+
+    def calls(self, key: Key) -> list[Any]:
+        """Return every value kept of a site, oldest call first; empty if it has not fired."""
+        return self._find(key).all()
+
+    def select(self, *where: Selected) -> Cache:
+        """Return the sites that match, or all, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
+        if not where:
+            return self | {}
+        result = self._like()
+        for text in self._texts(where):
+            pattern = parse(text)
+            chosen = [(record, rest) for record in self._fired() if (rest := _rest(pattern, record.site)) is not None]
+            if not chosen and pattern.path is not None:
+                tied = pattern._replace(index="").at(pattern.path)  # A tied module's other name.
+                chosen = [(self._find(tied), parse_subscripts(pattern.index))] if str(tied) in self else []
+            if not chosen:
+                raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
+            for record, rest in chosen:
+                for index, values in _parts_of(record, rest).items():
+                    result._keep(record.site._replace(index=record.site.index + index), values)
+        return result
+
+    def _texts(self, where: Iterable[Any]) -> Iterator[str]:
+        """Return what each of some places is called: text, sites, modules, and lists of these."""
+        for one in where:
+            if isinstance(one, (str, Site)):
+                yield str(one)
+            elif isinstance(one, nn.Module):
+                yield str(self._find(one).site)
+            elif isinstance(one, Iterable) and not isinstance(one, (type, Mapping, Tensor)):
+                inside = list(self._texts(one))
+                if not inside:
+                    raise SiteError(
+                        f"{short_text(one)} names no site; give text ('h.*'), or leave it out for all sites"
+                    )
+                yield from inside
+            else:
+                named = one.__name__ if isinstance(one, type) else repr(one)
+                raise SiteError(
+                    f"{named}: a cache knows its sites by name only; give text ('h.*'), a Site, a module, or a list"
+                )
+
+    def map(self, function: Callable[[Any], Any]) -> Cache:
+        """Return a cache with `function(value)` in place of each value, of every call; this one stays as it is."""
+        if not callable(function):
+            raise TypeError(f"map takes a function of a value, not {function!r:.80}")
+        return self._map(lambda value, site: _called(function, value, site))
+
+    def _map(self, function: Callable[[Any, Site], Any]) -> Cache:
+        result = self._like()
+        for record in self._fired():
+            result._keep(record.site, [function(value, record.site) for value in record.each()])
+        return result
+
+    def to(self, target: torch.device | torch.dtype | str | int) -> Cache:
+        """Return a cache on another device or in another dtype; integers and booleans keep their dtype."""
+        if isinstance(target, str):
+            target = _device_or_dtype(target)
+        if isinstance(target, torch.dtype):
+            return self._map(lambda value, _: map_tensors(lambda tensor: _cast(tensor, target), value))
+        device = device_here(target, "target")
+        return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(device), value))
+
+    def stack(self, *where: Selected, call: int | None = None) -> Tensor:
+        """Return the values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
+
+        They come in the order of their names, so that values and gradients of the same layers stand beside each other.
+
+        Args:
+            call: Which call to take of sites with several, as an index of `calls()`.
+        """
+        chosen = self.select(*where) if where else self
+        if not len(chosen):
+            raise NotCaptured("nothing to stack: this cache is empty")
+        if call is None and (several := _with_several(chosen._fired())) is not None:
+            raise HooklineError(
+                f"'{several.site}' has {count(len(several.stamps()), 'call')} here, and one value of each site stacks: "
+                "stack(..., call=-1) takes the latest call, call=0 the first"
+            )
+        values = {
+            site: chosen[site] if call is None else one_call(site, chosen.calls(site), call)
+            for site in sorted(chosen, key=_natural)
+        }
+        shapes = {site: describe(value) for site, value in values.items()}
+        if len(set(shapes.values())) > 1 or not all(isinstance(value, Tensor) for value in values.values()):
+            found = ", ".join(f"'{site}' is {shape}" for site, shape in shapes.items())
+            raise EditError(f"only tensors of one shape and dtype stack: {found}")
+        return torch.stack(list(values.values()))
+
+    def stats(self) -> Stats:
+        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table.
+
+        All calls that were kept count.
+        """
+        return Stats((str(record.site), self._tensors(record)) for record in self._fired())
+
+    def _tensors(self, record: Record) -> Iterable[Tensor]:
+        """Return the tensors of all calls of a site: those of several one by one, as they may be on disk."""
+        if len(record.stamps()) == 1:
+            return _countable(self[record.site])
+        return (tensor for value in record.each() for tensor in _countable(value))
+
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+        chosen = self.select(*where) if where else self
+        values = {site: chosen[site] if call is None else one_call(site, chosen.calls(site), call) for site in chosen}
+        calls = max((record.count for record in chosen._fired()), default=1)
+        return Drawn(values, sample, note_of(call, calls))
+
+    def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
+        records = (self.select(*where) if where else self)._fired()
+        if not records or not all(len(record.stamps()) > 1 and _is_real(record.peek()) for record in records):
+            return None
+        values = {str(record.site): [float(value) for value in record.each()] for record in records}
+        along, numbers = self._along or ("call", range(max(map(len, values.values()))))
+        return Curves(values, along, numbers)
+
+    def clear(self) -> None:
+        """Forget every value; the hooks that fill this cache go on."""
+        self._session.began, self._session.failed = self._session.forwards, 0
+        for record in self._records.values():
+            record.clear()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write every call of every site to one safetensors file, whole or not at all."""
+        refuse_flags(overwrite=overwrite)
+        files.write(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Cache:
+        """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file is a StoreError."""
+        cache, name = cls(), repr(os.fspath(path))
+        for text, values in files.read(path).items():
+            try:
+                cache._keep(Site.parse(text), values)
+            except SiteError as error:
+                raise StoreError(f"{name} is damaged: it has a site that can't be read ({first_line(error)})") from None
+        if len(cache._asked) != len(cache._records):
+            raise StoreError(f"{name} is damaged: it has two spellings of one site")
+        return cache
+
+    def with_gradients(self) -> tuple[Cache, Cache]:
+        """Return values and their gradients as two caches with the same sites: `values * gradients` is an attribution.
+
+        Both hold the sites that were captured with their gradient: "h.0" and "h.0:grad_output" are "h.0" in both.
+        """
+        gradients = {
+            record.site._replace(port=record.site.port.removeprefix("grad_")): record
+            for record in self._all()
+            if record.site.is_gradient
+        }
+        found, theirs = self._like(), self._like()
+        for record in self._fired():
+            gradient = gradients.get(record.site)
+            if gradient is None:
+                continue
+            if not self._is_readable(gradient):
+                raise NotCaptured(self._why_empty(gradient))
+            _check_paired(record, gradient)
+            found._keep(record.site, record.unread())
+            theirs._keep(record.site, gradient.unread())
+        if not len(found):
+            raise NotCaptured(
+                "no value here has its gradient beside it; capture both, as in capture(model, 'h.*', 'h.*:grad_output')"
+            )
+        return found, theirs
+
+    def __add__(self, other: Mapping[str, Any]) -> Cache:
+        return self._combine(other, operator.add)
+
+    def __radd__(self, other: Any) -> Cache:
+        """Add to a mapping, or to the 0 that sum() begins with."""
+        return self | {} if _is_number(other) and other == 0 else self._combine(other, operator.add)
+
+    def __sub__(self, other: Mapping[str, Any]) -> Cache:
+        return self._combine(other, operator.sub)
+
+    def __mul__(self, other: Any) -> Cache:
+        return self._computed_with(other, operator.mul)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Cache:
+        return self * -1
+
+    def __truediv__(self, other: Any) -> Cache:
+        return self._computed_with(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Cache:
+        return self._computed_with(other, _divide)
+
+    def __or__(self, other: Any) -> Cache:
+        """Return the sites of both; where both have one, the calls of the right side, as with dicts."""
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._merged(self, other)
+
+    def __ror__(self, other: Any) -> Cache:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._merged(other, self)
+
+    def _merged(self, *sides: Mapping[Any, Any]) -> Cache:
+        caches = [side if isinstance(side, Cache) else Cache(side) for side in sides]
+        found = {record.site: record for cache in caches for record in cache._fired()}
+        result = self._like()
+        for site, record in found.items():
+            result._keep(site, record.unread())
+        return result
+
+    @property
+    def _records(self) -> dict[Site, Record]:
+        """The records by site. Made when first read: a cache that is never read should not cost it."""
+        if len(self._index) < len(self._asked):
+            self._index = {record.site: record for record in self._asked}
+            self._asked = list(self._index.values())  # A site that was captured anew counts once.
+        return self._index
+
+    def _like(self) -> Cache:
+        """Return an empty cache that knows the same names."""
+        result = Cache()
+        result._names, result._along = self._names, self._along
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_names": None}  # A model's names are of no use in another process.
+
+    def _keep(self, site: Site, values: list[Any]) -> None:
+        if not values:
+            return
+        record = Record(site, 1 if len(values) == 1 else None)
+        for stamp, value in enumerate(values):
+            record.put(value, stamp, 0)
+        self._asked.append(record)
+
+    def _all(self) -> Iterator[Record]:
+        for record in self._records.values():
+            if record.family is None:
+                yield record
+            else:
+                yield from record.family.values()
+
+    def _fired(self) -> list[Record]:
+        found = {record.site: record for record in self._all() if self._is_readable(record)}
+        return sorted(found.values(), key=lambda record: record.order)
+
+    def _find(self, key: Key) -> Record:
+        """Find a record by its text, any other spelling of it, a Site or a module object."""
+        if isinstance(key, nn.Module):
+            wanted = [Site(name) for name in self._names.of(key)] if self._names is not None else []
+        elif isinstance(key, Site):
+            wanted = [key]
+        elif isinstance(key, str):
+            wanted = [Site(key)]  # Text that equals a module's name is that module.
+            if wanted[0] not in self._records and (pattern := parse(key)).path is not None:
+                wanted.append(pattern.at(pattern.path))
+        else:
+            raise NotCaptured(f"a cache is read by site, not by {type(key).__name__}")
+        for site in wanted:
+            record = self._records.get(site)
+            if record is not None and record.family is None:
+                return record
+        records = {record.site: record for record in self._all()}
+        for site in wanted:
+            if site in records:
+                return records[site]
+            numbered = [record for one, record in records.items() if site.function and one._replace(call=None) == site]
+            if len(numbered) > 1:
+                names = ", ".join(f"'{record.site}'" for record in numbered[:3])
+                more = " …" if len(numbered) > 3 else ""
+                raise NotCaptured(f"'{site}' stands for {len(numbered)} calls: read {names}{more}")
+            if numbered:
+                return numbered[0]
+        tied = next(
+            (record for site in wanted for record in records.values() if self._is_tied(record.site, site)), None
+        )
+        if tied is None:
+            raise NotCaptured(self._why_unknown(key))
+        return tied
+
+    def _is_readable(self, record: Record) -> bool:
+        return not (record.value is EMPTY or record.reason or self._session.forked or self._was_missed(record))
+
+    def _was_missed(self, record: Record) -> bool:
+        """Whether the value is from before the latest forward, which failed before it came to this site."""
+        session = self._session
+        if session.was_full and record.keep != 1:
+            return False  # What fitted was asked for call by call, and is there.
+        return 0 < session.broke == session.forwards != record.seen and not record.site.is_gradient
+
+    def _is_tied(self, one: Site, other: Site) -> bool:
+        """Whether two sites are one place of one module that has several names."""
+        if self._names is None or one._replace(path="") != other._replace(path=""):
+            return False
+        module = self._names.find(one.path)
+        if module is None:
+            held, others = (members.locate(self._names, site.path) for site in (one, other))
+            return held is not None and others is not None and {*held.holders} == {*others.holders}
+        return module is self._names.find(other.path)
+
+    def _why_unknown(self, key: Key) -> str:
+        name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
+        for site, record in self._records.items():
+            if record.family == {} and site.path == (key.path if isinstance(key, Site) else _path(key)):
+                return _reason(record) or f"{name} was not captured: nothing has passed '{site}' yet"
+            if record.family is not None and str(site) == str(key):
+                first = next(iter(record.family.values())).site
+                return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
+        if isinstance(key, str) and any(_rest(parse(key), record.site) is not None for record in self._fired()):
+            return f"{name} is not one site that was captured; select({key!r}) takes patterns, and parts of values"
+        near = "" if isinstance(key, nn.Module) else did_you_mean(str(key), map(str, self._records))
+        return f"{name} was not captured{near}"
+
+    def _why_empty(self, record: Record) -> str:
+        session = self._session
+        if session.forked:
+            return f"'{record.site}' can't be read here: this process was forked from the one that placed the hooks"
+        if record.reason:
+            return _reason(record)
+        if record.value is not EMPTY:
+            return f"nothing passed '{record.site}' in the latest forward, which failed before it"
+        if session.others.ran and not session.any_forward:
+            return (
+                f"nothing has passed '{record.site}' on this thread, where the block was opened; to run the model on "
+                "another one, start it with contextvars.copy_context().run(...)"
+            )
+        if record.site.is_gradient:
+            return (
+                f"no gradient has reached '{record.site}': run the forward inside the block, and call backward() after "
+                "it; if you did, what backward() was called on does not depend on it"
+            )
+        if session.over:
+            return f"nothing passed '{record.site}': {session.over}"
+        ledger = session.ledger()
+        if ledger is not None and ledger.is_inactive(record):
+            return f"nothing has passed '{record.site}': its hook is not active; activate it, or enter its Hooks"
+        if session.any_forward:
+            return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
+        return f"nothing has passed '{record.site}' yet: run the model first"
+
+    def _refuse_several_calls(self, *keys: Key) -> None:
+        """Raise if one of these sites, or of all, has several calls: a value put into a model goes into every call."""
+        record = _with_several(map(self._find, keys) if keys else self._fired())
+        if record is None:
+            return
+        site, calls = record.site, count(len(record.stamps()), "call")
+        text = str(site)
+        numbered = str(site._replace(call=0)) if site.call is None and not site.function else ""
+        one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's into the first call"
+        raise EditError(
+            f"'{site}' has {calls} in this cache, and a value that is put in goes into every call; choose one, as in "
+            f"{{{text!r}: cache.calls({text!r})[0]}}{one_each if numbered else ''}; dict(cache) has the latest of each"
+        )
+
+    def _combine(self, other: Mapping[str, Any], operation: Operation) -> Cache:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        differ = sorted(set(self) ^ set(other))
+        if differ:
+            has_gradients = any(Site.parse(name).is_gradient for name in differ)
+            hint = "; values, gradients = acts.with_gradients() gives both the same sites" if has_gradients else ""
+            raise HooklineError(
+                f"the two caches don't hold the same sites; only one has {', '.join(map(repr, differ[:5]))}{hint}"
+            )
+        result = self._like()
+        for site in self:
+            ours = self.calls(site)
+            theirs = other.calls(site) if isinstance(other, Cache) else [other[site]]
+            if len(ours) != len(theirs):
+                raise HooklineError(f"'{site}' has {len(ours)} calls in one cache and {len(theirs)} in the other")
+            pairs = zip(ours, theirs, strict=True)
+            result._keep(Site.parse(site), [_apply(operation, one, other_one, site) for one, other_one in pairs])
+        return result
+
+    def _computed_with(self, other: Any, operation: Operation) -> Cache:
+        if _is_number(other) or (isinstance(other, Tensor) and other.dim() == 0 and other.dtype is not torch.bool):
+            return self._map(lambda value, site: _scaled(operation, value, other, str(site)))
+        return self._combine(other, operation)
+
+    def _table(self) -> Table:
+        rows: list[tuple[object, ...]] = []
+        found = self._fired()
+        for record in found:
+            value = record.peek()
+            tensors = leaves(value)
+            shapes = ", ".join(map(shape_of, tensors[:4])) + (", …" if len(tensors) > 4 else "")
+            dtypes = ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+            rows.append((str(record.site) or '""', record.count or "?", dtypes or describe(value), shapes))
+        header = ("site", "calls", "dtype", "shape")
+        return Table(header, rows, self._title(), pictures=lambda row: spread(found[row]))
+
+    def _title(self) -> str:
+        tensors = [tensor for record in self._fired() for tensor in leaves(record.peek_all())]
+        on_disk = sum(tensor.nbytes for tensor in tensors if hasattr(tensor, "is_on_disk"))
+        sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
+        found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
+        return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
+
+
+class _OfClassOnly(classmethod):  # type: ignore[type-arg]
+    """A classmethod that is refused on an instance, which would stay as it is."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return super().__get__(None, owner) if instance is None else _refuse_load
+
+
+def _refuse_load(*_: object, **__: object) -> None:
+    raise HooklineError("load makes a new cache, and leaves this one as it is; write acts = hl.Cache.load(path)")
+
+
+Cache.load = _OfClassOnly(Cache.load.__func__)  # type: ignore[assignment, method-assign, attr-defined]
+
+
+def _with_several(records: Iterable[Record]) -> Record | None:
+    """Return the first record that holds several calls."""
+    return next((record for record in records if len(record.stamps()) > 1), None)
+
+
+def _reason(record: Record) -> str:
+    return record.reason.replace("{site}", str(record.site))
+
+
+def _path(key: Key) -> str | None:
+    return parse(key).path if isinstance(key, str) else None
+
+
+def _natural(site: str) -> list[tuple[int, int | str]]:
+    """Sort "h.2" before "h.10"."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", site) if part]
+
+
+def _size(tensor: Tensor) -> int:
+    """Return the bytes that a tensor holds: those of all its memory, of which it may show only a part."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or address(tensor) == 0:
+        return tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes()
+
+
+def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
+    """Return the subscripts of `pattern` beyond those of `site`, or None if it means another place."""
+    same_path = site.path == pattern.path if pattern.path is not None else pattern.matches(site.path)
+    asked, had = parse_subscripts(pattern.index), site.subscripts
+    if not same_path or pattern.port != site.port or pattern.call not in (None, site.call):
+        return None
+    if pattern.within not in (None, site.within) or not matches_name(site.member, pattern.member):
+        return None
+    return asked[len(had) :] if all(map(_means, asked, had)) and len(asked) >= len(had) else None
+
+
+def _means(asked: Any, had: Any) -> bool:
+    """Whether a subscript that was asked for is the one that was captured: `*` is any index."""
+    if asked is STAR or asked == had:
+        return True
+    both = isinstance(asked, tuple) and isinstance(had, tuple) and len(asked) == len(had)
+    return both and all(map(_means, asked, had))
+
+
+def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
+    """Return the part of every call at each of the subscripts that `rest` stands for."""
+    if not rest:
+        return {"": record.unread()}
+    parts: dict[str, list[Any]] = {}
+    for value in record.each():
+        for subscripts in expand(value, rest):  # Of each call: a later one may be shorter.
+            part = map_tensors(copy_tensor, get_part(value, subscripts))
+            parts.setdefault(write_subscripts(subscripts), []).append(part)
+    return parts
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _called(function: Callable[[Any], Any], value: Any, site: Site) -> Any:
+    """Call a user's function, which may write into its argument: the cache keeps its own."""
+    try:
+        lent = map_tensors(_lend, value)
+    except HooklineError:  # It can't be copied.
+        lent = value
+    before = versions(value)
+    result = function(lent)
+    if versions(value) != before:
+        raise EditError(
+            f"'{site}': the function wrote into this cache's own value, which is part of the graph (detach=False) or "
+            "can't be copied; let it return a new one"
+        )
+    return result
+
+
+def _lend(tensor: Tensor) -> Tensor:
+    """Copy a tensor, on write where that is right. One of the graph itself stays: autograd would not know a copy."""
+    return tensor if tensor.requires_grad else share_tensor(tensor)
+
+
+def _check_paired(value: Record, gradient: Record) -> None:
+    """Raise unless a site's values and gradients are those of the same calls."""
+    calls, gradients = value.stamps(), gradient.stamps()
+    if len(calls) != len(gradients):
+        found = f"{count(len(calls), 'value')} and {count(len(gradients), 'gradient')}"
+        raise HooklineError(f"'{value.site}' has {found}: which belong together can't be told; capture one backward()")
+    # A gradient is stamped with its backward pass and its call. Of a cache made from another one, calls are numbered.
+    if any(isinstance(stamp, tuple) and stamp[1] != call for call, stamp in zip(calls, gradients, strict=True)):
+        raise HooklineError(
+            f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
+            "each forward, or leave the block in between"
+        )
+
+
+def _countable(value: Any) -> list[Tensor]:
+    """Return the tensors of a value, or a number as one."""
+    if not isinstance(value, (int, float, complex)):
+        return leaves(value)
+    try:
+        return [torch.tensor(value)]
+    except (OverflowError, RuntimeError, ValueError):  # An integer of more bits than torch has.
+        return []
+
+
+def _device_or_dtype(name: str) -> torch.device | torch.dtype:
+    """Return what a text names: "cuda:1", "float16"."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise HooklineError(f"{name!r} is neither a device nor a dtype of torch's") from None
+
+
+def _is_real(value: Any) -> bool:
+    """Whether a value is one number that has a place on an axis."""
+    return isinstance(value, (int, float)) or (
+        isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() and not value.is_meta
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number) and not isinstance(value, bool)
+
+
+def _divide(one: Any, other: Any) -> Any:
+    """Divide the other by the one: where the cache is on the right."""
+    return other / one
+
+
+def _computed(operation: Operation, one: Any, other: Any, site: str) -> Any:
+    try:
+        return operation(one, other)
+    except ZeroDivisionError:
+        if operation is _divide:
+            raise EditError(f"{site!r} has {describe(one)}, and {other!r} can't be divided by it") from None
+        raise EditError(f"{site!r} has {describe(one)}, which would be divided by 0") from None
+
+
+def _scaled(operation: Operation, value: Any, number: Any, site: str) -> Any:
+    """Return a value with every tensor and number in it multiplied or divided; text, booleans and None stay."""
+    if _is_number(value) or (isinstance(value, Tensor) and value.dtype is not torch.bool):
+        return _computed(operation, value, number, site)
+    if isinstance(value, ATOMS):
+        return value
+    parts = children(value)
+    if parts is None:
+        raise EditError(f"{site!r} is {describe(value)}, which can't be multiplied; select(...) the other sites")
+    return rebuild(value, {key: _scaled(operation, part, number, site) for key, part in parts.items()})
+
+
+def _apply(operation: Operation, one: Any, other: Any, site: str) -> Any:
+    """Combine two values: tensors and numbers by the operation; what can't be computed with has to be the same."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape != other.shape or torch.bool in (one.dtype, other.dtype):
+            raise _unlike(one, other, site)
+        return operation(one, other)
+    if _is_number(one) and _is_number(other):
+        return _computed(operation, one, other, site)
+    parts, others = children(one), children(other)
+    if parts is None and others is None and not isinstance(one, Tensor) and _is_same(one, other):
+        return one
+    if parts is None or others is None or list(parts) != list(others):
+        raise _unlike(one, other, site)
+    return rebuild(one, {key: _apply(operation, part, others[key], site) for key, part in parts.items()})
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return same_values(one, other)
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # An array, say.
+        return False
+
+
+def _unlike(one: Any, other: Any, site: str) -> EditError:
+    given, others = (repr(value[:40]) if isinstance(value, str) else describe(value) for value in (one, other))
+    kind = "; only tensors of numbers and numbers add, subtract, multiply and divide; choose them with .select(...)"
+    return EditError(f"{site!r} is {given} in one cache and {others} in the other{kind if given == others else ''}")

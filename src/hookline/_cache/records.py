@@ -1,0 +1,460 @@
+"""What one capture has kept of one site: its values, call by call, and whether they may still be read."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from hookline._blocks import Others
+from hookline._sites.language import Site
+from hookline._values.copies import address, is_replayed_over, share_for_now
+from hookline._values.nested import leaves, map_tensors
+from hookline._values.stats import Histogram, glimpse
+from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
+
+
+class _Empty:
+    def __reduce__(self) -> str:
+        return "EMPTY"  # A copy of a record, or a pickle, holds the very same.
+
+
+EMPTY: Any = _Empty()
+Source = tuple[Tensor, int, Tensor | None]  # Memory that is shared: by whom, at which version, and with which copy.
+NEVER = 1 << 62
+INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"
+ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
+
+
+def _nothing() -> None:
+    return None
+
+
+class Generating(NamedTuple):
+    """A generator that has opened a block. It holds no frame, which would keep its variables alive."""
+
+    frame: int  # Its id.
+    code: CodeType
+    runner: tuple[int, int]  # The thread and the task that ran it then.
+
+
+class Session:
+    """What is known of the runs that fill a cache. It holds no model."""
+
+    ledger: Callable[[], Any] = staticmethod(_nothing)  # Whose runs they are, held weakly.
+    began = 0  # How many of them were before the hooks were last entered.
+    failed = 0  # How many since then ended with an exception.
+    broke = 0  # The number of the latest that did.
+    was_full = False  # Whether that was because no more could be kept.
+    stopped = False  # Whether one of them was ended early.
+    ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
+    gave_up = False  # Whether it ran uncompiled because torch makes no further graph of it.
+    missed = False  # Whether subscripts selected nothing of what passed.
+    backward = False  # Whether one went through what the model returned; noted where gradients are changed.
+    rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
+    recomputed = False  # Whether captures were passed over in a backward, where a forward is a recomputation.
+    told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
+    generator: Generating | None = None  # Whose block it is, if one opened it.
+    called = ""  # What hl.run called that did not call the model itself.
+    over = ""  # Why no further value will come.
+    forked = False  # Whether this process is a copy of the one that placed the hooks.
+
+    def __init__(self) -> None:
+        self.forwards = 0  # Forwards of the model.
+        self.others = Others()  # Who else ran it since the hooks were last entered.
+        self.model: Callable[[], nn.Module | None] = _nothing  # Of those hooks, held weakly.
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("ledger", "generator")}
+        return kept | {"model": _nothing}
+
+    def restart(self) -> None:
+        """Count anew, at the beginning of a block."""
+        self.began = self.forwards
+        self.failed = 0
+        self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = self.recomputed = False
+        self.over = self.called = ""
+        self.generator = None
+        self.others = Others()
+
+    def say_dropped(self) -> None:
+        """Note that nobody holds the hooks any more."""
+        self.over = self.over or "the Hooks that filled this cache is gone; keep it in a variable"
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the forward that is running ends with an exception."""
+        self.failed += 1
+        self.was_full = isinstance(error, (CacheFull, StoreError))
+        self.broke = self.forwards
+
+    @property
+    def since(self) -> int:
+        """Forwards since the hooks were last entered."""
+        return self.forwards - self.began
+
+    @property
+    def any_forward(self) -> bool:
+        """Whether the model has run to its end since the hooks were last entered."""
+        return self.since > self.failed or self.ran
+
+
+class Held:
+    """What stands in a record for a value that has to be seen to before it is read."""
+
+    __slots__ = ()
+
+    def read(self, site: Site) -> Any:
+        """Return the value as it was when it passed the site, or say why that can't be."""
+        raise NotImplementedError
+
+    def peek(self) -> Any:
+        """Return a value of the same shape, to describe: overwritten or not."""
+        raise NotImplementedError
+
+    def stored(self, site: Site) -> Any:
+        """Return the value to write it to a file, where what is elsewhere may be a `Later`."""
+        return self.read(site)
+
+
+class Shared(Held):
+    """A tensor that shares the memory of another one, or is that one, as it was at some version: the usual case."""
+
+    __slots__ = ("source", "value", "version")
+
+    def __init__(self, value: Tensor, source: Tensor, version: int) -> None:
+        self.value = value
+        self.source: Tensor | None = source
+        self.version = version
+
+    def read(self, site: Site) -> Tensor:
+        """Return the tensor as it was when it was captured; raise if the model has overwritten it since."""
+        source = self.source
+        if source is not None:
+            shares = source is self.value or address(source) == address(self.value) != 0
+            if not shares:  # What has parted from its copy can't harm it any more, and need not be held.
+                self.source = None
+            elif source._version != self.version:
+                raise StaleValue(_overwritten(site, self.version, source, is_copy=source is not self.value))
+        return self.value
+
+    def peek(self) -> Tensor:
+        """Return the tensor as it is."""
+        return self.value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+
+
+class Guarded(Held):
+    """A value and the tensors it shares memory with, each with the version at which it was captured.
+
+    Tensors of the graph itself have spares: copies on write, of which one stands in for a tensor that is overwritten.
+    """
+
+    __slots__ = ("sources", "spares", "value")
+
+    def __init__(self, value: Any, sources: list[Source], spares: dict[int, Guarded] | None = None) -> None:
+        self.value = value
+        self.sources = sources
+        self.spares = spares
+
+    def read(self, site: Site) -> Any:
+        """Return the value as it was when it was captured; raise if the model has overwritten it since."""
+        if self.spares:
+            self._replace_overwritten(self.spares, site)
+        for source, version, copy in self.sources:
+            if source._version != version and (copy is None or address(source) == address(copy) != 0):
+                raise StaleValue(_overwritten(site, version, source, is_copy=copy is not None))
+        # Those that have parted from their copies can't harm it any more, and need not be held.
+        self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
+        return self.value
+
+    def peek(self) -> Any:
+        """Return the value as it is."""
+        return self.value
+
+    def _replace_overwritten(self, spares: dict[int, Guarded], site: Site) -> None:
+        """Put their spares in the place of those tensors that are not what they were any more."""
+        others = {
+            id(own): spares[id(own)].read(site)
+            for own, version, _ in self.sources
+            if id(own) in spares and (own._version != version or _has_parted(own, spares[id(own)].value))
+        }
+        if others:
+            self.value = map_tensors(lambda tensor: others.get(id(tensor), tensor), self.value)
+            self.sources = [one for one in self.sources if id(one[0]) not in others]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+
+
+def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str:
+    """Say that a value is not what it was, or, of a copy on write whose writer got no copy, that nobody can tell.
+
+    Then a CUDA foreach function has written through it, or torch has counted a write that changes no memory, such as
+    `x.copy_(x)` or `x.unsqueeze_(0)`. Both leave the same count, the same address and the same sharing behind. Only the
+    bytes differ, and to know those of before, every value would have to be read when it is captured.
+    """
+    counted = f"(version {version}, now {source._version})"
+    if is_copy:
+        return (
+            f"'{site}' may have been overwritten after it was captured {counted}: torch counted a write that made no "
+            "copy, by a foreach function or one that changes nothing, such as x.copy_(x); capture it with clone=True"
+        )
+    return f"'{site}' was overwritten in place after it was captured {counted}; capture it with clone=True"
+
+
+def _has_parted(own: Tensor, spare: Tensor) -> bool:
+    """Whether a tensor was written into where no version moves, by `.data`; reading alone may part them too."""
+    if not own.is_cpu or address(own) == address(spare):
+        return False
+    return not torch.equal(own, spare)
+
+
+class Lost(Held):
+    """Stands for a value whose memory was used again before anybody read it."""
+
+    __slots__ = ("like",)
+
+    def __init__(self, value: Any) -> None:
+        self.like = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), value)
+
+    def read(self, site: Site) -> Any:
+        """Say that it is gone."""
+        raise StaleValue(
+            f"'{site}' is gone: it was in the memory of a CUDA graph, and another compiled run has used that since; "
+            "read it before that run, or compile without CUDA graphs (mode='default')"
+        )
+
+    def peek(self) -> Any:
+        """Return what shape it had."""
+        return self.like
+
+
+class Record:
+    """The calls kept of one site. `keep` is how many; None is all.
+
+    What is the same for every new record stands on the class: one is made for each hooked module.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "count", "order", "path", "seen", "stamp", "value", "version")
+
+    path: str  # Of a plain tap's: see taps.py.
+    value: Any  # The latest, by the time its call began.
+    version: int  # Of a value that is a reference: torch's count of the writes into it, when it was captured.
+    stamp: Any
+    count: int
+    seen: int  # The forward of the model in which it last fired; NEVER if `put` has to look closer.
+    order: int  # When it first fired.
+    keep: int | None = 1
+    repeated = False  # Whether it fired several times in one forward.
+    is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
+    read_at = -1  # How many forwards there had been when it was last read.
+    read_stamp: Any = -1  # The stamp of the value that was read then.
+    reason = ""  # Why there is nothing to read.
+    family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site met so far.
+
+    def __init__(self, site: Site, keep: int | None = 1) -> None:
+        self.site = site
+        self.path = site.path
+        self.value = EMPTY
+        self.stamp = self.seen = self.version = -1
+        self.count = self.order = 0
+        if keep != 1:
+            self.keep = keep
+            self.calls: list[tuple[Any, Any]] = []  # (stamp, value)
+
+    @cached_property
+    def site(self) -> Site:
+        """What it is of. That of a plain tap is made when first asked for."""
+        return Site(self.path)
+
+    def put(self, value: Any, stamp: Any, forward: int, version: int = -1) -> None:
+        """Keep the value of the call that began at `stamp`."""
+        value = value if version < 0 else Guarded(value, [(value, version, None)])
+        if not self.order:
+            order = next(ticks)
+            if not self.order:  # Else another thread has put one meanwhile.
+                self.order, self.stamp = order, stamp
+        elif self.seen == forward and forward and self.site.port != "param":  # Reading twice is not a repetition.
+            self.repeated = True
+        self.seen = forward
+        self.count += 1
+        if self.reason:
+            self.reason = ""
+        if self.keep != 1:
+            self._put_call(value, stamp)
+        if stamp >= self.stamp:  # A recursive module's first call ends last: the pair of input and output must hold.
+            self.stamp = stamp
+            self.value = value
+            self.version = -1
+
+    def leaving(self, value: Any, stamp: Any) -> Any:
+        """Return what goes when this value is put: one that is there, EMPTY for none, or the value itself."""
+        if not self.order or (self.keep != 1 and (self.keep is None or len(self.calls) < self.keep)):
+            return EMPTY
+        first, there = (self.stamp, self.value) if self.keep == 1 else self.calls[0]
+        return value if stamp < first else there
+
+    def _put_call(self, value: Any, stamp: Any) -> None:
+        if not self.calls or self.calls[-1][0] <= stamp:  # The usual case; bisect would let other threads run.
+            self.calls.append((stamp, value))
+        else:
+            bisect.insort(self.calls, (stamp, value), key=operator.itemgetter(0))
+        if self.keep is not None and len(self.calls) > self.keep:
+            del self.calls[0]
+
+    def explain(self, reason: str) -> None:
+        """Say why there is nothing to read, until the next value comes."""
+        self.reason = reason
+        self.seen = NEVER
+        for record in (self.family or {}).values():
+            record.explain(reason)
+
+    def settle(self) -> None:
+        """Copy what a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
+        self.is_traced = False
+        if isinstance(self.value, Held):  # Python kept it, where the graph broke.
+            return
+        try:
+            self.value = map_tensors(_out_of_graph, self.value)
+        except StaleValue:
+            self.value = Lost(self.value)
+
+    def guard(self) -> None:
+        """Let a reference that the hot path stored be checked for writes when it is read."""
+        while self.version >= 0:
+            value, version = self.value, self.version
+            guarded = Guarded(value, [(value, version, None)])
+            if self.value is value:  # Else another thread has put one meanwhile.
+                self.value, self.version = guarded, -1
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.guard()
+        return super().__reduce_ex__(max(protocol, 2))  # The first two know no slots.
+
+    def latest(self) -> Any:
+        """Return the latest value."""
+        self.guard()
+        if self.is_traced:
+            self.settle()
+        if self.repeated and self.keep == 1:
+            self.repeated = False
+            warn(
+                f"'{self.site}' fired several times in one forward and only the latest is kept; "
+                f"keep='all' keeps every call, '#n' in the site chooses one"
+            )
+        return read_value(self.value, self.site)
+
+    def all(self) -> list[Any]:
+        """Return the values kept, oldest call first."""
+        return list(self.each())
+
+    def each(self) -> Iterator[Any]:
+        """Return them one by one, so that those on disk need not be in memory together."""
+        return (read_value(value, self.site) for value in self._held())
+
+    def stored(self) -> list[Any]:
+        """Return them to write them to a file."""
+        return [read_value(value, self.site, "stored") for value in self._held()]
+
+    def unread(self) -> list[Any]:
+        """Return them to keep them elsewhere: what has to be seen to is, when it is read there."""
+        return [value if isinstance(value, Held) else read_value(value, self.site) for value in self._held()]
+
+    def _held(self) -> list[Any]:
+        self.guard()
+        if self.is_traced:
+            self.settle()
+        if self.keep == 1:
+            return [] if self.value is EMPTY else [self.value]
+        return [value for _, value in self.calls]
+
+    def stamps(self) -> list[Any]:
+        """Return when each of the calls kept began, oldest first; a gradient's has its backward pass before that."""
+        if self.keep == 1:
+            return [] if self.value is EMPTY else [self.stamp]
+        return [stamp for stamp, _ in self.calls]
+
+    def peek(self) -> Any:
+        """Return the latest value as it is, overwritten or not."""
+        return _look(self.value)
+
+    def peek_all(self) -> list[Any]:
+        """Return every value kept, overwritten or not."""
+        return [self.peek()] if self.keep == 1 else [_look(value) for _, value in self.calls]
+
+    def clear(self) -> None:
+        """Forget every value."""
+        self.value = EMPTY
+        self.version = self.stamp = -1
+        if self.keep != 1:
+            self.calls = []
+        self.count = self.order = 0
+        self.seen = NEVER
+        self.repeated = False
+        self.family = None if self.family is None else {}
+
+
+def _out_of_graph(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    if is_replayed_over(tensor):
+        raise StaleValue
+    try:
+        return tensor.clone()
+    except RuntimeError as error:
+        if "CUDAGraphs" in str(error):
+            raise StaleValue from None
+        raise
+
+
+def read_value(value: Any, site: Site, how: str = "read") -> Any:
+    """Return a value that a record holds, as it was when it passed the site."""
+    if isinstance(value, Held):
+        return getattr(value, how)(site)
+    return _look(value, lambda part: getattr(part, how)(site) if isinstance(part, Held) else part)
+
+
+def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
+    if type(value) is Tensor:
+        if is_functorch_wrapped_tensor(value):
+            raise HooklineError(INSIDE_TRANSFORM)
+        if not value.is_inference():
+            return value
+        with torch.inference_mode(False):  # Kept in inference mode: autograd could not use it.
+            return share_for_now(value)
+    if isinstance(value, Held):
+        return value.peek()
+    build = getattr(type(value), "build_gradient", None)  # The gradient of a nested value: see wiring/gradients.py.
+    return value if build is None else build(value, read)
+
+
+def spread(record: Record | None) -> Histogram | None:
+    """Return how the latest value is spread; None if it is on disk, was overwritten, or can't be looked at."""
+    if record is None:
+        return None
+    try:
+        tensors = leaves(record.peek()) if record.value is not EMPTY and _is_right(record) else []
+        if any(tensor.is_meta or is_replayed_over(tensor) for tensor in tensors):  # Of what is on disk, just the shape.
+            return None
+        return glimpse(tensors)
+    except (HooklineError, RuntimeError, NotImplementedError):  # A picture is not worth an error.
+        return None
+
+
+def _is_right(record: Record) -> bool:
+    """Whether the value is what passed; a HooklineError says no."""
+    record.guard()
+    value = record.value
+    if isinstance(value, Held) and not any(tensor.is_meta for tensor in leaves(value.peek())):
+        value.read(record.site)
+    return True

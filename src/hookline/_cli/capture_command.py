@@ -1,0 +1,187 @@
+"""`hookline capture`: run a model once, and keep what passes in a file."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+import hookline as hl
+from hookline._cli.inputs import Given, Wanted, asks_for_gradients, given, labelled, loss_of, names_the_last
+from hookline._cli.inputs import Loss as LossFunction
+from hookline._cli.models import Manner, model_of
+from hookline._cli.output import (
+    Attention,
+    Column,
+    Device,
+    Dtype,
+    Input,
+    Json,
+    Loss,
+    MaxLength,
+    Model,
+    Processor,
+    Samples,
+    Shape,
+    Text,
+    TrustRemoteCode,
+    note,
+    say,
+    say_json,
+    working,
+)
+from hookline._cli.show_command import entry_of
+from hookline.errors import HooklineError, HooklineWarning, NeverFired, NotCaptured, StoreError
+
+EXAMPLES = """
+hookline capture gpt2/ --at 'transformer.h.*' --text "the cat sat" \\
+    --to acts.safetensors
+hookline capture gpt2/ --at '**/softmax' --attention eager \\
+    --input texts.txt --to maps.safetensors
+hookline capture gpt2/ --at '**.mlp' --at '**.mlp:grad_output' --loss lm \\
+    --input texts.txt --to gradients.safetensors
+hookline capture mine:net --at 'blocks.*[:, 0]' --input batch.npy \\
+    --to first.safetensors --json
+"""
+
+
+def capture(
+    model: Model,
+    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. Several if you like.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: acts.safetensors.")],
+    input: Input = None,
+    text: Text = None,
+    shape: Shape = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A second input, kept beside: acts.against.safetensors.")
+    ] = None,
+    against_text: Annotated[
+        list[str] | None, typer.Option(metavar="WORDS", help="The same as words: the corrupted text, say.")
+    ] = None,
+    loss: Loss = None,
+    keep: Annotated[
+        str, typer.Option(metavar="WHICH", help="Of a place that is called several times: last, all, or a number.")
+    ] = "last",
+    processor: Processor = None,
+    column: Column = None,
+    samples: Samples = None,
+    max_length: MaxLength = None,
+    attention: Attention = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a model once, and keep what passes in a file.
+
+    Any place will do, those inside forwards and gradients among them. The file is a plain safetensors file: `hookline
+    show` and `hookline explore` read it, and hl.Cache.load.
+    """
+    left = names_the_last(at)
+    wanted = Wanted(
+        model, input, text or (), shape or (), processor, column, samples, max_length, left, trust_remote_code
+    )
+    runs = [(to, wanted)]
+    if against is not None or against_text:
+        runs.append((beside(to), replace(wanted, input=against, text=against_text or (), shape=())))
+    with working():
+        found = captured(runs, Manner(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite)
+    if json:
+        entries = [{"file": str(path), "sites": [entry_of(acts, site) for site in acts]} for path, acts in found]
+        say_json(entries[0] if len(entries) == 1 else {**entries[0], "against": entries[1]})
+    else:
+        for path, acts in found:
+            say(acts)
+            note(f"kept in {path}")
+
+
+def captured(
+    runs: Sequence[tuple[Path, Wanted]],
+    manner: Manner,
+    at: Sequence[str],
+    loss: str | None,
+    keep: str,
+    overwrite: bool,
+) -> list[tuple[Path, hl.Cache]]:
+    """Run a model on each input, and write what passed. A file that may not be written is told before."""
+    for path, wanted in runs:
+        _check(path, wanted, overwrite)
+    calls = _calls(keep)
+    backward = loss_of(loss, at)
+    if loss is not None and not asks_for_gradients(at):
+        near = f"{at[0].partition(':')[0].partition('[')[0]}:grad_output"
+        raise HooklineError(f"--loss is for gradients, and no --at names one; add --at '{near}', or leave --loss out")
+    net = model_of(runs[0][1].model, manner)()
+    entries = [labelled(given(wanted, net), loss) for _, wanted in runs]
+    found = [(path, caught(net, entry, at, backward, calls)) for (path, _), entry in zip(runs, entries, strict=True)]
+    for path, acts in found:
+        acts.save(path, overwrite=overwrite)
+    return found
+
+
+def caught(
+    net: nn.Module, entry: Given, at: Sequence[str], loss: LossFunction | None = None, keep: Any = "last"
+) -> hl.Cache:
+    """Return what passes in one run."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", HooklineWarning)
+        try:
+            with torch.set_grad_enabled(loss is not None), hl.capture(net, *at, keep=keep) as acts:
+                output = entry.call(net)
+                if loss is not None:
+                    loss(output).backward()
+        except NeverFired as error:
+            raise NeverFired(_hinted(str(error))) from error
+    for where in at:
+        _check_passed(where, acts, [str(one.message) for one in told if one.category is HooklineWarning])
+    for one in told:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return acts
+
+
+def _check_passed(where: str, acts: hl.Cache, told: Sequence[str]) -> None:
+    """Refuse a pattern that matches places of which none fired: what would be kept of it is nothing."""
+    try:
+        acts.select(where)
+    except NotCaptured as error:
+        raise NeverFired(f"nothing passed {where!r}: {_hinted(told[0]) if told else error}") from None
+
+
+def _hinted(text: str) -> str:
+    """Say what the command line has, where an error tells what to write in Python."""
+    return re.sub(
+        r"Choose the eager implementation: model\.set_attn\w+\(.*?when the model is made",
+        "Choose --attention eager",
+        text,
+    )
+
+
+def beside(path: Path) -> Path:
+    """Return where the second run goes: acts.against.safetensors beside acts.safetensors."""
+    return path.with_name(f"{path.stem}.against{path.suffix}")
+
+
+def _check(path: Path, wanted: Wanted, overwrite: bool) -> None:
+    if not wanted:
+        raise HooklineError("nothing goes in: give --input FILE, --text WORDS or --shape SIZES")
+    if path.exists() and not overwrite:
+        raise StoreError(f"{str(path)!r} is there already; --overwrite replaces it")
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"can't be written: there is no folder {str(path.parent)!r}"
+        raise StoreError(f"{str(path)!r} {what}; give another --to")
+
+
+def _calls(keep: str) -> Any:
+    if keep.isdecimal():
+        return int(keep)
+    if keep not in ("last", "all"):
+        raise HooklineError(f"--keep {keep}: it is last, all, or a number")
+    return keep

@@ -1,0 +1,239 @@
+"""`hookline explore`: what a model did, as one page for the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hookline as hl
+from hookline._cli.inputs import Wanted, given, labelled, loss_of
+from hookline._cli.models import Made, Manner, is_function, model_of
+from hookline._cli.output import (
+    Attention,
+    Column,
+    Device,
+    Dtype,
+    Input,
+    Json,
+    Loss,
+    MaxLength,
+    Processor,
+    Samples,
+    Shape,
+    Text,
+    TrustRemoteCode,
+    say,
+    say_json,
+    working,
+)
+from hookline._cli.show_command import is_store
+from hookline.errors import HooklineError
+
+EXAMPLES = """
+hookline explore acts.safetensors
+hookline explore acts.safetensors --against other.safetensors \\
+    --model gpt2/ --to both.html
+hookline explore gpt2/ --text "the cat sat" --against-text "the dog sat" \\
+    --loss lm --to cats.html
+hookline explore store/ --no-open
+hookline explore acts.html
+"""
+_PAGES = (".html", ".htm")
+_LONGEST_NAME = 32
+
+
+def explore(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file of `capture`, a folder of `harvest`, a MODEL, or a page.")
+    ],
+    to: Annotated[Path | None, typer.Option(metavar="PAGE", help="The page to write; else named as FILE is.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A second run to compare: another FILE, or a MODEL's input.")
+    ] = None,
+    against_text: Annotated[
+        list[str] | None, typer.Option(metavar="WORDS", help="A second run of a MODEL, on these words.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model of FILE: gives types and parameters; it is not run.")
+    ] = None,
+    at: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places; of a MODEL, else every module.")
+    ] = None,
+    input: Input = None,
+    text: Text = None,
+    shape: Shape = None,
+    loss: Loss = None,
+    processor: Processor = None,
+    column: Column = None,
+    samples: Samples = None,
+    max_length: MaxLength = None,
+    attention: Attention = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="What stands at the top of the page.")] = None,
+    open: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Show it in the browser; else where somebody looks.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a page to look at what a model did, and open it.
+
+    It needs no network, and can be sent to others. FILE may be a model, too: it is run on --input, --text or --shape,
+    and every module's output is on the page.
+    """
+    trusted = trust_remote_code
+    wanted = Wanted(file, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
+    manner = Manner(device, dtype, attention, trusted)
+    options: dict[str, Any] = {"at": at or None, "title": title}
+    with working():
+        if Path(file).suffix.lower() in _PAGES:
+            page = _there(file)
+            also = {"--to": to, "--against": against, "--model": model, "--at": at, "--title": title}
+            for option in (name for name, value in also.items() if value is not None):
+                raise HooklineError(f"{file!r} is a page already, which is opened as it is; leave {option} out")
+        elif is_model(file):
+            if model is not None:
+                raise HooklineError(f"{file!r} is a model itself; leave --model out")
+            second = replace(wanted, input=against, text=against_text or (), shape=())
+            page = run_page(wanted, second, manner, loss, to or Path("report.html"), options)
+        else:
+            _refuse_runs(file, wanted, against_text, loss)
+            if model is None:
+                _refuse_idle(file, {"--attention": attention, "--dtype": dtype, "--device": device})
+            _refuse_idle(file, {"--processor": processor, "--column": column, "--samples": samples,
+                                "--max-length": max_length})  # fmt: skip
+            page = file_page(file, against, model, manner, to or Path(f"{_stem(file)}.html"), options)
+        opened = shown(page, False if json and open is None else open)
+    if json:
+        say_json({"page": str(page), "opened": opened})
+    else:
+        say(page)
+
+
+def is_model(file: str) -> bool:
+    """Whether a name is that of a model, and not of something that was kept of one."""
+    if is_function(file):
+        return True
+    path = Path(file)
+    if path.is_dir():
+        return not is_store(file)
+    return path.suffix == ".json" or not (path.exists() or path.suffix or "://" in file)
+
+
+def run_page(
+    wanted: Wanted, second: Wanted, manner: Manner, loss: str | None, to: Path, options: dict[str, Any]
+) -> Path:
+    """Run a model once or twice, and write the page of it."""
+    if not wanted:
+        raise HooklineError(_what_is_missing(wanted.model))
+    net = model_of(wanted.model, manner)()
+    first = labelled(given(wanted, net), loss)
+    other = labelled(given(second, net), loss) if second else None
+    backward = loss_of(loss, options["at"] or ())
+    return Path(
+        hl.explore(
+            net,
+            to=to,
+            run=first.run,
+            against=None if other is None else other.run,
+            loss=backward,
+            tokens=first.tokens,
+            names=None if other is None else short_names(wanted.name, second.name),
+            **options,
+        )
+    )
+
+
+def _what_is_missing(file: str) -> str:
+    """Say what to give with something that is taken for a model, or that there is none."""
+    remedy, path = "give what goes in, with --input, --text or --shape", Path(file)
+    if not file:
+        return "FILE is empty; give a file of `capture`, a folder of `harvest`, or a model"
+    if is_function(file) or (path / "config.json").exists() or path.is_file():
+        return f"{file!r} is a model: {remedy}"
+    if path.is_dir():
+        return f"{file!r} is a folder that holds neither a store nor a model"
+    if file.endswith("/"):
+        return f"there is no folder {file!r}"
+    return f"{file!r} is not a file or folder; if it is the name of a model elsewhere, {remedy}"
+
+
+def short_names(*names: str) -> list[str]:
+    """Return names for the runs of a page: texts are cut where they get long, and begin where they begin to differ.
+
+    >>> short_names("the cat sat", "the dog sat")
+    ['the cat sat', 'the dog sat']
+    >>> short_names("when Mary and John went to the store, John", "when Mary and John went to the store, Mary")
+    ['… John', '… Mary']
+    """
+    cut = [_cut(name) for name in names]
+    if len(set(cut)) < len(set(names)):
+        differ = (at for at, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
+        begin = names[0].rfind(" ", 0, next(differ, min(map(len, names))))  # Of the word in which they differ.
+        cut = [_cut(f"…{name[max(0, begin) :]}") for name in names]
+    return cut
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1].rstrip()}…"
+
+
+def file_page(
+    file: str, against: str | None, model: str | None, manner: Manner, to: Path, options: dict[str, Any]
+) -> Path:
+    """Write the page of something that was kept."""
+    if not (Path(file).exists() or "://" in file):
+        raise HooklineError(f"{file!r} is not a file or folder")
+    net = None
+    if model is not None:
+        maker = model_of(model, manner)
+        net = maker() if isinstance(maker, Made) else maker.empty()
+    names = None if against is None else [_stem(file), _stem(against)]
+    return Path(hl.explore(file, to=to, against=against, model=net, names=names, **options))
+
+
+def shown(page: Path, wanted: bool | None) -> bool:
+    """Open a page in the browser, if it is wanted or somebody is there to look; return whether it was."""
+    if wanted is False or (wanted is None and not is_watched()):
+        return False
+    opened = webbrowser.open(page.absolute().as_uri())
+    if wanted and not opened:
+        raise HooklineError(f"no browser was found; open {str(page)!r} in one")
+    return opened
+
+
+def is_watched() -> bool:
+    """Whether a person sits at this machine: a terminal, and a screen beside it."""
+    has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return has_screen and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
+
+
+def _refuse_runs(file: str, wanted: Wanted, against_text: list[str] | None, loss: str | None) -> None:
+    """Refuse what only a model can be given."""
+    if wanted or against_text or loss:
+        raise HooklineError(f"{file!r} is not a model: --input, --text, --shape and --loss are for one that is to run")
+
+
+def _refuse_idle(file: str, options: dict[str, Any]) -> None:
+    """Refuse options that say how a model runs, where none does."""
+    for option in (name for name, value in options.items() if value is not None):
+        raise HooklineError(f"{file!r} is not a model: {option} is for one that is to run")
+
+
+def _there(file: str) -> Path:
+    if not Path(file).is_file():
+        raise HooklineError(f"{file!r} is not a file")
+    if not Path(file).stat().st_size:
+        raise HooklineError(f"{file!r} is empty; give a page that `hookline explore` wrote")
+    return Path(file)
+
+
+def _stem(file: str) -> str:
+    return Path(file.rstrip("/").rpartition("/")[2]).stem

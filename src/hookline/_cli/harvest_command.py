@@ -1,0 +1,265 @@
+"""`hookline harvest`: names and files become a model and data, then a plan runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import Tensor
+
+from hookline._cli.inputs import TENSORS, asks_for_gradients, names_the_last, position_of, samples_of
+from hookline._cli.models import Manner, dtype_of, is_function, model_of, named
+from hookline._cli.output import (
+    Attention,
+    Column,
+    Device,
+    Json,
+    MaxLength,
+    Model,
+    Processor,
+    TrustRemoteCode,
+    say,
+    say_json,
+    working,
+)
+from hookline._cli.show_command import array_of
+from hookline._harvest.generation import Generation
+from hookline._harvest.launched import ranks
+from hookline._harvest.plan import Estimate, Harvest
+from hookline._harvest.texts import Texts
+from hookline._harvest.tokens import Rule
+from hookline._store.manifest import MANIFEST
+from hookline._store.places import place
+from hookline._store.store import Store
+from hookline.errors import HooklineError, StoreError
+
+EXAMPLES = """
+hookline harvest gpt2/ --data texts.txt --at 'transformer.h.*' --to store/
+hookline harvest gpt2/ --data texts.txt --at 'transformer.h.1[:, -1]' \\
+    --to last/ --dtype bfloat16
+hookline harvest gpt2/ --data pairs.jsonl --column question --at '**.mlp' \\
+    --to written/ --generate 4
+hookline harvest mine:net --data mine:images --at 'blocks.*' --to blocks/ \\
+    --dry-run --json
+"""
+
+
+def harvest(
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA", help="Texts (a line each, .jsonl, .parquet), a folder of images, or module:function."
+        ),
+    ],
+    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. Several if you like.")],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="The folder of the store, or s3://... and the like.")],
+    rows: Annotated[
+        str | None, typer.Option(metavar="ROWS", help="What a row is: tokens (of texts, without padding), or batch.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="Cast floats to this: bfloat16, float16, ...")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in a batch.")] = 8,
+    processor: Processor = None,
+    column: Column = None,
+    targets: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column (or file) that a decoder is given.")
+    ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="ENTRY", help="An entry of the batch to keep, as in input_ids.")
+    ] = None,
+    max_length: MaxLength = None,
+    generate: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Let the model write so many tokens, too.")
+    ] = None,
+    sort_by_length: Annotated[bool, typer.Option("--sort-by-length", help="Batch texts of like length.")] = False,
+    unit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in a unit of work.")] = None,
+    device: Device = None,
+    attention: Attention = None,
+    trust_remote_code: TrustRemoteCode = False,
+    skip_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Leave out samples that fail, and list them.")
+    ] = False,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ENGINE", help="Who runs it: ray. By default, this process.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many processes Ray is to have.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a store that is there.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="Add to a store that is complete.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a dataset through a model, onto disk.
+
+    It writes rows while the model runs. First comes an estimate, and --dry-run stops there; a run that was interrupted
+    goes on with --resume. Under torchrun the ranks share the work.
+    """
+    asked = {name: value for name, value in locals().items() if name != "json"}
+    show_progress()
+    found: dict[str, Any] = {}
+    results = parts(Task(**{**asked, "also": also or ()}))
+    while True:
+        with working():
+            part = next(results, None)
+        if part is None:
+            break
+        found |= listed(part)
+        if not json:
+            say(part)
+    if json:
+        say_json(found)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What was asked on the command line."""
+
+    model: str
+    data: str
+    at: Sequence[str]
+    to: str
+    rows: str | None = None
+    dtype: str | None = None
+    batch_size: int = 8
+    processor: str | None = None
+    column: str | None = None
+    targets: str | None = None
+    also: Sequence[str] = ()
+    max_length: int | None = None
+    generate: int | None = None
+    sort_by_length: bool = False
+    unit: int | None = None
+    device: str | None = None
+    attention: str | None = None
+    trust_remote_code: bool = False
+    skip_errors: bool = False
+    engine: str | None = None
+    workers: int | None = None
+    resume: bool = False
+    append: bool = False
+    dry_run: bool = False
+
+
+def run(task: Task) -> Iterator[str]:
+    """Harvest, and give what is to be said of it, piece by piece: the estimate, then the store."""
+    yield from map(str, parts(task))
+
+
+def parts(task: Task) -> Iterator[Estimate | Store]:
+    """Harvest, and give what comes of it: the estimate, then the store."""
+    _check_target(task)
+    plan = plan_of(task)
+    speaks = ranks()[0] == 0  # Of several processes, the first.
+    if speaks and (task.engine is None or task.dry_run):  # Another engine needs no model here.
+        yield plan.estimate()
+    if task.dry_run:
+        return
+    store = plan.run()
+    if speaks:
+        yield store
+
+
+def listed(part: Estimate | Store) -> dict[str, Any]:
+    """Return an estimate or a store as JSON has it."""
+    if isinstance(part, Estimate):
+        return {"estimate": asdict(part)}
+    arrays = [array_of(part, name) for name in part]
+    return {"samples": part.samples, "skipped": part.skipped, "sites": arrays}
+
+
+def show_progress() -> None:
+    """Send the lines about progress to stderr, where no bar shows it."""
+    log = logging.getLogger("hookline")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
+
+
+def plan_of(task: Task) -> Harvest:
+    """Return the plan for a task. It holds names and no weights, so that it can travel."""
+    call = None if task.generate is None else Generation(max_new_tokens=task.generate)
+    data = data_of(task)
+    return Harvest(
+        model_of(task.model, Manner(task.device, attention=task.attention, trusted=task.trust_remote_code)),
+        data,
+        *task.at,
+        to=task.to,
+        rows=task.rows or rows_of(task, data),
+        dtype=None if task.dtype is None else dtype_of(task.dtype),
+        columns={name: _column(name, call) for name in task.also} or None,
+        call=call,
+        loss=_own_loss if asks_for_gradients(task.at) else None,
+        batch_size=task.batch_size,
+        sort_by_length=task.sort_by_length,
+        unit=task.unit,
+        device=task.device,
+        on_error="skip" if task.skip_errors else "raise",
+        append=task.append,
+        engine=task.engine,
+        workers=task.workers,
+    )
+
+
+def _own_loss(output: Any) -> Tensor:
+    """The loss that a model of transformers gives where the data have labels: the command takes no other."""
+    found = getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise HooklineError(
+            "gradients need a loss, and the model gives none; let --data module:function give batches with labels, or "
+            "harvest in Python, with hl.harvest(..., loss=...)"
+        )
+    return found
+
+
+def _column(name: str, call: Generation | None) -> Any:
+    """Return what gives a column of the batch; where the model writes, its tokens are part of the input."""
+    return call.tokens if call is not None and name == "input_ids" else name
+
+
+def rows_of(task: Task, data: Any) -> Rule | dict[str, Rule]:
+    """Return what a row is where nobody said: of texts a token, unless the place names one position of them."""
+    if not isinstance(data, Texts):
+        return "batch"
+    rules: dict[str, Rule] = {where: "tokens" if position_of(where) is None else "batch" for where in task.at}
+    return {**rules, **dict.fromkeys(task.also, "tokens")}
+
+
+def data_of(task: Task) -> Any:
+    """Return the data: through the model's own processor, if it is text or images."""
+    if is_function(task.data):
+        return named(task.data)()
+    path = Path(task.data)
+    if not path.exists():
+        raise HooklineError(f"{task.data!r} is not a file or folder, nor 'module:function'")
+    if path.suffix.lower() in TENSORS:
+        raise HooklineError(
+            f"{task.data!r} holds no texts or images; to harvest tensors, name a function that returns them: "
+            "--data module:function"
+        )
+    return samples_of(
+        path,
+        task.model,
+        task.processor,
+        column=task.column,
+        targets=task.targets,
+        max_length=task.max_length,
+        # What is written follows the text, and the last position is its last token.
+        left=task.generate is not None or names_the_last(task.at),
+        trusted=task.trust_remote_code,
+    )
+
+
+def _check_target(task: Task) -> None:
+    """Refuse to go on with a store unasked. Ranks of one launch all come here, and whoever is first begins it."""
+    if task.resume or task.append or ranks()[1] > 1:
+        return
+    names = place(task.to).names("")
+    if MANIFEST in names:
+        raise StoreError(f"{task.to!r} has a store already; --resume goes on with it, --append adds to it")
+    if names:
+        raise StoreError(f"{task.to!r} is not empty and no store; give another --to")

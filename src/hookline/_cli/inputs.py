@@ -1,0 +1,471 @@
+"""What a model of transformers can be tried with where nobody gave an input: numbers of the shape it expects."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._cli.models import dtype_of, is_function, loaded, named, transformers
+from hookline._cli.output import note
+from hookline._harvest.images import SUFFIXES, Images
+from hookline._harvest.texts import Texts
+from hookline._harvest.tokens import NO_LABEL, named_positions
+from hookline._kernel import leaves, map_tensors, parse
+from hookline._tables import count
+from hookline.errors import HooklineError, did_you_mean
+
+_SAVED = ("state.json", "dataset_dict.json")  # What `datasets` leaves in a folder.
+_READERS = {".parquet": "from_parquet", ".csv": "from_csv"}
+
+
+def processor_of(model: str, named: str | None, kind: str, data: str, *, trusted: bool = False) -> Any:
+    """Return the processor of a model, or the one that was named."""
+    if named is None and is_function(model):
+        raise HooklineError(f"{data!r} needs a processor, and {model!r} has none; name one with --processor")
+    path = Path(named or model)
+    name = str(path.parent if path.is_file() else named or model)
+    return loaded(getattr(transformers(), kind), name, trusted=trusted)
+
+
+def tokenizer_of(model: str, named: str | None, data: str, *, left: bool, trusted: bool = False) -> Any:
+    """Return the tokenizer of a model; where padding is to be on the left, one that does so."""
+    tokenizer = processor_of(model, named, "AutoTokenizer", data, trusted=trusted)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # What transformers makes of a folder without one.
+        raise HooklineError(f"{named or model!r} has no tokenizer that knows any word; name one with --processor")
+    if left:
+        tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def samples_of(
+    path: Path,
+    model: str,
+    processor: str | None,
+    *,
+    column: str | None = None,
+    targets: str | None = None,
+    max_length: int | None = None,
+    left: bool = False,
+    trusted: bool = False,
+) -> Texts | Images:
+    """Return the samples of a file or folder as the model takes them."""
+    source = _table(path)
+    features = getattr(source, "features", None) or {}
+    is_image = path.suffix.lower() in SUFFIXES
+    if (source is None and path.is_dir()) or is_image or type(features.get(column or "image")).__name__ == "Image":
+        found = [path] if is_image else path if source is None else source
+        maker = processor_of(model, processor, "AutoImageProcessor", str(path), trusted=trusted)
+        return Images(found, maker, column=column)
+    tokenizer = tokenizer_of(model, processor, str(path), left=left, trusted=trusted)
+    texts = path if source is None else source
+    return Texts(texts, tokenizer, column=column, targets=targets, max_length=max_length)
+
+
+def names_the_last(at: Sequence[str]) -> bool:
+    """Whether a place takes a position from the end, as "h.3[:, -1]" does: then texts must end together."""
+    return any(isinstance(position, int) and position < 0 for position in map(position_of, at))
+
+
+def position_of(where: str) -> int | slice | None:
+    """Return which positions a place takes of [batch, sequence, ...], as "h.3[:, -1]" does; None takes all."""
+    return named_positions(parse(where).at(""))
+
+
+def _table(path: Path) -> Any:
+    """Return a file or folder that `datasets` reads, or None."""
+    is_saved = path.is_dir() and any((path / name).exists() for name in _SAVED)
+    if not is_saved and path.suffix.lower() not in _READERS:
+        return None
+    try:
+        import datasets
+    except ImportError:
+        raise HooklineError(f"{path.name!r} is read with datasets: pip install datasets") from None
+    if is_saved:
+        return datasets.load_from_disk(str(path))
+    return getattr(datasets.Dataset, _READERS[path.suffix.lower()])(str(path))
+
+
+_MOST = 64  # Samples that go through as one batch, unless more are asked for.
+_TEXTS = (".txt", ".text", ".jsonl", ".ndjson", ".parquet", ".csv")
+_SHAPE = re.compile(r"(?:(?P<name>[^\W\d]\w*)=)?(?P<sizes>\d+(?:,\d+)*)(?::(?P<dtype>[\w.]+))?")
+_ACCEPTED = (
+    "a .safetensors, .npy or .npz file, texts (.txt, .jsonl, .parquet, .csv), an image, a folder of images, "
+    "or module:function"
+)
+
+
+TENSORS = (".safetensors", ".npy", ".npz")  # Files of them.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked to go into a model."""
+
+    model: str
+    input: str | None = None
+    text: Sequence[str] = ()
+    shape: Sequence[str] = ()
+    processor: str | None = None
+    column: str | None = None
+    samples: int | None = None
+    max_length: int | None = None
+    left: bool = False  # Whether texts are to end together.
+    trusted: bool = False  # Whether the code that a processor brings along may run.
+
+    @property
+    def name(self) -> str:
+        """What to call a run on it."""
+        return " / ".join(self.text) or (Path(self.input).name if self.input is not None else ", ".join(self.shape))
+
+    def __bool__(self) -> bool:
+        return self.input is not None or bool(self.text) or bool(self.shape)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a model is called with: arguments or keywords; of texts, the tokens too, a list for each."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    tokens: list[list[str]] | None = None
+    is_processed: bool = False  # Whether the model's own processor made it.
+
+    @property
+    def run(self) -> Any:
+        """The arguments as a tuple, or the keywords as a mapping."""
+        return self.args if self.kwargs is None else dict(self.kwargs)
+
+    def call(self, model: nn.Module) -> Any:
+        """Run the model."""
+        return model(*self.args, **(self.kwargs or {}))
+
+    def without_cache(self, model: nn.Module) -> Given:
+        """Return the same for one forward, after which nothing is written: no keys and values need be kept."""
+        if self.kwargs is None or not hasattr(model, "config") or "use_cache" not in arguments_of(model).names:
+            return self
+        return replace(self, kwargs={"use_cache": False, **self.kwargs})
+
+    def fitted(self, model: nn.Module) -> Given:
+        """Return the same where the model is, its floats in the model's dtype."""
+        weights = next((one for one in model.parameters() if one.is_floating_point()), None)
+        if weights is None:
+            return self
+        cast = {
+            str(one.dtype).removeprefix("torch.")
+            for one in leaves(self.run)
+            if one.is_floating_point() and one.dtype != weights.dtype
+        }
+        if cast and not self.is_processed:
+            to = str(weights.dtype).removeprefix("torch.")
+            note(f"the input is {', '.join(sorted(cast))}; it is given as {to}, as the model's weights are")
+        device = "cpu" if weights.is_meta else weights.device
+        args, kwargs = map_tensors(
+            lambda one: one.to(device, weights.dtype if one.is_floating_point() else one.dtype),
+            (self.args, self.kwargs),
+        )
+        return replace(self, args=args, kwargs=kwargs)
+
+
+def given(wanted: Wanted, model: nn.Module) -> Given:
+    """Return what was asked for, where the model is."""
+    kinds = [wanted.input is not None or bool(wanted.text), bool(wanted.shape)]
+    if all(kinds):
+        raise HooklineError("--shape stands alone: without --input and --text")
+    if wanted.column is not None and wanted.text and wanted.input is None:
+        raise HooklineError("--column is for a file, and --text has no columns; leave it out")
+    if wanted.shape:
+        _refuse_for_tensors(wanted, ", ".join(wanted.shape))
+        found = _shaped(wanted.shape)
+    elif wanted.text:
+        found = _written(wanted, model)
+    else:
+        found = _of_name(wanted, str(wanted.input), model)
+    return found.without_cache(model).fitted(model)
+
+
+def _refuse_for_tensors(wanted: Wanted, name: str) -> None:
+    """Refuse options about texts and images for tensors, which go in as they are."""
+    options = {
+        "--samples": wanted.samples,
+        "--max-length": wanted.max_length,
+        "--column": wanted.column,
+        "--processor": wanted.processor,
+    }
+    for option, value in options.items():
+        if value is not None:
+            raise HooklineError(f"{option} is for texts and images, and {name!r} goes in as it is; leave it out")
+
+
+def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
+    """Read an input by the kind of its file."""
+    path, suffix = Path(name), Path(name).suffix.lower()
+    if is_function(name) or suffix in TENSORS:
+        _refuse_for_tensors(wanted, name)
+    if is_function(name):
+        return _of_value(name, named(name)())
+    if not path.exists():
+        raise HooklineError(f"{name!r} is not a file or folder; give {_ACCEPTED}, or words with --text")
+    if suffix == ".safetensors":
+        return _of_tensors(name, _safetensors(path), model)
+    if suffix in (".npy", ".npz"):
+        arrays = _arrays(path)
+        return Given((arrays,)) if isinstance(arrays, Tensor) else _of_tensors(name, arrays, model)
+    if not path.is_dir() and suffix not in (*_TEXTS, *SUFFIXES):
+        raise HooklineError(f"{name!r} is not an input that hookline reads; give {_ACCEPTED}")
+    data = samples_of(
+        path,
+        wanted.model,
+        wanted.processor,
+        column=wanted.column,
+        max_length=wanted.max_length,
+        left=wanted.left,
+        trusted=wanted.trusted,
+    )
+    return _of_samples(wanted, name, data, model)
+
+
+def _of_value(name: str, value: Any) -> Given:
+    """Return what a function gave: the keywords as a mapping, the arguments as a tuple, or the only one."""
+    if isinstance(value, Mapping):
+        return Given(kwargs=dict(value))
+    if isinstance(value, (tuple, Tensor)):
+        return Given(value if isinstance(value, tuple) else (value,))
+    raise HooklineError(f"{name!r} gives {type(value).__name__}; a tensor, a tuple or a dict of arguments is needed")
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            if "hookline" in (file.metadata() or {}):
+                raise HooklineError(f"{str(path)!r} is a cache of hookline, and no input; `hookline show` shows it")
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise HooklineError(f"{str(path)!r} can't be read: {error}") from error
+
+
+def _arrays(path: Path) -> Tensor | dict[str, Tensor]:
+    try:
+        import numpy
+    except ImportError:
+        raise HooklineError(f"{path.name!r} is read with numpy: pip install numpy") from None
+    try:
+        found = numpy.load(path, allow_pickle=False)
+        if isinstance(found, numpy.ndarray):
+            return torch.from_numpy(found)
+        return {name: torch.from_numpy(found[name]) for name in found.files}
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        first = str(error).partition("\n")[0]
+        raise HooklineError(f"{str(path)!r} holds no array that torch has: {first}") from error
+
+
+def _of_tensors(name: str, tensors: dict[str, Tensor], model: nn.Module) -> Given:
+    """Return tensors as the arguments that their names mean."""
+    takes = arguments_of(model)
+    strange = [one for one in tensors if one not in takes.names]
+    some_fit = len(strange) < len(tensors) or not takes.names
+    if not strange or (takes.any_keyword and some_fit):
+        return Given(kwargs=tensors)
+    if tensors and all(one.isdecimal() for one in tensors):
+        return Given(tuple(tensors[one] for one in sorted(tensors, key=int)))
+    if len(tensors) == 1 and takes.needs <= 1:
+        return Given(tuple(tensors.values()))
+    near = did_you_mean(strange[0], takes.names)
+    raise HooklineError(f"{name!r} has {strange[0]!r}, and {takes}{near}")
+
+
+def _of_samples(wanted: Wanted, name: str, data: Texts | Images, model: nn.Module) -> Given:
+    """Return all samples as one batch, or so many as were asked for."""
+    taken = len(data) if wanted.samples is None else min(wanted.samples, len(data))
+    if wanted.samples is None and taken > _MOST:
+        raise HooklineError(
+            f"{name!r} has {count(taken, 'sample')}, and all would be one batch; --samples 8 takes the first, "
+            "`hookline harvest` runs all of them batch by batch"
+        )
+    if not taken:
+        raise HooklineError(f"{name!r} is empty")
+    if isinstance(data, Images):
+        return Given(kwargs=data.collate([data[index] for index in range(taken)]), is_processed=True)
+    batch = data.collate(data.__getitems__(range(taken)))
+    words = [[data.tokenizer.decode([number]) for number in row] for row in batch["input_ids"].tolist()]
+    return Given(kwargs=_begun(data.keywords(model, batch), model), tokens=words, is_processed=True)
+
+
+def _written(wanted: Wanted, model: nn.Module) -> Given:
+    """Return texts of the command line, with images beside them if there are any."""
+    texts, shown = list(wanted.text), f"--text {wanted.text[0]}"
+    if wanted.input is None:
+        tokenizer = tokenizer_of(wanted.model, wanted.processor, shown, left=wanted.left, trusted=wanted.trusted)
+        return _of_samples(wanted, shown, Texts(texts, tokenizer, max_length=wanted.max_length), model)
+    path = Path(wanted.input)
+    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+        raise HooklineError(f"--text goes with images, and {wanted.input!r} is none; give one of the two")
+    processor = processor_of(wanted.model, wanted.processor, "AutoProcessor", shown, trusted=wanted.trusted)
+    images = Images(path if path.is_dir() else [path], processor).opened()
+    found = dict(processor(text=texts, images=images, return_tensors="pt", padding=True))
+    tokenizer = getattr(processor, "tokenizer", processor)
+    words = [[tokenizer.decode([number]) for number in row] for row in found["input_ids"].tolist()]
+    return Given(kwargs=found, tokens=words, is_processed=True)
+
+
+def _begun(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return keywords that begin the decoder, where there is one and nothing was given to it."""
+    config = getattr(model, "config", None)
+    start = getattr(config, "decoder_start_token_id", None)
+    if not getattr(config, "is_encoder_decoder", False) or start is None or "labels" in keywords:
+        return dict(keywords)
+    return {**keywords, "decoder_input_ids": torch.full((len(keywords["input_ids"]), 1), start)}
+
+
+def _shaped(shapes: Sequence[str]) -> Given:
+    """Return numbers of some shapes: floats from a normal distribution, always the same ones; integers are zeros."""
+    numbers = torch.Generator().manual_seed(0)
+    found: dict[str, Tensor] = {}
+    for text in shapes:
+        read = _SHAPE.fullmatch(text.replace(" ", ""))
+        if read is None:
+            raise HooklineError(f"--shape {text}: write 1,3,224,224 or ids=2,6:int64")
+        sizes = [int(size) for size in read["sizes"].split(",")]
+        dtype = dtype_of(read["dtype"] or "float32")
+        is_float = dtype.is_floating_point
+        made = torch.randn(sizes, generator=numbers).to(dtype) if is_float else torch.zeros(sizes, dtype=dtype)
+        found[read["name"] or str(len(found))] = made
+    unnamed = [one.isdecimal() for one in found]
+    if any(unnamed) and not all(unnamed):
+        raise HooklineError("--shape: give all of them a name, or none")
+    return Given(tuple(found.values())) if all(unnamed) else Given(kwargs=found)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the forward of a model takes."""
+
+    owner: str
+    names: tuple[str, ...]
+    needs: int
+    any_keyword: bool
+
+    def __str__(self) -> str:
+        return f"{self.owner}.forward takes {', '.join(map(repr, self.names)) or 'no argument by name'}"
+
+
+def arguments_of(model: nn.Module) -> Arguments:
+    """Return what the forward of a model takes."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    needs = [one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD,)]
+    return Arguments(
+        type(model).__name__,
+        tuple(one.name for one in by_name),
+        len(needs),
+        any(one.kind is one.VAR_KEYWORD for one in parameters),
+    )
+
+
+Loss = Callable[[Any], Tensor]
+
+
+def labelled(given: Given, loss: str | None) -> Given:
+    """Return an input with the labels of a language model, if that is its loss: its own tokens, without padding."""
+    if loss != "lm" or "labels" in (given.kwargs or {}):
+        return given
+    if given.kwargs is None or "input_ids" not in given.kwargs:
+        raise HooklineError("--loss lm is for texts: the labels are the tokens that go in")
+    labels = given.kwargs["input_ids"]
+    if "attention_mask" in given.kwargs:
+        labels = labels.masked_fill(given.kwargs["attention_mask"] == 0, NO_LABEL)
+    return replace(given, kwargs={**given.kwargs, "labels": labels})
+
+
+def asks_for_gradients(at: Sequence[str]) -> list[str]:
+    """Return those of some places that are gradients."""
+    return [where for where in at if parse(where).at("").is_gradient]
+
+
+def loss_of(name: str | None, at: Sequence[str]) -> Loss | None:
+    """Return what makes one number of an output, or None where nothing asks for gradients."""
+    if name is None:
+        wanted = asks_for_gradients(at)
+        return _needed(wanted[0]) if wanted else None
+    if name == "lm":
+        return _needed("--loss lm")
+    if name == "sum":
+        return _sum
+    if is_function(name):
+        found: Loss = named(name)
+        return found
+    raise HooklineError(f"--loss {name}: it is lm, sum, or module:function")
+
+
+def _needed(why: str) -> Loss:
+    def loss(output: Any) -> Tensor:
+        """The loss that a model of transformers gives where it has labels."""
+        found = getattr(output, "loss", None)
+        if not isinstance(found, Tensor):
+            raise HooklineError(
+                f"{why!r} needs a loss, and the output has none; give --loss lm, --loss sum or --loss module:function"
+            )
+        return found
+
+    return loss
+
+
+def _sum(output: Any) -> Tensor:
+    """The sum of the output, of which several tensors are judged by the first."""
+    found = next((one for one in leaves(output) if one.is_floating_point()), None)
+    if found is None:
+        raise HooklineError("--loss sum: the output holds no floats")
+    return found.sum()
+
+
+_TOKENS = 8
+
+
+def dummy(model: nn.Module) -> Given:
+    """Return an input that a model says to take, or refuse and say what to give."""
+    config = getattr(model, "config", None)
+    main = getattr(model, "main_input_name", None)
+    makers = {"input_ids": _tokens, "pixel_values": _pixels, "input_features": _features, "input_values": _sound}
+    made = makers[main](config) if main in makers and config is not None else {}
+    if not made:
+        raise HooklineError(f"{arguments_of(model)}: give --input FILE, or --shape 1,3,224,224 for the first of them")
+    return Given(kwargs=_begun_dummy(made, config), is_processed=True).without_cache(model)
+
+
+def _tokens(config: Any) -> dict[str, Tensor]:
+    """Some token numbers; for a model of texts and images, an image beside them."""
+    texts = config if hasattr(config, "vocab_size") else getattr(config, "text_config", config)
+    ids = torch.arange(1, _TOKENS + 1)[None] % getattr(texts, "vocab_size", 2)
+    return {"input_ids": ids, **(_pixels(config) if hasattr(config, "vision_config") else {})}
+
+
+def _pixels(config: Any) -> dict[str, Tensor]:
+    pictures = getattr(config, "vision_config", config)
+    size = getattr(pictures, "image_size", None) or 224
+    sizes = (size, size) if isinstance(size, int) else tuple(size)
+    return {"pixel_values": torch.zeros(1, getattr(pictures, "num_channels", 3), *sizes)}
+
+
+def _features(config: Any) -> dict[str, Tensor]:
+    if not (hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions")):
+        return {}
+    return {"input_features": torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)}
+
+
+def _sound(_config: Any) -> dict[str, Tensor]:
+    return {"input_values": torch.zeros(1, 16_000)}
+
+
+def _begun_dummy(made: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+    if not getattr(config, "is_encoder_decoder", False):
+        return made
+    start = getattr(config, "decoder_start_token_id", None) or 0
+    return {**made, "decoder_input_ids": torch.full((1, 1), start)}

@@ -1,0 +1,180 @@
+"""The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `demo`.
+
+Each command is a function in a file of its own in `commands`. Here they are put together, and whatever goes wrong
+becomes one line on stderr and an exit status: 1 hookline refused, or something failed; 2 the line makes no sense; 130
+interrupted. typer is an extra, so nothing touches it before `main` has made sure that it is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+import typing
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, TextIO
+
+from hookline import __version__
+from hookline.errors import HooklineError, HooklineWarning
+
+try:
+    import typer
+except ImportError:
+    HAS_TYPER = False
+else:
+    HAS_TYPER = True
+
+COMMANDS = ("scan", "capture", "show", "explore", "harvest", "demo")
+EXAMPLES = """
+hookline scan gpt2/
+hookline capture gpt2/ --at '**.mlp' --text "the cat sat" \\
+    --to acts.safetensors
+hookline show acts.safetensors --stats
+hookline explore acts.safetensors
+"""
+_OPTION = re.compile(r"\b(?P<name>[a-z]\w+)=(?P<quote>['\"]?)(?P<value>\w+)?(?P=quote)")
+_LOOK = re.compile(r"`?hl\.(sites|scan)\(model(, (?P<at>'[^']*'|\"[^\"]*\"))?(, [\w=.]+(\(\.\.\.\))?)*\)`?")
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # As shells count those that a signal ended.
+
+
+def main() -> None:
+    """Run the command line."""
+    if not HAS_TYPER:
+        sys.exit("hookline: the command line needs typer: pip install 'hookline[cli]'")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # As in `hookline show x >&-`.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # A terminal that can't show a sign still gets the rest.
+    try:
+        asked = [argument for argument in sys.argv[1:2] if argument in COMMANDS]
+        application(asked or COMMANDS)(prog_name="hookline")
+    finally:
+        _flush()
+
+
+def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Put commands together; those that are not asked for are not imported."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(epilog=_examples(EXAMPLES))(options)
+    for name in names:
+        module = importlib.import_module(f"hookline._cli.{name}")
+        app.command(name, epilog=_examples(module.EXAMPLES))(guarded(getattr(module, name)))
+    return app
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that says in one line what went wrong, or with --debug shows where."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+    @functools.wraps(command)
+    def run(*, debug: bool, **asked: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                command(**asked)
+                sys.stdout.flush()
+            except KeyboardInterrupt:
+                _leave("interrupted", INTERRUPTED)
+            except BrokenPipeError:
+                _close_pipe()
+                raise typer.Exit(PIPE_CLOSED) from None
+            except (typer.Exit, typer.Abort):
+                raise
+            except Exception as error:
+                if debug:
+                    raise
+                _leave(_line(error, asked), FAILED)
+
+    signature = inspect.signature(command)
+    known = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values()]
+    added = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=debug)
+    run.__signature__ = signature.replace(parameters=[*known, added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "debug": debug}
+    return run
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=lambda asked: _show_version(asked), is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Look inside and reach into any PyTorch model."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hookline {__version__}")
+        raise typer.Exit
+
+
+def _examples(lines: str) -> str:
+    """Return examples as the end of a help text; after \b, typer leaves the lines as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines.strip().splitlines())])
+
+
+def _line(error: Exception, asked: Collection[str]) -> str:
+    """Return an error as one line; of one that is not hookline's, its kind and how to see more."""
+    text = " ".join(str(error).split())
+    if isinstance(error, HooklineError):
+        text = _in_shell(text)
+        return _OPTION.sub(lambda found: _spelled(found) if found["name"] in asked else found[0], text)
+    return f"{type(error).__name__}: {text[:300]} (--debug shows where)"
+
+
+def _in_shell(text: str) -> str:
+    """Return a message that tells what to call in Python with the command that does it."""
+    return _LOOK.sub(lambda found: f"`hookline scan MODEL{' --at ' + found['at'] if found['at'] else ''}`", text)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    """Return an option as it is written here, where an error tells what to write in Python."""
+    name = f"--{found['name'].replace('_', '-')}"
+    return name if found["value"] in (None, "True") else f"{name} {found['value']}"
+
+
+def _leave(text: str, status: int) -> None:
+    typer.echo(f"hookline: {text}", err=True)
+    raise typer.Exit(status)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning of hookline as one line, for a line of code says nothing here; others as Python does."""
+    if issubclass(category, HooklineWarning):
+        typer.echo(f"hookline: warning: {_in_shell(' '.join(str(message).split()))}", err=True)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+def _flush() -> None:
+    """Write out what is left; where nobody reads on, as in `hookline show x | head`, be quiet."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _close_pipe()
+        sys.exit(PIPE_CLOSED)
+
+
+def _close_pipe() -> None:
+    """Let what is still to be written go nowhere, or Python would complain when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

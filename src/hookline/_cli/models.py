@@ -1,0 +1,303 @@
+"""MODEL on a command line: `module:name`, a checkpoint or config of transformers.
+
+Each is a small object that makes the model where it is called, and can travel to another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline._cli.output import note
+from hookline._kernel import DTYPES
+from hookline.errors import HooklineError, did_you_mean
+
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")  # And no "C:\data" or "s3://bucket".
+_IN_A_FILE = re.compile(r"(.+\.py):([^\W\d]\w*(\.\w+)*)")
+
+
+def is_function(name: str) -> bool:
+    """Whether a name is `package.module:name` or `folder/file.py:name`."""
+    return _FUNCTION.fullmatch(name) is not None or _IN_A_FILE.fullmatch(name) is not None
+
+
+def named(name: str) -> Any:
+    """Return what `module:function` means; modules of the current folder are found too."""
+    in_a_file = _IN_A_FILE.fullmatch(name)
+    module, path = in_a_file.group(1, 2) if in_a_file else name.split(":")
+    _find_modules_of(os.getcwd())
+    try:
+        found: Any = _loaded_file(Path(module)) if in_a_file else importlib.import_module(module)
+    except (ImportError, FileNotFoundError) as error:
+        told = "name a function in a module that can be imported from here, or in a file, as in folder/mine.py:net"
+        raise HooklineError(f"{name!r}: {error}; {told}") from error
+    where = "" if in_a_file else _elsewhere(found)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            here = f"{module.replace('.', os.sep)}.py"
+            own = f"; for the file here, write {here}:{path}" if where and os.path.isfile(here) else ""
+            raise HooklineError(f"{name!r}: {module!r}{where} has no {path!r}{own or did_you_mean(part, vars(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise HooklineError(f"{name!r} is {type(found).__name__}, and no function to call")
+    return found
+
+
+def _elsewhere(module: ModuleType) -> str:
+    """Say where a module lies, if that is not in the current folder."""
+    file = getattr(module, "__file__", None)
+    is_here = file is not None and Path(file).is_relative_to(Path.cwd())
+    return "" if is_here else f" ({file or 'built into Python'})"
+
+
+def _loaded_file(path: Path) -> ModuleType:
+    """Return a file as a module: the one that `import` would give, or one of a name that nothing else has."""
+    file = path.absolute()
+    _find_modules_of(str(file.parent))
+    if _imports(file.stem, file):  # Other processes find it by this name, too.
+        return importlib.import_module(file.stem)
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    specification = importlib.util.spec_from_file_location(name, file)
+    if specification is None or specification.loader is None:
+        raise ImportError(f"{str(path)!r} can't be imported")
+    module = sys.modules[name] = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _imports(name: str, file: Path) -> bool:
+    """Whether importing a name gives this file, and not a module of Python or of a package."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # A name with dots, or a module that was not found by a search.
+        return False
+    return found is not None and found.origin is not None and Path(found.origin) == file
+
+
+def _find_modules_of(folder: str) -> None:
+    """Let the modules of a folder be found: before those of packages, and after Python's own."""
+    own = {os.path.normpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    own |= {os.path.join(path, "lib-dynload") for path in own}
+    places = [place for place, path in enumerate(sys.path) if os.path.normpath(path) in own]
+    if folder not in sys.path:
+        sys.path.insert(max(places, default=-1) + 1, folder)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return a dtype by its name, with or without "torch." before it."""
+    known = {text.removeprefix("torch."): dtype for text, dtype in DTYPES.items()}
+    wanted = name.removeprefix("torch.")
+    if wanted not in known:
+        raise HooklineError(f"{name!r} is not a dtype{did_you_mean(wanted, known)}")
+    return known[wanted]
+
+
+def transformers() -> Any:
+    """Return the package, with no bar of its own where nobody looks."""
+    try:
+        import transformers
+    except ImportError:
+        raise HooklineError("models by name need transformers: pip install 'hookline[transformers]'") from None
+    package: Any = transformers
+    if not sys.stderr.isatty():
+        package.utils.logging.disable_progress_bar()
+    return package
+
+
+def loaded(kind: Any, name: str, *, trusted: bool, **options: Any) -> Any:
+    """Load something of transformers; what it has to say of a failure is many lines.
+
+    The code that a checkpoint brings along is run only if it is trusted. Unless it is told, transformers would ask.
+    """
+    try:
+        return kind.from_pretrained(name, trust_remote_code=trusted, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if "trust_remote_code" in str(error):
+            told = "brings Python code of its own; look at it, and give --trust-remote-code to run it"
+            raise HooklineError(f"{name!r} {told}") from error
+        first = str(error).strip().partition("\n")[0]
+        where = "" if os.path.exists(name) else "there is no such folder here, and elsewhere: "
+        raise HooklineError(f"{kind.__name__} can't load {name!r}: {where}{first}") from error
+
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a model is to run: where, in which dtype, and which of its kinds of attention it takes."""
+
+    device: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    trusted: bool = False  # Whether the code that a checkpoint brings along may run.
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What transformers is told."""
+        attention = {} if self.attention is None else {"attn_implementation": self.attention}
+        return {"trusted": self.trusted, **attention}
+
+    def placed(self, model: nn.Module) -> nn.Module:
+        """Return a model ready to run: on a GPU if there is any, and each process of a launcher on another."""
+        device = self.device
+        if device is None and torch.cuda.is_available():
+            local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+            device = f"cuda:{local % torch.cuda.device_count()}"
+        try:
+            model = model.eval().to(device or "cpu")
+        except (RuntimeError, AssertionError) as error:
+            first = str(error).partition("\n")[0]
+            raise HooklineError(f"the model can't be put on {device!r}: {first}") from error
+        return self.cast(model)
+
+    def cast(self, model: nn.Module) -> nn.Module:
+        """Return a model in the dtype that was asked for."""
+        return model if self.dtype is None else model.to(dtype_of(self.dtype))
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model of transformers, loaded where it is to run: the class it was saved as, so that names are those it has."""
+
+    name: str
+    manner: Manner
+
+    def __call__(self) -> nn.Module:
+        kind = _kind(_config(self.name, self.manner))
+        return self.manner.placed(loaded(kind, self.name, **self.manner.options))
+
+    def empty(self) -> nn.Module:
+        """Return the model without any numbers: enough to see what it would do."""
+        with torch.device("meta"):
+            return self.manner.cast(_built(_config(self.name, self.manner), self.manner.trusted).eval())
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A model of a config of transformers, with random weights: the same ones each time."""
+
+    name: str
+    manner: Manner
+
+    def __call__(self) -> nn.Module:
+        note(f"{Path(self.name).name!r} is a config without weights: random ones are made, with seed {_SEED}")
+        with _seeded():
+            return self.manner.placed(_built(_config(self.name, self.manner), self.manner.trusted))
+
+    def empty(self) -> nn.Module:
+        """Return the model without any numbers: enough to see what it would do."""
+        return Pretrained(self.name, self.manner).empty()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model that a function or a class of the user makes, or that is there already."""
+
+    name: str
+    manner: Manner
+
+    def __call__(self) -> nn.Module:
+        with _seeded():  # A module may make a model as it is imported.
+            found = named(self.name)
+        if not isinstance(found, nn.Module):
+            _refuse_arguments(self.name, found)
+            with _seeded():
+                found = found()
+        if not isinstance(found, nn.Module):
+            raise HooklineError(f"{self.name!r} gives {type(found).__name__}, no model")
+        if self.manner.attention is not None:
+            _choose_attention(self.name, found, self.manner.attention)
+        return self.manner.placed(found)
+
+
+Model = Pretrained | Configured | Made
+
+
+def model_of(name: str, manner: Manner) -> Model:
+    """Return what makes the model."""
+    if is_function(name):
+        return Made(name, manner)
+    path = Path(name)
+    known = str(path.absolute()) if path.exists() else name  # Another process may have another working folder.
+    return Configured(known, manner) if _has_no_weights(path) else Pretrained(known, manner)
+
+
+def _has_no_weights(path: Path) -> bool:
+    """Whether a path is a config.json, or a folder with one and with no weights beside it."""
+    if path.is_file():
+        return path.suffix == ".json"
+    is_config = path.is_dir() and (path / "config.json").is_file()
+    return is_config and not any(any(path.glob(weights)) for weights in _WEIGHTS)
+
+
+def _config(name: str, manner: Manner) -> Any:
+    return loaded(transformers().AutoConfig, name, **manner.options)
+
+
+def _kind(config: Any) -> Any:
+    """Return the class that a model was saved as."""
+    package = transformers()
+    saved = next(iter(getattr(config, "architectures", None) or []), None)
+    own = getattr(config, "auto_map", None) or {}  # Classes that the checkpoint brings along, by who makes them.
+    maker = next((auto for auto, path in own.items() if str(path).rpartition(".")[2] == saved), "AutoModel")
+    return getattr(package, saved or maker, getattr(package, maker, package.AutoModel))
+
+
+def _built(config: Any, trusted: bool) -> nn.Module:
+    """Return a model of a config, as the class it was saved as."""
+    kind = _kind(config)
+    try:
+        is_auto = hasattr(kind, "from_config")
+        model: nn.Module = kind.from_config(config, trust_remote_code=trusted) if is_auto else kind(config)
+    except (ValueError, ImportError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise HooklineError(f"{type(config).__name__} makes no model: {first}") from error
+    return model
+
+
+def _refuse_arguments(name: str, maker: Callable[..., Any]) -> None:
+    """Refuse what can't be called without arguments."""
+    try:
+        signature = inspect.signature(maker)
+    except (TypeError, ValueError):  # Of a builtin.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise HooklineError(f"{name!r}: {error}; name a function that needs none and returns the model") from None
+
+
+def _choose_attention(name: str, model: nn.Module, attention: str) -> None:
+    choose = getattr(model, "set_attn_implementation", None)
+    if choose is None:
+        raise HooklineError(f"--attention is for models of transformers, and {name!r} gives {type(model).__name__}")
+    choose(attention)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Make random weights the same each time, and leave the random numbers outside as they are."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        yield

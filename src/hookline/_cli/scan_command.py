@@ -1,0 +1,128 @@
+"""`hookline scan`: what every module of a model would do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from torch import nn
+
+import hookline as hl
+from hookline._cli.inputs import Given, Wanted, dummy, given
+from hookline._cli.models import Made, Manner, model_of
+from hookline._cli.output import (
+    All,
+    Attention,
+    Column,
+    Dtype,
+    Input,
+    Json,
+    MaxLength,
+    Model,
+    Processor,
+    Samples,
+    Shape,
+    Text,
+    TrustRemoteCode,
+    say,
+    say_json,
+    working,
+)
+from hookline._scan.listing import Sites
+from hookline._scan.scan import Scan
+from hookline.errors import HooklineError
+
+EXAMPLES = """
+hookline scan gpt2/
+hookline scan gpt2/config.json --at 'transformer.h.0.attn/*' \\
+    --attention eager
+hookline scan mine:net --shape 1,3,32,32
+hookline scan mine:net --input batch.safetensors --json
+"""
+
+
+def scan(
+    model: Model,
+    input: Input = None,
+    text: Text = None,
+    shape: Shape = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="List these places, functions inside forwards too: 'h.0.attn/*'."),
+    ] = None,
+    processor: Processor = None,
+    column: Column = None,
+    samples: Samples = None,
+    max_length: MaxLength = None,
+    attention: Attention = None,
+    dtype: Dtype = None,
+    trust_remote_code: TrustRemoteCode = False,
+    all: All = False,
+    json: Json = False,
+) -> None:
+    """Show what every module of a model would do.
+
+    Calls, shapes, parameters and hazards, in the order of execution. It runs on fake tensors, so that a checkpoint is
+    not even read. A model of transformers needs no input.
+    """
+    trusted = trust_remote_code
+    wanted = Wanted(model, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
+    with working():
+        net, report = scanned(wanted, Manner("cpu", dtype, attention, trusted), at or ())
+    if json:
+        say_json({"model": type(net).__name__, **listed(report)})
+    else:
+        say(report, whole=all)
+
+
+def scanned(wanted: Wanted, manner: Manner, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:
+    """Return a model and what it would do: one of transformers without its weights, where that is enough."""
+    maker = model_of(wanted.model, manner)
+    if isinstance(maker, Made):
+        net = maker()
+        return net, looked(net, entry_of(wanted, net), at)
+    net = maker.empty()
+    entry = entry_of(wanted, net)
+    try:
+        return net, looked(net, entry, at)
+    except HooklineError:
+        raise
+    except Exception:  # Whatever a model does that can't be done without numbers; if it is the input, it shows again.
+        net = maker()
+        return net, looked(net, entry.fitted(net), at)
+
+
+def entry_of(wanted: Wanted, net: nn.Module) -> Given:
+    """Return what goes in: what was asked for, or what the model itself says."""
+    return given(wanted, net) if wanted else dummy(net)
+
+
+def looked(net: nn.Module, entry: Given, at: Sequence[str]) -> Scan | Sites:
+    """Return what modules do, or what passes at some places."""
+    if at:
+        return hl.sites(net, *at, run=entry.run)
+    return hl.scan(net, *entry.args, **(entry.kwargs or {}))
+
+
+def listed(report: Scan | Sites) -> dict[str, Any]:
+    """Return a report as JSON has it."""
+    if isinstance(report, Scan):
+        modules = [{**row._asdict(), "shape": _shapes(row.shape)} for row in report]
+        return {"note": report.note, "modules": modules}
+    table = report._table()
+    passing = [
+        {"site": str(site), "calls": int(str(row[1])), "value": row[2], "line": row[3]}
+        for site, row in zip(report, table.rows, strict=True)
+    ]
+    return {"note": table.title, "sites": passing}
+
+
+def _shapes(text: str) -> list[list[int]]:
+    """Return the shapes of a value's tensors as numbers.
+
+    >>> _shapes("(2, 6, 16), (2,), ()")
+    [[2, 6, 16], [2], []]
+    """
+    return [[int(size) for size in re.findall(r"\d+", shape)] for shape in re.findall(r"\(([^)]*)\)", text)]

@@ -1,0 +1,178 @@
+"""`hookline show`: what a file of captured values, or a store, holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+import hookline as hl
+from hookline._cli.output import All, Json, say, say_json
+from hookline._kernel import Stats, describe, leaves, numbers_of_pieces
+from hookline._store.manifest import MANIFEST
+from hookline._store.places import place
+from hookline._tables import Table
+from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
+
+_PIECE = 1 << 20  # Bytes of a store read at a time.
+
+EXAMPLES = """
+hookline show acts.safetensors
+hookline show acts.safetensors --at 'transformer.h.*' --stats
+hookline show acts.safetensors --at 'transformer.h.1[0, -1]' --values
+hookline show store/ --stats --json
+"""
+
+
+def show(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `capture`, or the folder of a `harvest`.")],
+    at: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places: 'h.*[:, -1]'. Several if you like.")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Mean, std, min, max, norm, zeros, NaN, Inf.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="The numbers themselves; in JSON, all of them.")] = False,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of a store, so many rows with --values; else 4.")
+    ] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="A store that is not finished, as far as it is.")] = False,
+    all: All = False,
+    json: Json = False,
+) -> None:
+    """Show what a file or store holds, as tables and numbers."""
+    if rows is not None and not values:
+        raise HooklineError("--rows is for --values, which shows the numbers; add it, or leave --rows out")
+    if is_store(file):
+        store = hl.Store(file, partial=partial)
+        names = matching(store, at or ())
+        show_store(file, store, names, stats=stats, values=(rows or 4) if values else 0, whole=all, json=json)
+    else:
+        acts = cache_of(file)
+        for option in (name for name, is_given in {"--rows": rows, "--partial": partial}.items() if is_given):
+            raise HooklineError(f"{option} is for the folder of a harvest, and {file!r} is a file; leave it out")
+        show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, whole=all, json=json)
+
+
+def is_store(file: str) -> bool:
+    """Whether a path is that of a store."""
+    return "://" in file or (Path(file).is_dir() and MANIFEST in place(file).names(""))
+
+
+def cache_of(file: str) -> hl.Cache:
+    """Read a cache, or say what the file is instead."""
+    path = Path(file)
+    if path.suffix.lower() in (".html", ".htm"):
+        raise StoreError(f"{file!r} is a page: `hookline explore {file}` opens it")
+    if path.is_dir():
+        is_model = (path / "config.json").exists()
+        found = ", and a model: `hookline scan` shows it" if is_model else " that holds neither a store nor a model"
+        raise StoreError(f"{file!r} is a folder{found}")
+    return hl.Cache.load(path)
+
+
+def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: bool, json: bool) -> None:
+    """Write what a cache holds."""
+    if json:
+        found = [entry_of(acts, site, stats=stats, values=values) for site in acts]
+        say_json({"file": file, "kind": "cache", "sites": found})
+    elif values and acts:
+        if stats:
+            say(acts.stats(), whole=whole)
+        for site in acts:
+            for number, value in enumerate(acts.calls(site)):
+                say(f"{site or repr('')}{f', call {number}' if len(acts.calls(site)) > 1 else ''}: {describe(value)}")
+                say(f"{_text(value)}\n")
+    else:
+        say(acts.stats() if stats else acts, whole=whole)
+
+
+def _text(value: Any) -> str:
+    """Return a value as Python writes it; it writes no integer of thousands of digits."""
+    try:
+        return str(value)
+    except ValueError as error:
+        return f"(not shown: {error})"
+
+
+def show_store(
+    file: str, store: hl.Store, names: Sequence[str], *, stats: bool, values: int, whole: bool, json: bool
+) -> None:
+    """Write what a store holds; of its rows so many as `values`."""
+    numbers = {name: numbers_of_pieces(store[name].scan(_PIECE)) for name in names} if stats else {}
+    if json:
+        found = []
+        for name in names:
+            found.append(array_of(store, name))
+            if stats:
+                found[-1]["stats"] = numbers[name]._asdict()
+            if values:
+                found[-1]["values"] = store[name][:values]
+        left_out = {"skipped": store.skipped} if store.skipped else {}
+        say_json({"file": file, "kind": "store", "samples": store.samples, **left_out, "sites": found})
+    elif values and names:
+        if stats:
+            say(Stats.of(numbers), whole=whole)
+        for name in names:
+            rows = store[name]
+            say(f"{name or repr('')}: {min(values, len(rows)):,} of {len(rows):,} rows\n{rows[:values]}\n")
+    elif stats:
+        say(Stats.of(numbers), whole=whole)
+    else:
+        say(store if list(names) == list(store) else _table_of(store, names), whole=whole)
+
+
+def matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
+    """Return the names that some patterns mean, or all."""
+    if not at:
+        return list(store)
+    names = hl.Cache({name: torch.empty(store[name].shape, device="meta") for name in store})
+    found: dict[str, None] = {}
+    for where in at:
+        try:
+            chosen = names.select(where)
+            if any(site not in store for site in chosen):
+                raise SiteError(f"{where!r}: the arrays of a store are shown whole; leave the subscripts out")
+            found.update(dict.fromkeys(chosen))
+        except NotCaptured:
+            raise NotCaptured(f"{where!r} matches nothing in this store{did_you_mean(where, names)}") from None
+    return list(found)
+
+
+def entry_of(acts: hl.Cache, site: str, *, stats: bool = False, values: bool = False) -> dict[str, Any]:
+    """Return what a cache has of a site, as JSON has it."""
+    value = acts[site]
+    tensors = leaves(value)
+    entry: dict[str, Any] = {
+        "site": site,
+        "calls": len(acts.calls(site)),
+        "dtype": [str(one.dtype).removeprefix("torch.") for one in tensors],
+        "shape": [list(one.shape) for one in tensors],
+    }
+    if isinstance(value, Tensor):  # The usual case is not to be unpacked.
+        entry |= {"dtype": entry["dtype"][0], "shape": entry["shape"][0]}
+    if stats:
+        entry["stats"] = acts.select(site).stats()[site]._asdict()
+    if values:
+        entry["values"] = acts.calls(site)
+    return entry
+
+
+def array_of(store: hl.Store, name: str) -> dict[str, Any]:
+    """Return what a store has of a site, as JSON has it."""
+    rows = store[name]
+    return {
+        "site": name,
+        "dtype": str(rows.dtype).removeprefix("torch."),
+        "shape": list(rows.shape[1:]),
+        "rows": len(rows),
+        "bytes": rows.nbytes,
+    }
+
+
+def _table_of(store: hl.Store, names: Sequence[str]) -> Table:
+    found = [array_of(store, name) for name in names]
+    cells = [(one["site"], one["dtype"], tuple(one["shape"]), f"{one['rows']:,}", f"{one['bytes']:,}") for one in found]
+    return Table(("site", "dtype", "shape", "rows", "bytes"), cells)

@@ -1,0 +1,306 @@
+"""Watching modules: their `forward`, or another method, is shadowed on the instance; taps act around the class's own.
+
+Nothing in the instance's `__dict__` is touched but that name and those by which DataParallel makes replicas and
+torch.jit.script begins, which are refused. The last tap to go takes them away.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from hookline._blocks import Blocks, Others, call_user, current_task
+from hookline._cache.records import Session
+from hookline._engine import calls, checkpoints, functions, gradients, parameters, shadow
+from hookline._engine import stop as forwards
+from hookline._engine.guards import refuse_scripting
+from hookline._engine.shadow import GONE, REPLICATE, SCRIPT, Watch, code_for, gone, hot_path, plain_tap, watch_of
+from hookline._engine.taps import Tap, blame
+from hookline._sites.members import method_names
+from hookline._sites.tree import refuse_data_parallel
+from hookline._values.copies import Loan, address, state_of
+
+# The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
+_reducers: dict[type, tuple[Any, set[Session]]] = {}
+Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
+_WRITTEN = (FunctionType, staticmethod, classmethod)
+_changing = threading.RLock()
+
+
+def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
+    """Let taps act; if the blocks are given in which they will, the first call need not look that up."""
+    if "torch._dynamo.eval_frame" in sys.modules:
+        _keep_dynamo_out()
+    noted: dict[type, Common | None] = {}
+    with _changing:
+        for tap in taps:
+            tap.here = here
+            if tap.watch is not None:
+                continue
+            module = tap.module
+            names, kind = module.__dict__, type(module)
+            common = None
+            if tap.is_plain and "forward" not in names:
+                common = noted[kind] if kind in noted else _note(kind, noted, tap.session)
+            if common is None:
+                _attach(tap)
+                continue
+            # The usual case: a plain capture on a module that nobody has touched.
+            function = hot_path(tap)
+            function.__dict__, code = common
+            if code is not None:
+                function.__code__ = code
+            names[REPLICATE] = refuse_data_parallel
+            tap.watch = names["forward"] = MethodType(function, module)
+
+
+def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
+    """Note what all shadows of a class have in common; None if its forward is not a function: a staticmethod, say."""
+    _copy_unhooked(kind, session)
+    is_function = type(kind.__dict__.get("forward") or shadow.written_in(kind, "forward")) is FunctionType
+    noted[kind] = _common(kind) if is_function else None
+    return noted[kind]
+
+
+def _common(kind: type[nn.Module]) -> Common:
+    return {"__wrapped__": kind.forward}, code_for(kind, True)  # The first is for inspect.signature(model.forward).
+
+
+def _attach(tap: Tap) -> None:
+    """Attach one tap, wholly or, if it fails or Ctrl-C comes, not at all."""
+    try:
+        _put_on(tap)
+    except BaseException:
+        detach((tap,))
+        raise
+
+
+def _put_on(tap: Tap) -> None:
+    if tap.holders:
+        parameters.attach(tap)
+        for module, _ in tap.holders:
+            _copy_unhooked(type(module), tap.session)
+        return
+    _copy_unhooked(type(tap.module), tap.session)
+    module, name = tap.module, tap.method
+    before = module.__dict__.get(name)
+    plain = plain_tap(before, module)
+    watch = watch_of(before, module) if before is not None and plain is None else None
+    if plain is not None:
+        _leave_hot_path(plain, tap)
+    elif watch is not None:
+        tap.watch = watch
+        watch.change((*watch.all, tap))
+    else:
+        tap.watch = watch = Watch(module, name, before)
+        watch.change((tap,))
+        if name == "forward":
+            module.__dict__[REPLICATE] = refuse_data_parallel
+            if SCRIPT not in module.__dict__:
+                module.__dict__[SCRIPT] = refuse_scripting
+        module.__dict__[name] = watch.method
+    if tap.is_inside and not isinstance(tap.action, functions.Pause):
+        _add_helpers(tap)
+    elif tap.method != "forward" and not tap.action.observes:
+        others = [name for name in ("forward", *_written_methods(module)) if name != tap.method]
+        tap.helpers = functions.entries_of(tap, others)
+        attach(tap.helpers)
+
+
+def _leave_hot_path(plain: Tap, tap: Tap) -> None:
+    """Let one watch stand for a plain tap and another: all is made before anything is changed, for a Ctrl-C."""
+    watch = Watch(plain.module, "forward", None)
+    watch.change((plain, tap))
+    left: Any = plain.watch
+    plain.module.__dict__["forward"] = watch.method
+    plain.watch = tap.watch = watch
+    if SCRIPT not in plain.module.__dict__:
+        plain.module.__dict__[SCRIPT] = refuse_scripting
+    plain.here = None
+    left.__func__.__closure__[0].cell_contents = gone(watch)  # Torch, or anybody, may have looked it up already.
+
+
+def _take_hot_path(plain: Tap, watch: Watch) -> None:
+    """Let a plain tap stand alone again."""
+    function = hot_path(plain)
+    function.__dict__, code = _common(type(plain.module))
+    function.__code__ = code or function.__code__
+    method, names = MethodType(function, plain.module), plain.module.__dict__
+    if SCRIPT in names and names[SCRIPT] is refuse_scripting:
+        del names[SCRIPT]
+    names["forward"] = plain.watch = method
+    watch.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.
+    watch.leave()
+
+
+def _add_helpers(tap: Tap) -> None:
+    """Attach what a tap on a function needs besides: see functions.py."""
+    tap.helpers = functions.pauses_below(tap)
+    if tap.site.within is None:  # Only forwards are numbered.
+        tap.helpers += functions.entries_of(tap, _written_methods(tap.module))
+    attach(tap.helpers)
+
+
+def _written_methods(module: nn.Module) -> list[str]:
+    """Return the methods that a module's classes define, but for those in whose place its instance holds something."""
+    kind, held = type(module), module.__dict__
+    names = [name for name in method_names(module) if name not in held or shadow.is_shadow(held[name])]
+    return [name for name in names if type(shadow.written_in(kind, name)) in _WRITTEN]
+
+
+def detach(taps: Iterable[Tap]) -> None:
+    """Take taps away; the last of a module leaves it as it was found."""
+    with _changing:
+        for tap in taps:
+            watch: Any = tap.watch
+            if watch is None:
+                continue
+            if type(watch) is MethodType:
+                names = tap.module.__dict__
+                if names.get("forward") is watch:  # Else somebody wrapped it meanwhile: theirs stays, ours passes on.
+                    del names["forward"]
+                if REPLICATE in names:
+                    del names[REPLICATE]
+                # A copy of the module may hold the shadow for longer: not all that it saw.
+                watch.__func__.__closure__[0].cell_contents = GONE  # type: ignore[index]
+            elif tap.holders:
+                parameters.detach(tap)
+            else:
+                _detach(tap, watch)
+            tap.watch = tap.here = None
+
+
+def _detach(tap: Tap, watch: Watch) -> None:
+    others = tuple([one for one in watch.all if one is not tap])
+    if not others:
+        watch.leave()
+    elif len(others) == 1 and others[0].is_plain and watch.is_untouched:
+        _take_hot_path(others[0], watch)
+    else:
+        watch.change(others)
+    if tap.helpers:
+        detach(tap.helpers)
+        tap.helpers = None  # They know the tap: the two would keep each other, and the model, alive.
+
+
+def _copy_unhooked(kind: type[nn.Module], session: Session) -> None:
+    """Let modules of a class be copied and pickled without what hookline has put on them, while any are hooked.
+
+    A shallow copy takes the shadow along as it is, bound to the original, and would run that.
+    """
+    table = copyreg.dispatch_table
+    if kind not in _reducers:
+        _reducers[kind] = (table[kind] if kind in table else None), {session}  # noqa: SIM401  # Without a call.
+        table[kind] = _reduce
+    elif session not in _reducers[kind][1]:
+        _reducers[kind][1].add(session)
+
+
+def _reduce(module: nn.Module) -> Any:
+    reduce, _ = _reducers.get(type(module), (None, None))
+    reduced = reduce(module) if reduce is not None else module.__reduce_ex__(4)
+    if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
+        return reduced
+    return (*reduced[:2], shadow.unhooked(module, reduced[2]), *reduced[3:])
+
+
+def copy_as_before(session: Session) -> None:
+    """Let modules that had hooks of a session be copied as before, unless others of their class are hooked still."""
+    with _changing:
+        ledger = session.ledger()
+        if ledger is not None and ledger.forward.owner is not None:  # Its hooks are on the model, or on it again.
+            return
+        table = copyreg.dispatch_table
+        for kind in tuple(_reducers):
+            before, sessions = _reducers[kind]
+            if sessions != {session}:
+                sessions.discard(session)
+                continue
+            if table.get(kind) is not _reduce:
+                pass  # Somebody has changed it since.
+            elif before is not None:
+                table[kind] = before
+            else:
+                del table[kind]
+            del _reducers[kind]
+
+
+def strip(module: nn.Module) -> None:
+    """Take everything of hookline's off a module, also what nobody knows of any more."""
+    with _changing:
+        detach(attached_to(module))
+        shadow.strip(module)
+        parameters.strip(module)
+
+
+@contextmanager
+def attached(taps: list[Tap]) -> Iterator[None]:
+    """Let taps act for a while."""
+    missing = [tap for tap in taps if tap.watch is None]
+    try:
+        attach(missing)
+        with gradients.settled():
+            yield
+    finally:
+        detach(missing)
+        for session in {tap.session for tap in missing}:
+            copy_as_before(session)
+
+
+def attached_to(module: nn.Module) -> tuple[Tap, ...]:
+    """Return the taps on a module, its methods and parameters, also when somebody has wrapped its forward since."""
+    found: tuple[Tap, ...] = ()
+    names = module.__dict__
+    forward = names.get("forward")
+    buried = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or () if _is_filled(cell)]
+    for candidate in (*names.values(), getattr(forward, "__wrapped__", None), *buried):
+        watch = watch_of(candidate, module)
+        if watch is not None:
+            found += (*watch.around, *watch.taps)
+    return found + parameters.attached_to(module)
+
+
+def following(model: nn.Module) -> tuple[Tap, ...]:
+    """Return the taps that follow the forwards of a model: one of each `Hooks` that acts on it."""
+    watch = watch_of(model.__dict__.get("forward"), model)
+    return watch.around if watch is not None else ()
+
+
+def forget_locks() -> None:
+    """Make the lock anew, in a process that was forked: the thread that held it may not exist there."""
+    global _changing
+    _changing = threading.RLock()
+
+
+@cache
+def _keep_dynamo_out() -> None:
+    """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""
+    skip = sys.modules["torch._dynamo.eval_frame"].skip_code
+    traced = (calls.trace, calls._trace_input, calls._skipped)
+    ours = (calls, checkpoints, forwards, functions, gradients)
+    found = [function for one in ours for function in vars(one).values()]
+    found = [function for function in found if function not in traced]
+    found += [Tap.act, Tap.pass_by, *vars(Others).values(), *vars(Loan).values()]
+    found += [current_task, blame, call_user, state_of, address]
+    for function in found:
+        if isinstance(function, FunctionType):
+            skip(function.__code__)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+checkpoints.attached = attached  # Which stands below, and lets taps act again when a forward is recomputed.

@@ -1,0 +1,575 @@
+"""Functions inside a forward: a `TorchFunctionMode`, entered for those calls of a module that were asked for.
+
+A function belongs to the innermost forward that runs: helper functions and methods are the module's own, what its
+children compute is theirs. While no forward of the model runs, it belongs to the module of the innermost method.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+from torch.utils.checkpoint import CheckpointFunction
+
+from hookline._blocks import call_user, open_blocks
+from hookline._engine import arguments, gradients
+from hookline._engine.actions import Skip
+from hookline._engine.checkpoints import Event, event_of
+from hookline._engine.guards import refuse_fx
+from hookline._engine.taps import Tap
+from hookline._sites.language import Site
+from hookline._sites.tree import Names
+from hookline._values.nested import leaves, map_tensors
+from hookline.errors import HooklineError
+
+if TYPE_CHECKING:
+    from hookline._engine.shadow import Watch
+
+
+# What Python's operators are called where torch has no function of the operator's own name.
+_OPERATORS = {
+    "rsub": "sub", "rdiv": "div", "rtruediv": "div", "truediv": "div", "itruediv": "div_", "idiv": "div_",
+    "floordiv": "floor_divide", "rfloordiv": "floor_divide", "ifloordiv": "floor_divide_", "mod": "remainder",
+    "rmod": "remainder", "imod": "remainder_", "rpow": "pow", "ipow": "pow_", "radd": "add", "iadd": "add_",
+    "rmul": "mul", "imul": "mul_", "isub": "sub_", "rmatmul": "matmul", "and": "bitwise_and", "rand": "bitwise_and",
+    "iand": "bitwise_and_", "or": "bitwise_or", "ror": "bitwise_or", "ior": "bitwise_or_", "xor": "bitwise_xor",
+    "rxor": "bitwise_xor", "ixor": "bitwise_xor_", "invert": "bitwise_not", "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift", "rlshift": "bitwise_left_shift", "rrshift": "bitwise_right_shift",
+    "ilshift": "bitwise_left_shift_", "irshift": "bitwise_right_shift_", "pos": "positive",
+}  # fmt: skip
+_REFLECTED = (
+    "__rsub__",
+    "__rdiv__",
+    "__rtruediv__",
+    "__rpow__",
+    "__rfloordiv__",
+    "__rmod__",
+    "__rlshift__",
+    "__rrshift__",
+)
+_ITEMS = {"getitem": ("input", "index"), "setitem": ("input", "index", "value"), "einsum": ("equation",)}
+_NAMESPACES = ("linalg_", "fft_", "special_")
+_TENSORS = ("T", "H", "mT", "mH", "data", "real", "imag")  # The properties of a tensor that are tensors.
+
+# Those that give their argument again: as a view, a copy, in another order or dtype.
+FOLLOWED = frozenset((
+    "T", "H", "mT", "mH", "data", "real", "imag", "t", "adjoint", "transpose", "permute", "swapaxes", "swapdims",
+    "movedim", "moveaxis", "view", "view_as", "reshape", "reshape_as", "expand", "expand_as", "broadcast_to",
+    "squeeze", "unsqueeze", "flatten", "unflatten", "ravel", "narrow", "select", "chunk", "split",
+    "split_with_sizes", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind", "diagonal", "as_strided", "unfold",
+    "detach", "detach_", "alias", "contiguous", "clone", "to", "type", "type_as", "float", "double", "half",
+    "bfloat16", "cfloat", "cdouble", "chalf", "int", "long", "short", "char", "byte", "bool", "cpu", "cuda",
+    "requires_grad_", "retain_grad", "pin_memory", "rename", "refine_names", "align_to", "align_as", "as_subclass",
+    "unsafe_chunk", "unsafe_split", "view_as_real", "view_as_complex", "resolve_conj", "resolve_neg", "t_",
+    "transpose_", "squeeze_", "unsqueeze_", "atleast_1d", "atleast_2d", "atleast_3d",
+))  # fmt: skip
+
+# Those that give no tensor, and would only be in the way of a pattern.
+_TELLING = frozenset((
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "data_ptr", "item",
+    "tolist", "numpy", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg",
+    "is_nonzero", "is_inference", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_coalesced",
+    "get_device", "storage", "untyped_storage", "backward", "register_hook", "register_post_accumulate_grad_hook",
+    "allclose", "equal", "result_type", "can_cast", "promote_types", "is_tensor", "is_storage",
+    "is_autocast_enabled", "set_grad_enabled", "_set_grad_enabled", "is_grad_enabled", "dim_order", "__len__",
+    "__bool__", "__int__", "__long__", "__float__", "__complex__", "__index__", "__repr__", "__format__", "__hash__",
+    "__contains__", "__array__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dlpack__", "__dlpack_device__",
+    "__set__",
+))  # fmt: skip
+
+
+def is_reflected(function: Any) -> bool:
+    """Whether a function is an operator that Python asks of its right side, with its arguments the other way round."""
+    return getattr(function, "__name__", "") in _REFLECTED
+
+
+def read_name(function: Any) -> str:
+    """Return the name of a torch function, tensor method, operator or property, as a user would write it."""
+    name = str(getattr(function, "__name__", "") or type(function).__name__)
+    if name in ("__get__", "__set__"):  # Of a property, such as `.T`.
+        return str(getattr(getattr(function, "__self__", None), "__name__", name))
+    name = name.partition(".")[0]  # The overload of an operator in torch.ops.
+    if name.startswith("__") and name.endswith("__"):
+        name = name.strip("_")
+        return _OPERATORS.get(name, name)
+    return next((name.removeprefix(space) for space in _NAMESPACES if name.startswith(space)), name)
+
+
+def may_give_tensors(function: Any) -> bool:
+    """Whether a function may give a tensor, and does not just tell something about one."""
+    name = str(getattr(function, "__name__", ""))
+    return read_name(function) in _TENSORS if name == "__get__" else name not in _TELLING
+
+
+name_of = lru_cache(maxsize=8192)(read_name)
+gives_tensors = lru_cache(maxsize=8192)(may_give_tensors)  # Dynamo warns of what has a cache: it traces the other.
+
+
+def is_followed(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an operation gives its first argument's numbers again: a view, a cast, a copy."""
+    return name in FOLLOWED or (name == "getitem" and not any(map(_gathers, args[1:])))
+
+
+def _gathers(index: Any) -> bool:
+    if isinstance(index, tuple):
+        return any(map(_gathers, index))
+    return isinstance(index, (Tensor, list)) or type(index).__module__ == "numpy"
+
+
+def written_by(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a function of that name is known to write into: the `out=` it was given, or its first argument."""
+    if kwargs.get("out") is not None:
+        return kwargs["out"]
+    writes = name == "setitem" or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace")
+    return args[0] if writes and args else None
+
+
+def parameter_names(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of a builtin's parameters, for these arguments; None where torch has none for it."""
+    if name_of(function) in _ITEMS:
+        return _ITEMS[name_of(function)]
+    for schema in _schemas(function):
+        positional = [one for one in schema.arguments if not one.kwarg_only]
+        names = {one.name for one in schema.arguments} | {"out", "input"}
+        if len(args) <= len(positional) and set(kwargs) <= names and all(map(_takes, positional, args)):
+            return tuple("input" if one.name == "self" else str(one.name) for one in positional)
+    return ("input",) if args and isinstance(args[0], Tensor) else None
+
+
+def _takes(parameter: Any, value: Any) -> bool:
+    """Whether a parameter in a schema of torch's takes a value, as far as its type tells."""
+    kind = str(parameter.type)
+    if isinstance(value, torch.dtype):
+        return bool(parameter.name == "dtype")
+    for type_of_value, words in _KINDS.items():
+        if isinstance(value, type_of_value):
+            return any(word in kind for word in words)
+    return True
+
+
+# By which words in the type of a parameter it is known to take a value.
+_KINDS: dict[type, tuple[str, ...]] = {
+    Tensor: ("Tensor",),
+    type(None): ("Optional",),
+    bool: ("bool", "number"),
+    int: ("int", "number", "float"),
+    float: ("float", "number"),
+    str: ("str",),
+    torch.device: ("Device",),
+    tuple: ("List",),
+    list: ("List",),
+}
+
+
+@lru_cache(maxsize=1024)
+def _schemas(function: Any) -> tuple[Any, ...]:
+    """Return what torch knows of a builtin's overloads."""
+    if isinstance(function, torch._ops.OpOverload):
+        return (function._schema,)
+    name = str(getattr(function, "__name__", "")).partition(".")[0]
+    return tuple(torch._C._jit_get_schemas_for_operator(f"aten::{name}")) if name else ()
+
+
+_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+_UNSEEN = "which runs later, and the functions that it calls then can't be seen; hook the modules and methods it calls"
+FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+Numbered = list[tuple[Tap, int]]
+Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
+
+
+def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numbered, event: Event, act: Pass) -> Any:
+    """Run a module's forward, or a method that is called by itself, with taps on the functions that it calls."""
+    refuse_fx(taps[0][0].site)
+    if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
+        return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
+    inside = Inside(watch, module, taps, event, act)
+    inside.home = sys._getframe()
+    output = None
+    try:
+        with inside:
+            output = watch.forward(module, *passed)
+        return output
+    finally:
+        if _get_current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
+            _pop_mode()
+        inside.home = None  # A frame that is held holds all its variables.
+        for tap in inside.waiting:
+            if not tap.fired:
+                tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
+                if isinstance(output, _LATER):
+                    what = f"'{watch.found.__name__}()'" if watch.is_method and watch.found else "the forward"
+                    tap.problem = f"did not fire: {what} gives a {type(output).__name__}, {_UNSEEN}"
+
+
+class Pause:
+    """Stands at a child that computes otherwise while any mode is on, and takes ours away while it runs."""
+
+    kind = "pause"
+    observes = True
+    gathering = None
+
+
+def pauses_below(tap: Tap) -> list[Tap]:
+    """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
+    below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, FAST)]
+    return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
+
+
+class Entry:
+    """Stands at the methods of a module that has a tap on a function: called by itself, one counts as a forward.
+
+    For a change of one method it stands at the others, and notes which of them ran instead.
+    """
+
+    kind = "entry"
+    observes = True
+    gathering = None
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+
+
+def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
+    """Return what stands at these methods of a tap's module."""
+    sites = [Site(tap.path, member=f"{name}()") for name in names]
+    return [Tap(site, tap.module, Entry(tap), tap.session, False, "") for site in sites]  # type: ignore[arg-type]
+
+
+def entering(watch: Watch, module: nn.Module) -> Event | None:
+    """Return this call of a method, with the taps on functions for which it is called by itself; None without any."""
+    mode, here, taps = _get_current_function_mode(), open_blocks.get(), []
+    is_running = isinstance(mode, Inside) and mode.module is module  # Its forward runs, or another of its methods.
+    for entry in watch.entries:
+        tap: Tap = entry.action.tap  # type: ignore[union-attr]
+        if not tap.is_inside:
+            if not tap.fired and tap.acts(here):
+                name = str(Site(entry.path) if watch.name == "forward" else entry.site)
+                tap.ran = {**(tap.ran or {}), name: None}
+        elif not is_running:
+            caller = _caller(entry.session.model())
+            if caller is None:
+                taps.append(tap)
+            elif caller is not module and not (tap.fired or tap.problem) and tap.acts(here):
+                tap.problem = _belongs_to(caller, tap, entry)
+    event = event_of((module, watch.name, "/"), taps, here, lambda _: (0, True)) if taps else None
+    return event if event is not None and event.taps else None
+
+
+def _caller(model: nn.Module | None) -> nn.Module | None:
+    """Return the module of a model whose forward is the innermost that runs here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not call_user.__code__:
+        if frame.f_code is CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
+            owner = _first_argument(frame)
+            if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
+                return owner
+        frame = frame.f_back
+    return None
+
+
+def _belongs_to(caller: nn.Module, tap: Tap, entry: Tap) -> str:
+    """Say that a method was called by the forward of another module, and where its functions are then."""
+    model = tap.session.model()
+    path = Names(model).of(caller)[0] if model is not None else ""
+    whose = f"the forward of {path!r}" if path else "the model's own forward"
+    return (
+        f"did not fire: '{entry.site}' was called by {whose}, and what it calls counts there: '{path}/{tap.function}'"
+    )
+
+
+def _is_called_directly(frame: FrameType) -> bool:
+    """Whether a forward is called without `__call__`, whose frame tells the module too.
+
+    Up to Python 3.12 reading a frame's variables keeps them alive; those of `__call__` are alive anyway.
+    """
+    caller = frame.f_back
+    return caller is None or (
+        caller.f_code is not CALL and caller.f_globals.get("__name__", "").split(".")[0] != "hookline"
+    )
+
+
+def without_modes(run: Callable[[], Any]) -> Any:
+    """Run something with the modes taken away that stand on top, as long as they are ours."""
+    taken = []
+    try:
+        while isinstance(mode := _get_current_function_mode(), Inside):
+            taken.append(mode)
+            _pop_mode()
+        return run()
+    finally:
+        for mode in reversed(taken):
+            if mode not in _get_current_function_mode_stack():  # Ctrl-C may have come before it was taken away.
+                _push_mode(mode)
+
+
+def may_be_fused() -> bool:
+    """Whether torch's own attention may take its fast path, which is gone as soon as anybody looks at its functions."""
+    return not torch.is_grad_enabled() and bool(torch.backends.mha.get_fastpath_enabled())
+
+
+class Inside(TorchFunctionMode):
+    """Sees every torch function while one call of a module runs."""
+
+    home: FrameType | None = None  # The frame in which the call began.
+
+    def __init__(self, watch: Watch, module: nn.Module, taps: Numbered, event: Event, act: Pass) -> None:
+        super().__init__()
+        self.watch = watch
+        self.taps, self.choices = watch.choices  # Of these, for each function met so far, those meant for it.
+        self.module = module
+        self.event = event
+        self.act = act
+        self.acting = {tap for tap, _ in taps}
+        self.waiting = [tap for tap in self.acting if not tap.fired]
+        self.seen: dict[Any, None] = {}  # Functions that no tap is meant for, for the reason why one did not fire.
+        self.counts: dict[str, int] = {}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function, with the taps that are meant for it."""
+        if is_dynamo_compiling():  # A child is being compiled, under this mode.
+            return function(*args, **(kwargs or {}))
+        taps = self.choices.get(function)
+        if taps == () and not self.waiting:  # By far the most.
+            return function(*args, **kwargs) if kwargs else function(*args)
+        if taps is None:
+            taps = self.choices[function] = _meant_for(function, self.taps)
+        if not taps or not self._is_own(sys._getframe(1)):
+            if self.waiting:
+                self.seen[function] = None
+            return function(*args, **kwargs) if kwargs else function(*args)
+        name = name_of(function)
+        number = self.counts.get(name, 0)
+        self.counts[name] = number + 1
+        acting = [(tap, number) for tap in taps if tap in self.acting]
+        for tap, _ in acting:
+            tap.often = max(tap.often, number + 1)
+        acting = [(tap, number) for tap, _ in acting if tap.site.call is None or tap.site.call == number]
+        if not acting:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        event = self.event.inside(acting, name, number)
+        refuse_in_autograd_function(event)
+        return operate(Function(function, name, args, kwargs or {}, event), self.module, self.act)
+
+    def _is_own(self, frame: FrameType | None) -> bool:
+        """Whether the module's own forward or method called a function, and not that of another module."""
+        forwards, is_method = [], self.watch.is_method
+        while frame is not self.home:
+            if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in _MACHINERY:
+                return False
+            if frame.f_code is self.watch.code or (is_method and _is_method(frame)):
+                forwards.append(frame)
+            elif frame.f_code.co_name.endswith("forward") and self._is_of_another(frame):
+                return False
+            frame = frame.f_back
+        # The outermost is the module's. Others are of its class, and may be of a child that was not called as a module.
+        if is_method:
+            owners = (_first_argument(one) for one in forwards[:-1])
+            return next((one is self.module for one in owners if isinstance(one, nn.Module)), True)
+        return not any(map(self._is_of_another, forwards[:-1]))
+
+    def _is_of_another(self, frame: FrameType) -> bool:
+        """Whether this is the forward of another module, called without its `__call__`.
+
+        Up to Python 3.12 reading a frame's variables keeps them alive, so the module's own forward is not asked.
+        """
+        owner = _first_argument(frame)
+        return isinstance(owner, nn.Module) and owner is not self.module
+
+
+def _is_method(frame: FrameType) -> bool:
+    """Whether a frame is that of a method, whatever its first parameter is called."""
+    code = frame.f_code
+    if code.co_varnames[:1] == ("self",):
+        return True
+    owner = _first_argument(frame)
+    own = inspect.getattr_static(type(owner), code.co_name, None) if isinstance(owner, nn.Module) else None
+    return getattr(inspect.unwrap(own), "__code__", None) is code  # type: ignore[arg-type]
+
+
+def _first_argument(frame: FrameType) -> Any:
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+
+
+CALL = nn.Module._call_impl.__code__
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_MACHINERY = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # Torch's own, that run functions too.
+
+# What runs inside these is not the module's own: it is a child's, a user's function's or hookline's.
+_FOREIGN = frozenset(
+    id(function.__code__)  # Code that dynamo made can't be hashed.
+    for function in (
+        nn.Module._call_impl, nn.Module._wrapped_call_impl, call_user, Tap.act, gradients._watch, Event.check,
+        Skip.output, run,
+    )
+)  # fmt: skip
+
+
+def refuse_in_autograd_function(event: Event) -> None:
+    """Raise for a change inside a torch.autograd.Function, whose backward would not know of it."""
+    changing = next((tap for tap, _ in event.taps if tap.changes), None)
+    frame: FrameType | None = sys._getframe(2) if changing is not None else None
+    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+        if frame.f_code is _APPLY and frame.f_locals.get("cls") is not CheckpointFunction:
+            name = getattr(frame.f_locals.get("cls"), "__name__", "")
+            raise HooklineError(
+                f"'{changing.site}' runs inside {name}, a torch.autograd.Function, whose backward would not know of "  # type: ignore[union-attr]
+                "the change; edit what goes in, or what comes out"
+            )
+        frame = frame.f_back
+
+
+def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
+    """Return the taps that are meant for a function, in their order; a pattern means those that give a tensor."""
+    name, is_telling = name_of(function), not gives_tensors(function)
+    return tuple(tap for tap in taps if tap.is_inside and tap.wants(name) and not (tap.is_family and is_telling))
+
+
+class Function:
+    """One call of a function, as calls.py runs it: like a watched module's forward."""
+
+    is_function = True
+
+    def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
+        self.function = function
+        self.name = name
+        if is_reflected(function):  # `1 - x` is sub(1, x), but Python asks x for it.
+            self.function, args = _swapped(function), args[::-1]
+        self.args = args
+        self.kwargs = kwargs
+        self.event = event
+        self.targets: dict[int, Tensor] = {}  # Which of the tensors it gives are arguments that it wrote into.
+
+    @property
+    def parameters(self) -> arguments.Parameters:
+        """The names of its parameters, as far as torch knows them; a method's first is `input`."""
+        found = arguments.NO_PARAMETERS
+        if type(self.function) is FunctionType:
+            found = arguments.parameters_of_function(self.function)
+        if found.positional:
+            first, *rest = found.positional
+            return found._replace(positional=("input", *rest)) if first == "self" else found
+        names = parameter_names(self.function, self.args, self.kwargs)
+        return arguments.Parameters(names or (), "operands" if self.name == "einsum" else "args")
+
+    def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it on these arguments, which may not be those that it was called with."""
+        if not self.event.changes:  # Nobody is to see another value, so it does not matter what it writes into.
+            result = self.function(*args, **kwargs)
+            return args[0] if self.name == "setitem" else result
+        args, kwargs = self._apart(args, kwargs)
+        versions = [(old, new, _version(new)) for old, new in self._pairs(args, kwargs)]
+        result = self.function(*args, **kwargs)
+        result = args[0] if self.name == "setitem" else result
+        results = leaves(result)
+        for old, new, version in versions:
+            if _version(new) == version and not self._is_known_to_write(new, args, kwargs):
+                continue
+            self.event.written += [old, new]
+            position = next((number for number, one in enumerate(results) if one is new), None)
+            if position is not None:
+                self.targets[position] = old
+                results[position] = old if _shares(old, new) else new  # It may have been given a view of the old one.
+            elif not _shares(old, new):
+                old.copy_(new)
+        left = iter(results)
+        return map_tensors(lambda _: next(left), result) if self.targets else result
+
+    def _pairs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors that it was called with, each with the one that stands there now."""
+        given = [*self.args, *self.kwargs.values()]
+        taken = [*args, *(kwargs[name] for name in self.kwargs)]
+        leaf_pairs = [(leaves(old), leaves(new)) for old, new in zip(given, taken, strict=True)]
+        return [pair for old, new in leaf_pairs if len(old) == len(new) for pair in zip(old, new, strict=True)]
+
+    def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> arguments.Arguments:
+        """Let a function whose result is changed write into a copy: autograd may need what it wrote as it was."""
+        changed = any(tap.site.port == "output" and not tap.action.observes for tap, _ in self.event.taps)
+        target = self._target(args, kwargs) if changed else None
+        if target is None:
+            return args, kwargs
+        apart = {id(one): one.clone() for one in leaves(target)}  # For real: an `out=` may be given more memory.
+        return map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))  # type: ignore[no-any-return]
+
+    def finish(self, output: Any) -> Any:
+        """Write what comes of a result where the function would have written it, for everybody who looks there."""
+        numbers = itertools.count()
+
+        def write(new: Tensor) -> Tensor:
+            old = self.targets.get(next(numbers), new)
+            return new if _shares(old, new) else _write(old, new)
+
+        output = map_tensors(write, output) if self.targets else output
+        return None if self.name == "setitem" else output
+
+    def site(self, site: Site, number: int) -> Site:
+        """Return the site of this very call, for one that is a pattern of functions."""
+        return site._replace(member=f"/{self.name}", call=number)
+
+    def stand_in(self, value: Any, is_given: bool, passed: arguments.Arguments) -> Any:
+        """Return what a function that is skipped gives: what it would have written into, if it has such."""
+        target = self._target(self.args, self.kwargs)
+        if not isinstance(target, Tensor):
+            return value
+        follows = any(tap.site.is_gradient for tap, _ in self.event.taps)  # From here on, not from what was before.
+        if is_given or follows or target is not arguments.first(passed, self.parameters):
+            _write(target, value)
+        self.targets[0] = target
+        self.event.written.append(target)
+        return target
+
+    def _is_known_to_write(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a function writes into a tensor of inference mode, where torch counts no writes."""
+        return tensor.is_inference() and any(one is tensor for one in leaves(self._target(args, kwargs)))
+
+    def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what it is known to write into, or None."""
+        if type(self.function) is not FunctionType:
+            return written_by(self.name, args, kwargs)
+        return written_by(self.name, args, arguments.bind((args, kwargs), self.parameters))
+
+
+def _swapped(function: Any) -> Callable[..., Any]:
+    def swapped(input: Any, other: Any) -> Any:
+        return function(other, input)
+
+    return swapped
+
+
+def operate(function: Function, module: nn.Module, act: Pass) -> Any:
+    """Run a function with its taps around it."""
+    return function.finish(act(function, module, (function.args, function.kwargs), function.event))
+
+
+def _write(target: Tensor, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        return target.fill_(value)
+    if target.shape != value.shape and not target.numel():  # An `out=` that is to be given memory.
+        target.resize_(value.shape)
+    return target.copy_(value)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _shares(one: Tensor, other: Tensor) -> bool:
+    """Whether one tensor is a view of the other, or both of a third."""
+    base = one._base if one._is_view() else one
+    return base is (other._base if other._is_view() else other)

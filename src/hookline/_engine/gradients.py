@@ -1,0 +1,516 @@
+"""Gradients: hooks on the tensors that pass, so that in-place operations, keywords and any nesting are right.
+
+For `:grad_input` the module is given an alias of its input, so that other consumers of the same tensor don't count.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookline._cache.records import EMPTY, Held, read_value
+from hookline._engine import arguments, checkpoints
+from hookline._engine.actions import NOTHING, Call, Save
+from hookline._engine.guards import refuse_tracers
+from hookline._engine.taps import IGNORE, RAISE, TOGETHER, Tap, blame
+from hookline._sites.language import Site, write_subscripts
+from hookline._values.containers import Exchange, mutable_containers
+from hookline._values.copies import Alias, alias_of
+from hookline._values.fit import agree
+from hookline._values.nested import (
+    expand,
+    get_part,
+    held_by,
+    is_empty,
+    leaf_places,
+    leaves,
+    map_tensors,
+    put_part,
+    selects_nothing,
+    split,
+)
+from hookline.errors import EditError, HooklineError, NeverFired, warn
+
+Hook = Callable[[Tensor], Tensor | None]
+Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
+_HELD = "others hold the list, dict or object that it is in, so nothing can follow it there"
+_SOME_TENSOR = torch.empty(0)  # Stands for any in the structure of a value.
+
+
+class View(NamedTuple):
+    """A view whose gradient is followed. If it is written in place later, torch leads the gradient past its hooks."""
+
+    tensor: Tensor
+    version: int
+    before: Any  # What made the base, when the view was followed.
+    hook: Hook
+    tap: Tap
+    stamp: int
+
+
+_views: ContextVar[list[View] | None] = ContextVar("views", default=None)
+
+
+def given(passed: arguments.Arguments, event: checkpoints.Event) -> list[Tensor]:
+    """Return the tensors among arguments, and those in whose place others are for this call."""
+    found: list[Any] = [*passed[0], *passed[1].values()]
+    if any([type(one) is not Tensor for one in found]):
+        found = leaves(found)
+    return found if event.exchanged is None else found + leaves(event.exchanged.replaced)
+
+
+def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event, given: list[Tensor]) -> Any:
+    """Follow the gradient of what a module returns, as it is seen from outside the module.
+
+    Args:
+        given: The tensors among its arguments before it ran.
+    """
+    came: dict[int, Any] = {}
+    fixed: set[int] = set()
+    if not isinstance(value, Tensor):
+        came = mutable_containers((call.args, dict(call.kwargs)))
+        fixed = _fixed(value, given, came, event)
+
+    def alias(tensor: Tensor) -> Tensor | None:
+        # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
+        entered = any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
+        if not (tensor.is_leaf or entered or tensor._backward_hooks):
+            return tensor
+        if id(tensor) in fixed:
+            return None
+        if tensor.is_leaf or entered or tensor._is_view():
+            return alias_of(tensor)
+        return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
+
+    aliases = _watch(tap, value, call, event, alias)
+    return _with_aliases(value, aliases, Exchange({**event.own, **came})) if aliases else value
+
+
+def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: checkpoints.Event) -> set[int]:
+    """Return the tensors of an output in whose place no alias can be put, by their ids.
+
+    They are in a list, a dict or an object that others hold too. Only a container that came with the arguments gets an
+    alias, of what the call itself has written there.
+    """
+    entered = {id(one) for one in given}
+    found: set[int] = set()
+    for key, container in mutable_containers(value).items():
+        if key not in event.own:
+            tensors = [one for one in (held_by(container) or {}).values() if isinstance(one, Tensor)]
+            found |= {id(one) for one in tensors if key not in came or id(one) in entered or one.is_leaf}
+    return found
+
+
+def watch_input(
+    tap: Tap, passed: arguments.Arguments, parameters: arguments.Parameters, call: Call, event: checkpoints.Event
+) -> arguments.Arguments:
+    """Follow the gradient of what a module takes, through this use of it alone: return the arguments with aliases.
+
+    A tensor that is among them twice gets one alias: the module may ask whether two arguments are the same.
+    """
+    if tap.site.port == "grad_inputs":
+        value: Any = arguments.bind(passed, parameters)
+    else:
+        value = arguments.first(passed, parameters)
+    if value is NOTHING:
+        return passed
+    event.aliases |= _watch(tap, value, call, event, alias_of)
+    if not event.aliases:
+        return passed
+    exchange = event.exchange(tap.site.port)
+    args, kwargs = passed
+    exchanged = [_with_aliases(one, event.aliases, exchange) for one in (*args, *kwargs.values())]
+    return tuple(exchanged[: len(args)]), dict(zip(kwargs, exchanged[len(args) :], strict=True))
+
+
+def _with_aliases(value: Any, aliases: Aliases, exchange: Exchange) -> Any:
+    """Return a value with the aliases of its tensors, in the same containers."""
+
+    def replace(tensor: Tensor) -> Tensor:
+        return aliases[id(tensor)][1] if id(tensor) in aliases else tensor
+
+    return replace(value) if isinstance(value, Tensor) else map_tensors(replace, value, rebuild=exchange.rebuild)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Follow gradients through a forward; at its end see to those of values that were written in place.
+
+    Within one that is followed already, the end is that one's: what is around a module may write into what it returns.
+    """
+    views: list[View] = []
+    before = _views.get()
+    if before is not None:
+        yield
+        return
+    try:
+        _views.set(views)
+        yield
+        # What lies downstream first: later calls, and of one call the output before the input.
+        for view in sorted(views, key=lambda view: (-view.stamp, view.tap.site.port != "grad_output")):
+            _settle(view)
+    finally:
+        _views.set(before)
+
+
+def is_unsettled() -> bool:
+    """Whether no forward is followed here, at whose end gradients are seen to."""
+    return _views.get() is None
+
+
+def _watch(
+    tap: Tap, value: Any, call: Call, event: checkpoints.Event, alias: Callable[[Tensor], Tensor | None]
+) -> Aliases:
+    """Follow the tensors that a tap is at; return the aliases that have to take their places."""
+    if tap.action.observes:
+        tap.fired = True
+    try:
+        refuse_tracers(value)
+        aliases: Aliases = {}
+        for subscripts in expand(value, tap.subscripts) if tap.star else (tap.subscripts,):
+            _watch_part(tap, value, subscripts, call, event, alias, aliases)
+        return aliases
+    except HooklineError as error:
+        blame(tap.site, error)
+
+
+def _watch_part(
+    tap: Tap,
+    value: Any,
+    subscripts: tuple[Any, ...],
+    call: Call,
+    event: checkpoints.Event,
+    alias: Callable[[Tensor], Tensor | None],
+    aliases: Aliases,
+) -> None:
+    """Follow the tensors of one part of a value, and note their aliases. Parts may be of one tensor: it gets one."""
+    part, rest = split(value, subscripts) if subscripts else (value, ())
+    tensors = leaves(part)
+    if rest and is_empty(get_part(part, rest)) and selects_nothing(part, rest):
+        tap.miss(value)
+        if not tap.action.observes:
+            return
+    if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
+        _say_why_not(tap, tensors, call.site, subscripts)
+        return
+    arrival = Arrival(tap, part, subscripts, rest, call, event)
+    followed: set[int] = set()  # A tensor that is there twice is followed once.
+    is_whole = True
+
+    # The next tap follows the same tensors, so that taps act in their order.
+    own = event.followed.setdefault(tap.site.port == "grad_output", [])
+    for tensor in tensors:
+        if not tensor.requires_grad or id(tensor) in followed:
+            continue
+        hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
+        base = _private_base(tensor, call) if tensor._is_view() else None
+        passed = tensor
+        if event.written and tensor._is_view() and any([tensor is one for one in event.written]):
+            _follow_written(tensor, hook, tap)
+        elif base is not None:
+            base.register_hook(_reshaped(hook, tensor.shape))
+        else:
+            known = aliases[id(tensor)][1] if tap.star and id(tensor) in aliases else tensor
+            taken = known if any([known is other for other in own]) else alias(tensor)
+            if taken is None:
+                is_whole = False
+                continue
+            passed = taken
+            passed.register_hook(hook)
+            _note_view(passed, hook, tap, event)
+        followed.add(id(tensor))
+        own.append(passed)
+        if passed is not tensor:
+            aliases[id(tensor)] = tensor, passed
+    if not followed:
+        _say_problem(tap, call.site, subscripts, _HELD)
+        return
+    tap.fired = True
+    if not (is_whole or tap.action.observes or tap.has_warned or tap.missing == IGNORE):
+        tap.has_warned = True
+        warn(
+            f"'{call.site}' is changed only in part. A tensor of it can get no gradient: {_HELD}; name the other parts"
+        )
+
+
+def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
+    """Return the base of a view that a layer of torch.nn returns, if the layer made it and nobody else can use it.
+
+    A linear layer returns a view for inputs of three dimensions. The gradient of its base is the same, and torch leads
+    it there also when the view is written in place later.
+    """
+    layer = call.module
+    if (
+        tensor._backward_hooks  # What is followed inside the layer comes after it in backward.
+        or call.site.port != "grad_output"
+        or call.site.member
+        or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
+    ):
+        return None
+    base = tensor._base
+    if base is None or base.is_leaf or base.numel() != tensor.numel() or len(list(layer.children())):
+        return None
+    entered = leaves((call.args, dict(call.kwargs)))
+    if any(other is base or other._base is base for other in entered):
+        return None
+    return base if base.is_contiguous() and tensor.is_contiguous() else None
+
+
+def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
+    """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
+    base = tensor._base
+    if base is None or not base.is_contiguous():
+        raise NeverFired(f"'{tap.site}' can get no gradient: it writes into a view of a tensor in another memory order")
+    place = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
+
+    def arrived(gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        gradient = gradient.contiguous()
+        new = hook(gradient.as_strided(*place))
+        if new is None:
+            return None
+        gradient = gradient.clone()
+        gradient.as_strided(*place).copy_(new)
+        return gradient
+
+    base.register_hook(arrived)
+
+
+def _reshaped(hook: Hook, shape: torch.Size) -> Hook:
+    def arrived(gradient: Tensor | None) -> Tensor | None:
+        new = None if gradient is None else hook(gradient.reshape(shape))
+        return None if gradient is None or new is None else new.reshape(gradient.shape)
+
+    return arrived
+
+
+class Arrival:
+    """The gradients of one value of one call: they come tensor by tensor, once for each backward pass."""
+
+    def __init__(
+        self,
+        tap: Tap,
+        part: Any,
+        subscripts: tuple[Any, ...],
+        rest: tuple[Any, ...],
+        call: Call,
+        event: checkpoints.Event,
+    ) -> None:
+        self.action = tap.action
+        self.site = call.site
+        self.number = call.number
+        self.notes = call.notes
+        self.model = tap.session.model
+        self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
+        self.tap = weakref.ref(tap)
+        # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
+        self.record = weakref.ref(tap.record_at(call.site, subscripts)) if tap.record is not None else lambda: None
+        self.rest = rest
+        self.stamp = event.stamp
+        self.task = event.task
+        self.passes: dict[int, weakref.ref[Gradient]] = {}
+        self.template = map_tensors(lambda _: _SOME_TENSOR, part)
+        self.subscripts = subscripts
+        self.came: set[tuple[int, int]] = set()
+
+    def hook(self, numbers: list[int]) -> Hook:
+        """Return the tensor hook for the tensor at these places of the value."""
+
+        def arrived(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:  # A custom function upstream has none to give.
+                return None
+            try:
+                self._refuse_second_part(numbers[0])
+                if isinstance(self.action, Save):
+                    self._save(self.action, numbers, get_part(self.action.whole(gradient, self.site), self.rest))
+                    return None
+                if (tap := self.tap()) is not None:
+                    tap.reached = True
+                gathering = self.action.gathering
+                change = self._change(numbers[0])
+                new = change(gradient) if gathering is None else gathering.change(gradient, self.site, change)
+                return None if new is gradient else new
+            except Exception as error:
+                blame(self.site, error)
+
+        return arrived
+
+    def _change(self, number: int) -> Callable[[Tensor], Tensor]:
+        """Return the function that lets the action change the gradient of one tensor."""
+
+        def change(gradient: Tensor) -> Tensor:
+            part = get_part(gradient, self.rest)
+            new = self.action(part, self._call(number), not self.rest)  # type: ignore[operator]
+            if new is not part and not self.rest:
+                _check_gradient(new, part)
+            return gradient if new is part else put_part(gradient, self.rest, new)
+
+        return change
+
+    def _call(self, number: int) -> Call:
+        """Return the call for the user's function, without its arguments: they would hold the graph."""
+        site = self.site
+        if "*" in site.index or not isinstance(self.template, Tensor):
+            site = site._replace(index=write_subscripts((*self.subscripts, *leaf_places(self.template)[number])))
+        return Call(site, self.module(), (), {}, self.number, self.notes, self.model())  # type: ignore[arg-type]
+
+    def _refuse_second_part(self, number: int) -> None:
+        """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
+        part = (torch._C._current_graph_task_id(), number)
+        if part in self.came and not (self.action.observes and getattr(self.action, "transform", None) is None):
+            raise HooklineError(
+                "the gradient comes in two parts, since the value is used and then overwritten in place; it can be "
+                "captured whole, without a transform; to change it, hook the module that the value comes from"
+            )
+        self.came.add(part)
+
+    def _save(self, action: Save, numbers: list[int], part: Tensor) -> None:
+        record = self.record()
+        if record is None:
+            return
+        # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
+        copies = bool(self.rest) or (part.is_cuda and action.clone is not False and not action.keeps_own)
+        if copies or action.transform is not None:
+            kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
+        else:
+            kept = action.keep(part)
+        if kept is NOTHING:
+            if record.value is EMPTY:
+                record.explain(f"the transform has kept nothing of '{record.site}'")
+            return
+        task = self.task if self.task is not None else torch._C._current_graph_task_id()
+        found = self.passes.get(task)
+        gradient = found() if found is not None else None
+        if gradient is None:
+            gradient, stamp = Gradient(self.template), (task, self.stamp)
+            kept = kept if action.budget is None else action.budget.hold(kept, record, stamp)
+            self.passes[task] = weakref.ref(gradient)
+            record.put(gradient, stamp, task + 1)  # Tasks count from 0, forwards from 1.
+        else:
+            earlier = gradient.arrived.get(numbers[0])
+            kept = (
+                kept if earlier is None else read_value(earlier, record.site) + read_value(kept, record.site)
+            )  # In two parts.
+            kept = kept if action.budget is None else action.budget.hold_part(kept, record.site, earlier)
+        gradient.arrived |= dict.fromkeys(numbers, kept)
+
+
+def _check_gradient(new: Any, old: Tensor) -> None:
+    """Raise if torch would not take one gradient in the place of another."""
+    try:
+        agree(new, old)
+    except EditError as error:
+        raise EditError(f"{error}; a gradient keeps its shape, dtype and device, also with check=False") from None
+
+
+class Gradient:
+    """The gradient of a value, as far as it has arrived."""
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+        self.arrived: dict[int, Any] = {}
+
+    def build_gradient(self, read: Callable[[Any], Any]) -> Any:
+        """Return it in the structure of the value, None where no gradient came; `read` checks what is shared."""
+        numbers = iter(range(len(leaves(self.template))))
+        return map_tensors(lambda _: _plain(read(self.arrived.get(next(numbers)))), self.template)
+
+
+def _plain(kept: Any) -> Any:
+    return kept.peek() if isinstance(kept, Held) else kept
+
+
+def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: checkpoints.Event) -> None:
+    views = _views.get()
+    if views is not None and tensor._is_view() and tensor._base is not None:
+        views.append(View(tensor, tensor._version, tensor._base.grad_fn, hook, tap, event.stamp))
+
+
+def _settle(view: View) -> None:
+    """Lead the gradient of a view that was written in place since back to its hook.
+
+    Torch makes such a write a node of the view's base, CopySlices, whose own gradient is that of the value before.
+    """
+    tensor, base = view.tensor, view.tensor._base
+    if tensor._version == view.version or base is None:
+        return
+    if base.grad_fn is view.before:  # Written past autograd: torch has made the view anew, without its hook.
+        tensor.register_hook(view.hook)
+        return
+    node = base.grad_fn
+    while node is not None and node.next_functions and node.next_functions[0][0] is not view.before:
+        node = node.next_functions[0][0]
+    alike = base.shape == tensor.shape and base.stride() == tensor.stride()
+    whole = alike or (base.numel() == tensor.numel() and base.is_contiguous() and tensor.is_contiguous())
+    if node is None or not whole:
+        problem = f"'{view.tap.site}' can get no gradient: a part of it is written in place later"
+        if view.tap.missing == RAISE:
+            raise NeverFired(problem)
+        if view.tap.record is not None and view.tap.record.family is None:
+            view.tap.record.explain(problem)
+        if view.tap.missing != IGNORE:
+            warn(problem)
+        return
+
+    hook = _reshaped(view.hook, tensor.shape)
+
+    def arrived(gradients: tuple[Tensor | None, ...], _outer: Any) -> tuple[Tensor | None, ...] | None:
+        new = None if gradients[0] is None else hook(gradients[0])
+        return None if new is None else (new, *gradients[1:])
+
+    node.register_hook(arrived)
+
+
+def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[Any, ...]) -> None:
+    """Raise, or warn for a site found by a pattern, when no gradient can ever come."""
+    if not torch.is_grad_enabled() and checkpoints.is_first_pass_of_reentrant():
+        tap.fired = True
+        return
+    if not tensors:
+        why = "no tensor passes here"
+    elif torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        mode = "torch.inference_mode" if torch.is_inference_mode_enabled() else "torch.no_grad"
+        why = f"{mode} is on; run the model outside it"
+    elif not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+        why = f"{tensors[0].dtype} values have none"
+    else:
+        why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
+        why += _embedding_instead(tap.session.model())
+    _say_problem(tap, site, subscripts, why)
+
+
+def _embedding_instead(model: nn.Module | None) -> str:
+    """Say how the values of a model require grad whose input is integers, which can't."""
+    for name, module in model.named_modules() if model is not None else ():
+        if isinstance(module, nn.Embedding):
+            return f"; where the input is integers, hl.edit(model, '{name}', torch.Tensor.requires_grad_) does it"
+    return ""
+
+
+def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) -> None:
+    tap.problem = f"can get no gradient: {why}"
+    tap.hint = ""
+    if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
+        tap.problem += ", or deactivate the hook for such a run"
+    problem = f"'{site}' {tap.problem}"
+    if tap.missing == RAISE:
+        raise NeverFired(problem)
+    if tap.record is not None:
+        tap.record_at(site, subscripts).explain(problem)
+    if tap.missing == TOGETHER and tap.blocks:  # The end of the block speaks: only then it is known if any fired.
+        tap.misses += 1
+        tap.session.missed = True
+        return
+    if tap.has_warned or tap.missing == IGNORE:
+        return
+    tap.has_warned = True
+    if why not in tap.session.told:  # Once for all the places of which it is true.
+        tap.session.told += (why,)
+        warn(problem)

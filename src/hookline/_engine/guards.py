@@ -1,0 +1,95 @@
+"""Where nothing can be kept or changed: while something traces or transforms the model."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.fx import _symbolic_trace
+
+from hookline._cache.records import INSIDE_TRANSFORM
+from hookline._sites.language import Site
+from hookline._values.nested import leaves
+from hookline.errors import HooklineError
+
+
+class _NoFlag:
+    _is_exporting_flag = False  # Older versions of torch have no such flag.
+
+
+_exporting = cast("type[_NoFlag]", torch.compiler if hasattr(torch.compiler, "_is_exporting_flag") else _NoFlag)
+_tracing_state = torch._C._get_tracing_state
+_dispatch_mode = torch._C._get_dispatch_mode
+_MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
+
+
+def refuse_opening() -> None:
+    """Raise where a forward that is being traced or exported opens a block itself, and can't leave it first."""
+    if _symbolic_trace._is_fx_tracing_flag or _is_traced():
+        raise HooklineError(
+            "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
+            "let that forward return or change the value in its own code, or use torch.compile, which breaks the graph "
+            "there"
+        )
+
+
+def _is_traced() -> bool:
+    if _tracing_state() is not None:
+        return True
+    if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
+        return True
+    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
+    return _exporting._is_exporting_flag
+
+
+def refuse_tracing() -> None:
+    """Raise while the model is being traced or exported: the result would keep what the hooks do for ever."""
+    if _is_traced():
+        raise HooklineError(
+            "the model is being traced or exported, and the result would keep the hooks; leave the block first"
+        )
+
+
+def refuse_scripting() -> NoReturn:
+    """Raise for a model that torch.jit.script is about to compile, from the source of what stands in for a forward."""
+    raise HooklineError("the model is being scripted, and hooks can't be; leave the block first, or remove the hooks")
+
+
+def refuse_fx(site: Site) -> None:
+    """Raise while torch.fx traces the model, at a place where no stand-in of its tells that it does."""
+    if _symbolic_trace._is_fx_tracing_flag:
+        raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
+
+
+def refuse_tracers(value: Any) -> None:
+    """Raise where a value is not a value but a stand-in, of something that traces the model."""
+    if is_dynamo_compiling() or type(value) is Tensor:
+        return
+    for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
+        name = type(part).__name__
+        if isinstance(part, torch.fx.Proxy) or name in ("FakeTensor", "FunctionalTensor"):
+            raise HooklineError(f"the model is being traced or exported (a {name} passes); leave the block first")
+
+
+def refuse_transforms(value: Any) -> None:
+    """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in leaves(value)):
+        raise HooklineError(INSIDE_TRANSFORM)
+
+
+def refuse_recording() -> None:
+    """Raise while a CUDA graph is recorded on the current stream."""
+    if torch.cuda.is_current_stream_capturing():
+        raise HooklineError("a CUDA graph is being recorded, and each replay would overwrite what was captured")
+
+
+def refuse_tangent(tensor: Tensor) -> None:
+    """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise HooklineError(
+            "a tangent of forward-mode AD can't outlive its level; beside detach=False, take it with "
+            "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"
+        )

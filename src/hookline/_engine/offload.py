@@ -1,0 +1,442 @@
+"""Values of a CUDA device on their way to host memory, while the model runs on. Nobody waits but who reads one.
+
+A large value is copied into pinned memory, on a stream of its own. Small ones wait on the device until there are enough
+of them, or their block ends, or one is read: for the model, each copy takes longer than the value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+
+from hookline._cache.records import Guarded, Held
+from hookline._engine.guards import refuse_recording
+from hookline._sites.language import Site
+from hookline._values.copies import unexpanded
+from hookline._values.nested import map_tensors
+
+Buffer = weakref.ref[torch.UntypedStorage]
+
+
+class Movable(Protocol):
+    """What is in pinned memory until somebody reads it, or it has to move."""
+
+    number: int
+    is_moving: bool
+
+    def arrive(self) -> None:
+        """Wait until all of it is there."""
+
+    def move(self) -> None:
+        """Move to ordinary memory."""
+
+
+class Pinned:
+    """The pinned memory that copies hold. Torch itself sees to it that none is used again while anybody holds it."""
+
+    def __init__(self) -> None:
+        self.limit = 2 << 30  # Bytes. A quarter of them may be on their way from a device at one time.
+        self.changed = threading.Condition()  # Guards all of this, and is told when memory was freed.
+        self.unread: weakref.WeakValueDictionary[int, Movable] = weakref.WeakValueDictionary()  # Oldest first.
+        self.numbers = itertools.count()
+        self.bytes = 0
+        self.wanted = 0  # To how many bytes the thread brings them down.
+        self.is_moving = False  # Whether it runs.
+        self.held: dict[int, tuple[Buffer, int]] = {}  # What is held, by the id of its reference, and its size.
+        self.freed: deque[Buffer] = deque()  # Memory may be freed at any moment, so nothing else is done then.
+        self.buffers: Counter[int] = Counter()  # How many of each size are held,
+        self.most: Counter[int] = Counter()  # and were at most: torch keeps those that were let go.
+        self.leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # Large copies and their sizes, oldest first.
+        self.leaving_bytes = 0
+        self.immortal: list[torch.UntypedStorage | None] = []
+
+    def enter(self, copy: Movable) -> None:
+        """Note a copy that nobody has read yet."""
+        with self.changed:
+            copy.number = next(self.numbers)
+            self.unread[copy.number] = copy
+
+    def take(self, like: Tensor) -> Tensor | None:
+        """Return memory for a copy of a tensor, or None if there is no more."""
+        size = 1 << (like.nbytes - 1).bit_length()  # As torch rounds it.
+        if size > self.limit:
+            return None
+        with self.changed:
+            if self.count() + size > self.limit // 2:
+                self._relieve(size)
+            while self.bytes + size > self.limit:
+                if not self.is_moving:  # What was read is not ours to move.
+                    return None
+                self.changed.wait()
+                self._relieve(size)
+            try:
+                buffer = torch.empty_like(like, device="cpu", pin_memory=True)
+            except RuntimeError:  # The system gives no more.
+                return None
+            self.hold(buffer, size)
+            return buffer
+
+    def hold(self, buffer: Tensor, size: int) -> None:
+        """Count the memory of a tensor until nobody has it any more."""
+        reference = weakref.ref(buffer.untyped_storage(), self.freed.append)
+        self.held[id(reference)] = reference, size
+        self.bytes += size
+        self.buffers[size] += 1
+        if self.buffers[size] > self.most[size]:
+            self._note_most(size)
+
+    def count(self) -> int:
+        """Return the bytes that are held now."""
+        with self.changed:
+            while self.freed:
+                _, size = self.held.pop(id(self.freed.popleft()))
+                self.bytes -= size
+                self.buffers[size] -= 1
+            return self.bytes
+
+    def hold_for_ever(self) -> None:
+        """Never free what there is, in a process that was forked: torch would ask CUDA, which is not there."""
+        self.immortal = [reference() for reference, _ in self.held.values()]
+        self.changed.release()
+
+    def _relieve(self, size: int) -> None:
+        """Let the thread make room for so many bytes, and then some; it ends by itself."""
+        self.wanted = min(self.limit // 2, self.limit - size)
+        if self.count() > self.wanted and self.unread and not self.is_moving:
+            try:
+                threading.Thread(target=self._move, name="hookline._engine.offload").start()
+                self.is_moving = True
+            except RuntimeError:  # The interpreter is about to end.
+                pass
+
+    def _move(self) -> None:
+        while True:
+            with self.changed:
+                oldest = next(iter(self.unread.values()), None) if self.count() > self.wanted else None
+                if oldest is None:
+                    self.is_moving = False
+                    self.changed.notify_all()
+                    return
+                oldest.is_moving = True
+                del self.unread[oldest.number]
+            oldest.move()
+
+    def queue(self, size: int) -> None:
+        """Wait until so many more bytes may be on their way: until they are there they take memory on the device."""
+        with self.changed:
+            while self.leaving and (self.leaving_bytes + size > self.limit // 4 or self.leaving[0][0].query()):
+                event, arrived = self.leaving.popleft()
+                event.synchronize()
+                self.leaving_bytes -= arrived
+
+    def depart(self, event: torch.cuda.Event, size: int) -> None:
+        """Note a large copy that is on its way until this event."""
+        with self.changed:
+            self.leaving.append((event, size))
+            self.leaving_bytes += size
+
+    def _note_most(self, size: int) -> None:
+        self.most[size] = self.buffers[size]
+        if sum(size * number for size, number in self.most.items()) > 2 * self.limit:  # Values of other shapes came.
+            getattr(torch._C, "_host_emptyCache", lambda: None)()
+            self.most = +self.buffers
+
+
+pinned = Pinned()
+
+
+SMALL = 1 << 18  # Bytes.
+ENOUGH = 1 << 22  # Bytes of small values.
+
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
+_asides: dict[int, torch.cuda.Stream] = {}  # One for each device, for large values.
+
+
+class Arrived:
+    """Stands for an event that has been waited for."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+ARRIVED = Arrived()
+
+
+class Copy(Held):
+    """A tensor on its way to the host, or there."""
+
+    __slots__ = ("__weakref__", "dtype", "event", "group", "is_landed", "is_moving", "number", "shape", "tensor")
+
+    def __init__(self, tensor: Tensor, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> None:
+        self.tensor = tensor
+        self.dtype = dtype  # To be cast to on the host.
+        self.shape = shape  # To be expanded to.
+        self.event: torch.cuda.Event | Arrived | None = None
+        self.group: Group | None = None  # Of a small one.
+        self.is_landed = self.is_moving = False
+        self.number = -1
+
+    def read(self, _site: Site) -> Tensor:
+        """Return the tensor, once it is there."""
+        return self.wait()
+
+    def peek(self) -> Tensor:
+        """Return the tensor, once it is there."""
+        return self.wait()
+
+    def wait(self) -> Tensor:
+        """Wait for this copy alone, and return it: from now on it is a tensor like any other, and stays where it is."""
+        if self.is_landed:
+            return self.tensor
+        if self.event is None and self.group is not None:
+            self.group.leave()
+        self.arrive()
+        with pinned.changed:
+            while self.is_moving:
+                pinned.changed.wait()
+            self._land(self.tensor)
+        return self.tensor
+
+    def arrive(self) -> None:
+        """Wait for this copy, so that nobody has to later."""
+        if self.event is not None:
+            self.event.synchronize()
+            self.event = ARRIVED
+
+    def move(self) -> None:
+        """Wait for this copy, and move it to ordinary pinned."""
+        try:
+            self.arrive()
+            with torch.inference_mode(False):
+                tensor = self.tensor.clone() if self.dtype is None else self.tensor.to(self.dtype)
+            with pinned.changed:
+                self._land(tensor)
+        except RuntimeError:  # There is no ordinary memory either, or the device failed: who reads it will know.
+            pass
+        finally:
+            with pinned.changed:
+                self.is_moving = False
+                pinned.changed.notify_all()
+
+    def _land(self, tensor: Tensor) -> None:
+        if self.is_landed:  # Another thread was here first.
+            return
+        with torch.inference_mode(False):
+            if self.dtype is not None:
+                tensor = tensor.to(self.dtype)
+            elif self.group is not None:
+                tensor = tensor.clone()  # It would hold the whole group.
+            self.tensor = tensor if self.shape is None else tensor.expand(self.shape)
+        self.is_landed = True
+        self.event = ARRIVED
+        pinned.unread.pop(self.number, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.wait(), [])
+
+
+class Copies(Held):
+    """A nested value of which some tensors are on their way: others stand in for them."""
+
+    __slots__ = ("copies", "value")
+
+    def __init__(self, value: Any, copies: dict[int, Copy]) -> None:
+        self.value = value
+        self.copies = copies
+
+    def read(self, site: Site) -> Any:
+        """Return the value, once all of it is there."""
+        return self._filled(self.value.read(site) if isinstance(self.value, Held) else self.value)
+
+    def peek(self) -> Any:
+        """Return the value, once all of it is there."""
+        return self._filled(self.value.peek() if isinstance(self.value, Held) else self.value)
+
+    def _filled(self, value: Any) -> Any:
+        copies = self.copies
+        return map_tensors(lambda tensor: copies[id(tensor)].wait() if id(tensor) in copies else tensor, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.read(Site("")), [])
+
+
+class Group:
+    """Small values of one thread and stream, which leave together. Those that nobody holds any more stay behind."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.stream = torch.cuda.current_stream(index)
+        self.lock = threading.Lock()
+        self.members: list[weakref.ref[Copy]] = []
+        self.bytes = 0
+
+    def add(self, copy: Copy) -> None:
+        """Let a value, which is nobody else's, wait for the others."""
+        with self.lock:
+            copy.group = self
+            self.members.append(weakref.ref(copy))
+            self.bytes += copy.tensor.nbytes + 4096  # So that there are not too many.
+        if self.bytes > ENOUGH:
+            self.leave()
+
+    def leave(self) -> None:
+        """Send those that are waiting."""
+        with self.lock, torch.cuda.device(self.index), torch.cuda.stream(self.stream), torch.inference_mode(False):
+            found = [copy for member in self.members if (copy := member()) is not None]
+            copies = [copy for copy in found if copy.event is None]  # Others left when this was interrupted.
+            if copies:
+                refuse_recording()
+            for dtype in {copy.tensor.dtype for copy in copies}:
+                alike = [copy for copy in copies if copy.tensor.dtype is dtype]
+                try:
+                    self._send(alike)
+                except RuntimeError:  # The device is full: one by one, then.
+                    for copy in alike:
+                        copy.tensor, copy.event = copy.tensor.cpu(), ARRIVED
+            self.members, self.bytes = [], 0
+
+    def _send(self, copies: list[Copy]) -> None:
+        flat = [copy.tensor.view(-1).view(torch.uint8) for copy in copies]
+        joined = torch.cat(flat) if len(flat) > 1 else flat[0]
+        buffer = pinned.take(joined)
+        event: torch.cuda.Event | Arrived = ARRIVED
+        if buffer is None:
+            buffer = joined.cpu()
+        else:
+            buffer.copy_(joined, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        for copy, part in zip(copies, buffer.split([one.numel() for one in flat]), strict=True):
+            copy.tensor = part.view(copy.tensor.dtype).view(copy.tensor.shape)
+            copy.event = event  # Only now: another thread may be about to read it.
+            pinned.enter(copy)
+
+
+class _Waiting(threading.local):
+    """The groups of a thread, by device and stream."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[int, int], Group] = {}
+
+
+_waiting = _Waiting()
+
+
+def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
+    """Copy a detached tensor to the host behind the model's back, or return None where that can't be done.
+
+    What the model writes into it later does not matter.
+    """
+    if not _is_plain(tensor):
+        return None
+    index = tensor.get_device()
+    if torch.is_inference_mode_enabled():  # Autograd could not use a copy that is made there.
+        with torch.inference_mode(False):
+            return send(tensor, dtype)
+    if torch.cuda.current_device() != index:
+        with torch.cuda.device(index):
+            return send(tensor, dtype)
+    stream = _raw_stream(index)
+    if stream != 0:  # Nothing is ever recorded on the default stream.
+        refuse_recording()
+    _follow_forks()
+    narrow = unexpanded(tensor)
+    try:
+        own = _own(narrow, dtype)
+    except torch.cuda.OutOfMemoryError:  # A plain copy needs none.
+        return None
+    copy = Copy(own, None if own.dtype is dtype else dtype, tensor.shape if narrow is not tensor else None)
+    if own.nbytes > SMALL:
+        return copy if _leave_alone(copy, index) else None
+    group = _waiting.groups.get((index, stream))
+    if group is None:
+        group = _waiting.groups[index, stream] = Group(index)
+    group.add(copy)
+    return copy
+
+
+def flush() -> None:
+    """Send the small values that this thread has let wait."""
+    for group in _waiting.groups.values():
+        if group.members and not torch.cuda.is_current_stream_capturing():
+            group.leave()
+
+
+@cache
+def _follow_forks() -> None:
+    """Let all copies arrive before this process is forked: the other one has no CUDA to wait for."""
+    if hasattr(os, "register_at_fork"):
+        parent, child = pinned.changed.release, pinned.hold_for_ever
+        os.register_at_fork(before=_arrive, after_in_parent=parent, after_in_child=child)
+
+
+def _arrive() -> None:
+    try:
+        flush()
+    finally:
+        pinned.changed.acquire()
+        while pinned.is_moving:
+            pinned.changed.wait()
+    for copy in pinned.unread.values():
+        copy.arrive()
+
+
+def together(value: Any, copies: dict[int, Copy]) -> Any:
+    """Return a value in which tensors stand in for copies, by their id, as one; itself, if there are none."""
+    if not copies:
+        return value
+    return copies[id(value)] if isinstance(value, Tensor) else Copies(value, copies)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but memory; of conjugate views torch would finish the copy before it has come."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and tensor.numel() > 0
+        and peek_interpreter_stack() is None
+    )
+
+
+def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor that nobody will write into, no larger than need be."""
+    cast = tensor.dtype
+    # Both sides round alike. Of floats as integers that's not so: they are cast on the host, as torch does it.
+    if dtype is not None and dtype.is_floating_point and cast.is_floating_point and dtype.itemsize <= cast.itemsize:
+        cast = dtype
+    # Small ones are joined to one. A copy on write would do, but holds device memory until somebody asks.
+    like = torch.contiguous_format if tensor.numel() * cast.itemsize <= SMALL else torch.preserve_format
+    return tensor.to(cast, copy=True, memory_format=like)
+
+
+def _leave_alone(copy: Copy, index: int) -> bool:
+    """Send a large value; say whether there was memory for it."""
+    own = copy.tensor
+    buffer = pinned.take(own)
+    if buffer is None:
+        return False
+    pinned.queue(own.nbytes)
+    aside = _asides.get(index)
+    if aside is None:
+        aside = _asides.setdefault(index, torch.cuda.Stream(index))
+    aside.wait_stream(torch.cuda.current_stream(index))
+    with torch.cuda.stream(aside):
+        buffer.copy_(own, non_blocking=True)
+    own.record_stream(aside)  # A lazy clone would not do: torch passes over its memory, and uses it again too soon.
+    event = torch.cuda.Event()
+    event.record(aside)
+    copy.tensor, copy.event = buffer, event
+    pinned.depart(event, own.nbytes)
+    pinned.enter(copy)
+    return True

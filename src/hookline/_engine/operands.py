@@ -1,0 +1,110 @@
+"""A parameter as an operand: a stand-in that tells when an operation takes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from hookline._values.containers import Exchange
+from hookline._values.nested import leaves, map_tensors
+
+_SPARE = torch.empty(0)
+living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # Those that somebody holds.
+changing = threading.RLock()  # Of those.
+in_use: set[int] = set()  # The hooks at operations on parameters, each by its `id`.
+Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Role"]], Any]
+
+
+class Role(NamedTuple):
+    """What an operand stands in for."""
+
+    plain: Tensor
+    origins: tuple[Any, ...]  # Which parameters it comes from: see wiring/parameters.py.
+    follow: Follow
+
+
+class Operand(Tensor):
+    """An alias of a parameter, or of a view or cast of one. Every operation that takes it goes through `follow`."""
+
+    role: Role
+
+    @property
+    def plain(self) -> Tensor:
+        """What it stands in for."""
+        return self.role.plain
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on what the operands among its arguments stand in for."""
+        found: list[Role] = []
+        plain_args = tuple([_plain(one, found) for one in args])
+        plain_kwargs = {name: _plain(one, found) for name, one in (kwargs or {}).items()}
+        if not found:  # It is in a value of a kind that is not looked into.
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        return found[0].follow(function, plain_args, plain_kwargs, found)
+
+
+def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
+    """Return the operand of a tensor, the same for as long as it lives: models ask whether two weights are one.
+
+    What has no plain memory, such as a DTensor, stays what it is.
+    """
+    key = id(tensor), torch.is_grad_enabled()
+    with changing:
+        made = living.get(key)
+        if made is None or made.role.plain is not tensor:
+            try:
+                made = _make(tensor, origins, follow)
+            except RuntimeError:  # A sparse one.
+                return tensor
+            if made is not None:
+                living[key] = made
+    return tensor if made is None else made
+
+
+def _make(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand | None:
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return operand(tensor, origins, follow)
+    if type(tensor).__name__ == "FakeTensor":
+        return _fill(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
+    return None
+
+
+def operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+    """Make an operand of a tensor."""
+    return _fill(tensor.as_subclass(Operand), tensor, origins, follow)
+
+
+def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+    made.role = Role(tensor, origins, follow)
+    made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance.
+    return made
+
+
+def plain(value: Any) -> Any:
+    """Return a value with what its operands stand in for, in the same containers."""
+    if not any([isinstance(tensor, Operand) for tensor in leaves(value)]):
+        return value
+    return map_tensors(lambda tensor: _plain(tensor, []), value, rebuild=Exchange().rebuild)
+
+
+def _plain(value: Any, found: list[Role]) -> Any:
+    if isinstance(value, Operand):
+        role = getattr(value, "role", None)
+        if role is None:  # Another thread has just made a plain tensor of it.
+            return value
+        found.append(role)
+        return role.plain
+    if type(value) in (tuple, list):
+        return type(value)([_plain(one, found) for one in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_plain(one, found) for one in value))
+    return value

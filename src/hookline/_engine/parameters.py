@@ -1,0 +1,365 @@
+"""Parameters and buffers: what is read of a module under their names, and the operations that take them.
+
+While it has taps, a module's class is one of its own with a property for each such name, which reads the tensor that
+is there now. A tap with the port `param` acts on what is read. For one at an operation an `Operand` is read: an alias
+that is told when an operation takes it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from hookline._blocks import open_blocks
+from hookline._engine import calls, checkpoints, operands
+from hookline._engine.actions import Call, Skip
+from hookline._engine.functions import (
+    FAST,
+    Function,
+    gives_tensors,
+    is_followed,
+    may_be_fused,
+    may_give_tensors,
+    name_of,
+    operate,
+    read_name,
+    refuse_in_autograd_function,
+)
+from hookline._engine.guards import refuse_fx, refuse_tracing
+from hookline._engine.operands import Role, operand, watched
+from hookline._engine.taps import Tap
+from hookline._sites.tree import refuse_data_parallel
+from hookline.errors import HooklineError
+
+KEY = "_hookline_reads"
+_REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
+_FUSING = frozenset(id(kind.forward.__code__) for kind in FAST)
+_made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
+_kept: deque[type[nn.Module]] = deque(maxlen=256)  # Of these: dynamo would compile anew for another one.
+_KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
+
+
+class _Silent(nn.Module):
+    """Keeps a class that has a list of its subclasses, or asks something of them, from being told of ours."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+class Reads:
+    """The taps on the parameters of one module, by name, and the class that the module had before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module: nn.Module | None = module
+        self.kind: type[nn.Module] = vars(type(module)).get(_KIND, type(module))
+        self.taps: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is read.
+        self.operations: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is made of it.
+        self.untraceable: set[str] = set()  # The names whose taps dynamo can't trace.
+
+    def read(self, name: str, value: Tensor) -> Tensor:
+        """Return what is read in place of a parameter."""
+        # Each once: another thread may take the last tap off.
+        module, taps, operations = self.module, self.taps.get(name, ()), self.operations.get(name, ())
+        if module is None or not (taps or operations):
+            return value
+        here = open_blocks.get()
+        refuse_tracing()
+        refuse_fx((taps or operations)[0].site)
+        event = checkpoints.event_of((module, name), taps, here)
+        for tap, number in event.taps:
+            value = calls.act(
+                tap, value, Call(tap.site, module, (), {}, number, event.notes, tap.session.model()), event
+            )
+        if operations and (checkpoints.is_replaying() or any(tap.acts(here) for tap in operations)):
+            return value if self._is_fused(operations) else watched(value, ((self, name),), follow)
+        return value
+
+    def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
+        """Whether this is read by attention that may take a fast path, which must not change by looking at it."""
+        return id(sys._getframe(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
+
+    def trace(self, name: str, value: Tensor) -> Tensor:
+        """Return the same inside a graph that dynamo is tracing."""
+        if name in self.untraceable and self.taps.get(name):
+            return _read_uncompiled(self, name, value)
+        for tap in self.taps.get(name, ()):
+            value = tap.trace(value)
+        if self.operations.get(name):
+            return operand(value, ((self, name),), trace)
+        return value
+
+    def put(self, taps: tuple[Tap, ...], name: str) -> None:
+        """Set the taps on one name, in their order; each table in one step, for another thread may be reading."""
+        ordered = sorted(taps, key=lambda tap: tap.order)
+        is_traceable = all(tap.is_traceable and tap.site.port in ("output", "param") for tap in taps)
+        self.untraceable = (self.untraceable - {name}) | (set() if is_traceable else {name})
+        for held, chosen in (
+            (self.taps, tuple(tap for tap in ordered if not tap.function)),
+            (self.operations, tuple(tap for tap in ordered if tap.function)),
+        ):
+            if chosen:
+                held[name] = chosen
+            else:
+                held.pop(name, None)
+
+    def __deepcopy__(self, _memo: Any) -> None:
+        return None  # A copy of a module has no taps.
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def of(self, name: str) -> tuple[Tap, ...]:
+        """Return the taps on one name."""
+        return self.taps.get(name, ()) + self.operations.get(name, ())
+
+
+_read_uncompiled = torch._disable_dynamo(Reads.read)  # type: ignore[attr-defined]
+
+
+def attach(tap: Tap) -> None:
+    """Let a tap act wherever its parameter is held."""
+    for module, name in tap.holders:
+        reads = module.__dict__.get(KEY)
+        if reads is None or reads.module is not module:
+            reads = Reads(module)
+        tap.watch = reads  # Before anything can fail, so that detaching leaves the module as it was.
+        module.__dict__[KEY] = reads
+        if tap.function:
+            operands.in_use.add(id(tap))
+        reads.put((*reads.of(name), tap), name)
+        _dress(module, reads)
+
+
+def detach(tap: Tap) -> None:
+    """Take a tap away; the last of a module leaves it as it was found.
+
+    Every step may be done twice, so that a second attempt goes on where Ctrl-C stopped the first.
+    """
+    for module, name in tap.holders:
+        reads = module.__dict__.get(KEY)
+        if reads is None or reads.module is not module:
+            continue
+        reads.put(tuple(one for one in reads.of(name) if one is not tap), name)
+        _dress(module, reads)
+    _release()
+    operands.in_use.discard(id(tap))
+
+
+def strip(module: nn.Module) -> None:
+    """Give a module its own class back, whatever state it is in."""
+    reads = module.__dict__.get(KEY)
+    if reads is None and _KIND not in vars(type(module)):
+        return
+    if reads is None or reads.module is not module:
+        reads = Reads(module)
+    reads.taps, reads.operations = {}, {}
+    _dress(module, reads)
+    _release()
+
+
+def _release() -> None:
+    """Make plain tensors of the operands that no tap needs any more, but that a model may have kept."""
+    with operands.changing:
+        living = list(operands.living.items())
+    for number, one in living:
+        if not any(name in reads.operations for reads, name in one.role.origins):
+            operands.living.pop(number, None)
+            one.__class__ = Tensor  # type: ignore[assignment]
+            one.__dict__.clear()  # Last: on another thread an operation may be looking at it.
+
+
+def attached_to(module: nn.Module) -> tuple[Tap, ...]:
+    """Return the taps on the parameters of a module."""
+    reads = module.__dict__.get(KEY)
+    if reads is None:
+        return ()
+    return tuple(tap for name in reads.taps | reads.operations for tap in reads.of(name))
+
+
+def _dress(module: nn.Module, reads: Reads) -> None:
+    """Give a module the class that reads what its taps are on, or its own back."""
+    names = tuple(sorted(reads.taps | reads.operations))
+    kind = _class_with(reads.kind, names) if names else reads.kind
+    now = type(module)
+    if now is reads.kind or vars(now).get(_KIND) is reads.kind:
+        object.__setattr__(module, "__class__", kind)  # Past a __setattr__ of its own.
+    elif names:
+        raise HooklineError(f"{now.__name__} has changed its class while its parameters were hooked")
+    else:  # Somebody has made a class of ours since, as parametrizing does: it goes on without it.
+        now.__bases__ = tuple(reads.kind if vars(base).get(_KIND) is reads.kind else base for base in now.__bases__)
+    if not names:
+        module.__dict__.pop(KEY, None)
+        reads.module = None
+
+
+def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """Return the subclass that reads these names through their taps; for dynamo's guards, always the same one."""
+    made = _made.get((kind, names))
+    if made is None:
+        made = _made[kind, names] = _make_class(kind, names)
+        if "torch._dynamo.eval_frame" in sys.modules:
+            _kept.append(made)
+    return made
+
+
+def _make_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    members: dict[str, Any] = {name: _reader(name) for name in names}
+    members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    members |= {"__reduce_ex__": _reducer(kind), "_replicate_for_data_parallel": refuse_data_parallel, _KIND: kind}
+    if hasattr(kind, "__deepcopy__"):
+        members["__deepcopy__"] = _copier(kind)
+    try:
+        # Not by its metaclass, which may keep a list of its classes.
+        made: type[nn.Module] = type.__new__(type(kind), kind.__name__, (_Silent, kind), members)
+    except Exception as error:
+        raise HooklineError(f"parameters of a {kind.__name__} can't be hooked: no subclass: {error}") from None
+    return made
+
+
+def _reader(name: str) -> property:
+    """Make the property that reads a parameter or buffer."""
+
+    def read(self: nn.Module) -> Any:
+        held = self.__dict__
+        reads = held.get(KEY)
+        tensors = held["_parameters"] if name in held["_parameters"] else held["_buffers"]
+        if name not in tensors:
+            return _attribute(self, name)
+        value = tensors[name]
+        if value is None or reads is None or reads.module is not self:
+            return value
+        if is_dynamo_compiling():
+            return reads.trace(name, value)
+        if sys._getframe(1).f_code in _REGISTERING:  # Asks whether there is such a name, and reads nothing.
+            return value
+        try:
+            return reads.read(name, value)
+        except AttributeError as error:  # Python would take it for a missing attribute, and read on past the hook.
+            raise HooklineError(f"reading '{name}' raised {type(error).__name__}: {error}") from error
+
+    def write(self: nn.Module, value: Any) -> None:
+        self.__dict__[name] = value  # No parameter or buffer any more: nn.Module sees to those.
+
+    return property(read, write)
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    if name not in module.__dict__:
+        raise AttributeError(name)  # nn.Module then says it in its own words.
+    return module.__dict__[name]
+
+
+def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
+    """Make the method by which a module is copied and pickled as one of its own class, without taps."""
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        reduced: Any = kind.__reduce_ex__(self, protocol)
+        function, args, *rest = reduced
+        function, args = (kind if one is type(self) else one for one in (function, args))
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: held for name, held in rest[0].items() if name != KEY}
+        if function is copyreg.__newobj__ and args == (type(self),):  # type: ignore[attr-defined]
+            # Pickle insists on the class of the object there, which is not the one that the copy is to have.
+            function, args = copyreg._reconstructor, (kind, object, None)  # type: ignore[attr-defined]
+        return function, args, *rest
+
+    return reduce
+
+
+def _copier(kind: type[nn.Module]) -> Callable[..., Any]:
+    """Make the method by which a module whose class copies itself is copied, without taps."""
+
+    def deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
+        copied = kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
+        if vars(type(copied)).get(_KIND) is kind:
+            object.__setattr__(copied, "__class__", kind)
+            copied.__dict__.pop(KEY, None)
+        return copied
+
+    return deepcopy
+
+
+def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
+    """Run an operation that takes operands: what only shows their numbers again is one too, anything else is tapped."""
+    name = name_of(function)
+    origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
+    if name == "grad_fn" and sys._getframe(2).f_code in _REGISTERING and (taps := origins[0][0].of(origins[0][1])):
+        site = taps[0].site
+        raise HooklineError(f"'{site}' can't be assigned to another name while it is hooked: tie it outside the block")
+    if not gives_tensors(function) or checkpoints.is_only_backward():
+        return function(*args, **kwargs)
+    if is_followed(name, args):
+        result = function(*args, **kwargs)
+        return _as_operands(result, origins)
+    return _tapped(function, name, args, kwargs, origins)
+
+
+def _as_operands(result: Any, origins: tuple[Any, ...]) -> Any:
+    if isinstance(result, Tensor):
+        return watched(result, origins, follow)
+    if isinstance(result, (tuple, list)):
+        return type(result)([_as_operands(one, origins) for one in result])
+    return result
+
+
+def _tapped(
+    function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], origins: tuple[tuple[Reads, str], ...]
+) -> Any:
+    here = open_blocks.get()
+    chosen = {tap: None for reads, key in origins for tap in reads.operations.get(key, ())}
+    for tap in chosen:
+        if not tap.fired and tap.acts(here):
+            tap.ran = tap.ran or {}
+            tap.ran[name] = None
+    wanted = sorted((tap for tap in chosen if tap.wants(name)), key=lambda tap: tap.order)
+    if not wanted:
+        return function(*args, **kwargs)
+    # By one that is there again on a recomputation: only those that change something are.
+    first = next((tap for tap in wanted if tap.changes), wanted[0])
+    event = checkpoints.event_of((first.holders[0], name), wanted, here, lambda tap: tap.next_operation(name))
+    if not event.taps:
+        return function(*args, **kwargs)
+    refuse_in_autograd_function(event)
+    return operate(Function(function, name, args, kwargs, event), first.module, calls.run_event)
+
+
+def trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
+    """Run such an operation inside a graph that dynamo is tracing."""
+    if not may_give_tensors(function):
+        return function(*args, **kwargs)
+    name = read_name(function)
+    origins = found[0].origins
+    for one in found[1:]:
+        origins = origins + tuple([origin for origin in one.origins if origin not in origins])
+    taps = [tap for reads, key in origins for tap in reads.operations.get(key, ()) if tap.wants(name)]
+    follows = is_followed(name, args)
+    if taps and not follows and any([key in reads.untraceable for reads, key in origins]):
+        return _tapped_uncompiled(function, name, args, kwargs, origins)
+    skips = [tap for tap in taps if isinstance(tap.action, Skip)]
+    for tap in skips:
+        tap.fired = True
+    result = skips[-1].action.output(None, args[0]) if skips and not follows else function(*args, **kwargs)
+    if follows or not isinstance(result, Tensor):
+        return _trace_operands(result, origins) if follows else result
+    for tap in taps:
+        result = tap.trace(result) if tap not in skips else result
+    return result
+
+
+def _trace_operands(result: Any, origins: tuple[Any, ...]) -> Any:
+    if isinstance(result, Tensor):
+        return operand(result.view_as(result), origins, trace)  # Dynamo can't make a subclass of the very same.
+    if isinstance(result, (tuple, list)):
+        return type(result)([_trace_operands(one, origins) for one in result])
+    return result
+
+
+_tapped_uncompiled = torch._disable_dynamo(_tapped)  # type: ignore[attr-defined]

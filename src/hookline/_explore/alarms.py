@@ -1,0 +1,243 @@
+"""What a page warns of, gravest first: NaN, Inf, exploding, vanishing, constant, dead, never called.
+
+One place is one warning; the same for many layers (`h.0.mlp` ... `h.11.mlp`) is one too, at the worst of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import log10
+from typing import Any, NamedTuple
+
+import torch
+
+from hookline._explore.entries import Entry
+from hookline._explore.excerpts import Summary
+from hookline._explore.modules import Node
+from hookline._tables import count
+
+LEVELS = ("error", "warning", "note")
+KINDS = ("nan", "inf", "exploding", "vanishing", "constant", "dead", "never", "same")
+TIMES = 1000.0  # By so much a size grows or shrinks over depth before it is called exploding or vanishing.
+AT_ONCE = 100.0  # The same from one layer to the next.
+FEWEST_LAYERS = 3
+FEWEST_SEEN = 16  # Times that a unit must have been seen before it may be called dead.
+DEAD, MANY_DEAD = 0.1, 0.5
+_NUMBER = re.compile(r"(\d+)(?![^\[]*\])")  # Of a name: what is inside brackets picks parts of a value, and no layer.
+_NEAR_LIMIT = 0.1  # A share of the largest number of a dtype.
+
+
+class Alarm(NamedTuple):
+    """One warning, with the fields of a page's."""
+
+    level: str
+    what: str
+    site: int | None
+    module: str | None
+    run: int
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for a page."""
+        return self._asdict()
+
+
+class Seen(NamedTuple):
+    """A site of one run, and its numbers."""
+
+    number: int
+    entry: Entry
+    summary: Summary
+
+
+def alarms(runs: Sequence[Sequence[Seen]], modules: Sequence[Node]) -> list[Alarm]:
+    """Return every warning, gravest first."""
+    found: list[Alarm] = []
+    types = {name: node.type for node in modules for name in (node.path, *node.also)}
+    for run, seen in enumerate(runs):
+        for is_gradient in (False, True):
+            sites = [one for one in seen if one.entry.site.is_gradient == is_gradient]
+            found += [*_not_finite(sites, run), *_over_depth(sites, run, types), *_constant(sites, run)]
+        found += _dead([one for one in seen if not one.entry.site.is_gradient], run)
+    found += _never(modules)
+    return sorted(found, key=lambda one: (LEVELS.index(one.level), KINDS.index(one.what), one.run))
+
+
+def family(name: str) -> str:
+    """Return a name with its numbers left open: those of one family are the same place in many layers.
+
+    >>> family("h.10.mlp"), family("layer2.0.conv1")
+    ('h.*.mlp', 'layer*.*.conv*')
+    """
+    return re.sub(r"\d+", "*", name)
+
+
+def _not_finite(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """NaN and Inf spread: the first site that has some is named, and how many others have."""
+    for what, word in (("nan", "NaN"), ("inf", "Inf")):
+        bad = [one for one in sites if getattr(one.summary.numbers, what)]
+        masks = [one for one in bad if what == "inf" and not one.summary.has_plus_inf]
+        bad = [one for one in bad if one not in masks]
+        if bad:
+            share = getattr(bad[0].summary.numbers, what)
+            more = f"; {count(len(bad) - 1, 'later site')} too" if len(bad) > 1 else ""
+            yield _alarm(
+                "error", what, bad[0], run, f"{word} first in '{bad[0].entry.site}': {_percent(share)} of it{more}"
+            )
+        if masks:
+            more = f" and {count(len(masks) - 1, 'other site')}" if len(masks) > 1 else ""
+            text = f"-Inf, and no +Inf, in '{masks[0].entry.site}'{more}: as in a mask"
+            yield _alarm("note", "inf", masks[0], run, text)
+
+
+class _Change(NamedTuple):
+    """How sizes change over the layers of a chain, in orders: over all of it, or at once from one layer to the next."""
+
+    orders: float  # Of what is out of the ordinary: the way through the chain, or else its largest jump.
+    text: str
+    at: Seen
+
+
+def _over_depth(sites: Sequence[Seen], run: int, types: Mapping[str, str]) -> Iterator[Alarm]:
+    """Sizes that grow or shrink by orders over the layers of a family; gradients from the last layer to the first."""
+    for members in _families(sites).values():
+        sized = [one for one in members if one.summary.finite and 0 < one.summary.rms < float("inf")]
+        yield from _near_limit(sized, run)
+        changes = [change for chain in _chains(sized, types) if (change := _change(chain)) is not None]
+        if changes:
+            worst = max(changes, key=lambda change: abs(change.orders))
+            yield _alarm("warning", "exploding" if worst.orders > 0 else "vanishing", worst.at, run, worst.text)
+
+
+def _chains(members: Sequence[Seen], types: Mapping[str, str]) -> list[list[Seen]]:
+    """Return the members of a family that are alike: they differ in one number of their name, and are of one type.
+
+    Where nobody knows the types, the number is the first one that varies: that of the block, and not of what is in it.
+    """
+    parts = [_NUMBER.split(str(one.entry.site)) for one in members]
+    varying = [place for place, numbers in enumerate(zip(*parts, strict=True)) if place % 2 and len(set(numbers)) > 1]
+    kinds = [types.get(one.entry.site.path, "") for one in members]
+    found: dict[tuple[object, ...], list[Seen]] = {}
+    for place in varying if all(kinds) else varying[:1]:
+        for one, part, kind in zip(members, parts, kinds, strict=True):
+            found.setdefault((place, kind, *part[:place], *part[place + 1 :]), []).append(one)
+    return [chain for chain in found.values() if len(chain) >= FEWEST_LAYERS]
+
+
+def _change(chain: Sequence[Seen]) -> _Change | None:
+    """Return what is out of the ordinary in a chain."""
+    first, last = chain[0], chain[-1]
+    jumps = [(_orders(before, after), before, after) for before, after in pairwise(chain)]
+    through, sign = _orders(first, last), 1 if first.summary.rms <= last.summary.rms else -1
+    what = "the gradient's size (rms)" if first.entry.site.is_gradient else "the size (rms)"
+    if abs(through) >= log10(TIMES):
+        orders, _, after = max(jumps, key=lambda jump: sign * jump[0])
+        most = f"most at '{after.entry.site}' ({_times(orders)})"
+        return _Change(through, f"{what} {_grows(through)} from {_sized(first)} to {_sized(last)}, {most}", after)
+    orders, before, after = max(jumps, key=lambda jump: abs(jump[0]))
+    if abs(orders) < log10(AT_ONCE):
+        return None
+    return _Change(orders, f"{what} {_grows(orders)} at once, from {_sized(before)} to {_sized(after)}", after)
+
+
+def _orders(before: Seen, after: Seen) -> float:
+    return log10(after.summary.rms) - log10(before.summary.rms)
+
+
+def _grows(orders: float) -> str:
+    return f"{'grows' if orders > 0 else 'shrinks'} {_times(orders)}"
+
+
+def _times(orders: float) -> str:
+    return f"{10 ** abs(orders):.3g} times"
+
+
+def _sized(seen: Seen) -> str:
+    return f"'{seen.entry.site}' ({seen.summary.rms:.2g})"
+
+
+def _near_limit(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """Numbers of half precision that are about to overflow."""
+    near = [
+        one
+        for one in sites
+        if one.entry.dtype == "float16" and _size(one) > _NEAR_LIMIT * torch.finfo(torch.float16).max
+    ]
+    if near:
+        worst = max(near, key=_size)
+        text = f"{_named(near)} up to {_size(worst):.3g}: float16 ends at {torch.finfo(torch.float16).max:.0f}"
+        yield _alarm("warning", "exploding", worst, run, text)
+
+
+def _constant(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """A value that is the same number everywhere tells nothing; a gradient may be, as that of a sum, unless it is 0."""
+    constant = [one for one in sites if one.summary.is_constant]
+    constant = [one for one in constant if not one.entry.site.is_gradient or not one.summary.numbers.norm]
+    for members in _families(constant).values():
+        numbers = {one.summary.numbers.min for one in members}
+        what = f"{numbers.pop():.4g}" if len(numbers) == 1 else "one number each"
+        verb = "is" if len(members) == 1 else "are"
+        yield _alarm("warning", "constant", members[0], run, f"{_named(members)} {verb} {what} everywhere")
+
+
+def _dead(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
+    """Units that are zero wherever they were seen, and they were seen often enough."""
+    dead = [one for one in sites if (one.summary.dead or 0) >= DEAD and one.summary.seen >= FEWEST_SEEN]
+    dead = [one for one in dead if not one.summary.is_constant]
+    for members in _families(dead).values():
+        shares = sorted((one.summary.dead or 0.0) for one in members)
+        worst = max(members, key=lambda one: one.summary.dead or 0.0)
+        span = " to ".join(dict.fromkeys((_percent(shares[0]), _percent(shares[-1]))))  # Once, if they read the same.
+        level = "warning" if shares[-1] >= MANY_DEAD else "note"
+        text = f"{_named(members)}: {span} of the units are zero wherever they were seen"
+        yield _alarm(level, "dead", worst, run, text)
+
+
+def _never(modules: Sequence[Node]) -> Iterator[Alarm]:
+    """Modules that were there and were not called, nor anything in them: a forward may take their parts one by one."""
+    called = {node.path for node in modules if node.calls}
+    used = {path[:end] for path in called for end in range(len(path)) if path[end] == "."}  # What they are parts of.
+    silent = [node for node in modules if any(hazard.startswith("never called") for hazard in node.hazards)]
+    silent = [node for node in silent if node.path not in used]
+    found: dict[tuple[str, str], list[Node]] = {}
+    for node in silent:
+        why = next(hazard for hazard in node.hazards if hazard.startswith("never called"))
+        found.setdefault((family(node.path), family(why)), []).append(node)
+    for nodes in found.values():
+        why = next(hazard for hazard in nodes[0].hazards if hazard.startswith("never called"))
+        more = f" and {count(len(nodes) - 1, 'more')}".replace("mores", "more") if len(nodes) > 1 else ""
+        yield Alarm("note", "never", None, nodes[0].path, 0, f"'{nodes[0].path}'{more}: {why}")
+
+
+def _families(sites: Sequence[Seen]) -> dict[str, list[Seen]]:
+    found: dict[str, list[Seen]] = {}
+    for one in sites:
+        found.setdefault(family(str(one.entry.site)), []).append(one)
+    return found
+
+
+def _named(members: Sequence[Seen]) -> str:
+    """Name one site, or a family of them by its first and its last."""
+    first, last = (f"'{one.entry.site}'" for one in (members[0], members[-1]))
+    return first if len(members) == 1 else f"{len(members)} sites, {first} … {last}"
+
+
+def _alarm(level: str, what: str, seen: Seen, run: int, text: str) -> Alarm:
+    return Alarm(level, what, seen.number, seen.entry.site.path, run, text)
+
+
+def _size(seen: Seen) -> float:
+    return max(abs(seen.summary.numbers.min), abs(seen.summary.numbers.max))
+
+
+def _percent(share: float) -> str:
+    """Say a share: all of it is 100 %, and what is not all is not rounded to it.
+
+    >>> _percent(0.125), _percent(0.999), _percent(1.0)
+    ('12 %', 'over 99 %', '100 %')
+    """
+    if 0.99 < share < 1:
+        return "over 99 %"
+    return "100 %" if share == 1 else f"{100 * share:.2g} %"

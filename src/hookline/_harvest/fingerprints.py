@@ -1,0 +1,628 @@
+"""By what a model is known again: modules, code, every bit of its weights, attributes. The same for a function."""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import re
+import sys
+import sysconfig
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._kernel import children, is_shadow, unwrap
+
+_SMALL = 1 << 14  # Bytes of a tensor that is hashed as it is.
+_ROW = 1 << 16  # Numbers that are added up.
+_ROWS = 64  # Of a GPU at once; a processor takes what stays in its cache.
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def checksum(tensor: Tensor) -> bytes:
+    """Return bytes that a tensor with another dtype, shape or value would not have.
+
+    >>> x = torch.arange(50_000)
+    >>> checksum(x) == checksum(x.clone()), checksum(x) == checksum(x.flip(0))
+    (True, False)
+    """
+    found = hashlib.blake2b(digest_size=16)
+    with torch.no_grad():
+        for piece in _pieces(tensor):
+            found.update(len(piece).to_bytes(8, "little"))
+            found.update(piece)
+    return found.digest()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor's elements."""
+    if tensor.is_nested:
+        return b"".join([bytes_of(one) for one in tensor.unbind()])
+    plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
+    if not plain.numel():
+        return b""
+    return ctypes.string_at(plain.data_ptr(), plain.nbytes)
+
+
+def _pieces(tensor: Tensor) -> Iterator[bytes]:
+    """Return what a tensor is, and the bytes of its elements, or of their sums: of every part that it is made of."""
+    if hasattr(tensor, "full_tensor"):  # A DTensor: every rank takes part.
+        tensor = tensor.full_tensor()
+    yield f"{tensor.dtype} {'nested' if tensor.is_nested else tuple(tensor.shape)} {tensor.layout}".encode()
+    parts: list[Tensor] = []
+    if tensor.is_nested:
+        parts = list(tensor.unbind())
+    elif hasattr(tensor, "__tensor_flatten__"):  # A quantized weight of torchao, say, is made of several.
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    elif tensor.is_meta:
+        pass  # Its values are not here.
+    elif tensor.is_quantized:
+        about, parts = _quantized(tensor)
+        yield repr(about).encode()
+    elif tensor.layout in _SPARSE:
+        parts = [getattr(tensor, name)() for name in _SPARSE[tensor.layout]]
+    else:
+        yield from _sums(tensor.detach().as_subclass(Tensor))
+        return
+    for part in parts:
+        yield from _pieces(part)
+
+
+def _quantized(tensor: Tensor) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """Return how a quantized tensor is to be read, and its numbers."""
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return (tensor.qscheme(), tensor.q_scale(), tensor.q_zero_point()), [tensor.int_repr()]
+    scales = [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+    return (tensor.qscheme(), tensor.q_per_channel_axis()), [tensor.int_repr(), *scales]
+
+
+def _sums(tensor: Tensor) -> Iterator[bytes]:
+    """Return a sum for each row of a tensor's bits, and the few that fill no number."""
+    plain = tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()  # Others may lack an operation.
+    plain = plain.to_dense() if plain.layout is not torch.strided else plain
+    plain = plain.resolve_conj().resolve_neg().contiguous()
+    if plain.nbytes <= _SMALL:
+        yield bytes_of(plain)
+        return
+    if plain.data_ptr() % 8:  # A part of something larger.
+        plain = plain.clone()
+    bits = plain.view(-1).view(torch.uint8)
+    whole = len(bits) // 8
+    yield bytes_of(bits[whole * 8 :])
+    numbers = bits[: whole * 8].view(torch.int64)
+    rows = whole // _ROW
+    factors = _factors(str(plain.device))
+    if rows:
+        yield bytes_of(_of_rows(numbers[: rows * _ROW].view(rows, _ROW), factors))
+    rest = numbers[rows * _ROW :]
+    if len(rest):
+        yield bytes_of(_of_rows(rest[None], factors[: len(rest)]))
+
+
+def _of_rows(numbers: Tensor, factors: Tensor) -> Tensor:
+    """Return the sum of each row."""
+    step = _ROWS if numbers.is_cuda else torch.get_num_threads()
+    product = torch.empty_like(numbers[:step])
+    upper = torch.empty_like(product)
+    sums = []
+    for some in numbers.split(step):
+        torch.mul(some, factors, out=product[: len(some)])
+        torch.bitwise_right_shift(product[: len(some)], 32, out=upper[: len(some)])
+        sums.append(product[: len(some)].bitwise_xor_(upper[: len(some)]).sum(1))  # The upper bits count below too.
+    return torch.cat(sums)
+
+
+@cache
+def _factors(device: str) -> Tensor:
+    """Return an odd number for each position of a row, the same on every machine."""
+    chance = bytearray(hashlib.shake_128(b"hookline").digest(_ROW * 8))
+    return (torch.frombuffer(chance, dtype=torch.int64) | 1).to(device)
+
+
+_ROUNDS = 20  # Levels of nested data.
+
+
+def digest(value: Any, before: str = "") -> str:
+    """Return a text that another value would not have; with what came before it, of the whole series.
+
+    >>> import torch
+    >>> digest(torch.ones(2)) == digest(torch.ones(2)), digest(torch.ones(2)) == digest(torch.zeros(2))
+    (True, False)
+    """
+    found = hashlib.blake2b(before.encode(), digest_size=16)
+    for piece in _pieces_of_text(value, 0):
+        found.update(len(piece).to_bytes(8, "little"))
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _pieces_of_text(value: Any, depth: int) -> Iterator[bytes]:
+    """Return the bytes that make up a nested value."""
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {'nested' if value.is_nested else tuple(value.shape)}".encode()
+        yield bytes_of(value)
+        return
+    parts = children(value) if depth < _ROUNDS else None
+    if parts is not None:
+        yield f"{len(parts)} parts".encode()
+        for key, part in parts.items():
+            yield repr(key).encode()
+            yield from _pieces_of_text(part, depth + 1)
+        return
+    if isinstance(value, (str, bytes, int, float, bool, complex, type(None))):
+        yield repr(value).encode()
+        return
+    array = getattr(value, "tobytes", None)  # numpy arrays and images.
+    yield f"{type(value).__qualname__} {getattr(value, 'shape', getattr(value, 'size', ''))}".encode()
+    if callable(array):
+        yield array()
+    elif isinstance(value, (set, frozenset)):
+        yield repr(sorted(map(repr, value))).encode()
+    elif " object at 0x" not in (text := repr(value)):
+        yield re.sub(r" at 0x[0-9a-fA-F]+", "", text).encode()
+    elif depth < _ROUNDS:
+        yield from _pieces_of_text(vars(value) if hasattr(value, "__dict__") else None, depth + 1)
+
+
+_DEEPEST = 60  # Levels of objects inside objects.
+_ATOMS = (str, bytes, int, float, complex, torch.dtype, torch.Size, torch.layout, torch.memory_format)
+_DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|npu|meta)(:\d+)?")
+_SLOT = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
+_MAIN = ("__main__", "__mp_main__")  # A notebook or a script; in a worker's process its file is another's.
+_BY_NAME = ("torch", "numpy", "hookline", "accelerate")
+_ABOUT = ("__annotate__", "__annotate_func__")  # Functions of a class that only say what types there are.
+_WALKED = ("types", "argparse", "functools", "collections")  # Objects of the standard library that hold values.
+_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+
+class Known:
+    """Makes texts of values.
+
+    Args:
+        model: Returns the texts of which a model is made.
+        opaque: The names of classes that nobody can look into are added to it.
+    """
+
+    def __init__(self, model: Callable[[nn.Module, Known], Iterable[str]], opaque: set[str] | None = None) -> None:
+        self.model = model
+        self.variables: dict[str, set[str]] = {}  # Those that code names outside of it.
+        self.opaque = set() if opaque is None else opaque
+        self._seen: dict[int, tuple[Any, str]] = {}  # By identity, with the value, so that no other takes its place.
+        self._depth = 0
+
+    def name(self, value: Any, text: str) -> None:
+        """Say by what a value is known, wherever it's met."""
+        self._seen[id(value)] = value, text
+
+    def text(self, value: Any) -> str:
+        """Return a text that another value would not have."""
+        if value is None or isinstance(value, _ATOMS):
+            return "a device" if isinstance(value, str) and _DEVICE.fullmatch(value) else repr(value)
+        if id(value) in self._seen:
+            return self._seen[id(value)][1]
+        if self._depth > _DEEPEST:
+            return "deeper"
+        self._depth += 1
+        self.name(value, "itself")
+        try:
+            text = hashed(self._parts(value))
+        except Exception:  # Whatever an object does when it is looked at.
+            text = type(value).__qualname__ + self._unknown(value)
+        finally:
+            self._depth -= 1
+        self.name(value, text)
+        return text
+
+    def _parts(self, value: Any) -> Iterator[str]:
+        """Return the texts of which a value is made."""
+        yield type(value).__qualname__
+        if isinstance(value, Tensor):
+            yield checksum(value).hex()
+        elif isinstance(value, torch.device):
+            return  # Where something runs is not what it is.
+        elif inspect.isfunction(value):
+            yield from self._function(value)
+        elif inspect.iscode(value):
+            yield from self._code(value)
+        elif inspect.ismethod(value):
+            yield from map(self.text, (value.__func__, value.__self__))
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield self.text(value.__func__)
+        elif isinstance(value, property):
+            yield from map(self.text, (value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.partial):
+            yield from map(self.text, (value.func, value.args, value.keywords))
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted(map(self.text, value))
+        elif isinstance(value, Mapping):
+            yield from (self.text(one) for pair in value.items() for one in pair)
+        elif isinstance(value, (list, tuple, deque)):
+            is_flat = {*map(type, value)} <= {int, float, bool}  # There may be millions.
+            yield from [repr(list(value))] if is_flat else map(self.text, value)
+        else:
+            yield from self._object(value)
+
+    def _function(self, function: types.FunctionType) -> Iterator[str]:
+        """Return the code of a function, what it closes over, its defaults, and what it finds outside."""
+        home = function.__globals__.get("__name__", "")
+        yield function.__qualname__
+        yield self.text([cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)])
+        yield self.text(vars(function))
+        if kind(home) == "named":
+            yield f"{home} {version(home)}"
+            return
+        yield from self._code(function.__code__, function.__doc__)
+        if kind(home) == "ours":
+            yield self.text([function.__defaults__, function.__kwdefaults__])
+            yield from self._outside(function)
+
+    def _code(self, code: types.CodeType, docstring: str | None = None) -> Iterator[str]:
+        """Return instructions, names and constants; what a docstring says changes nothing."""
+        constants = code.co_consts[1:] if docstring and code.co_consts[:1] == (docstring,) else code.co_consts
+        yield from (code.co_code.hex(), getattr(code, "co_exceptiontable", b"").hex(), repr(code.co_names))
+        yield from map(self.text, constants)
+
+    def _outside(self, function: types.FunctionType) -> Iterator[str]:
+        """Return the functions and classes that code names; note the variables."""
+        found = function.__globals__
+        used = {name: found[name] for name in _names(function.__code__, "LOAD_GLOBAL", "LOAD_NAME") if name in found}
+        for key, module in list(used.items()):
+            if isinstance(module, types.ModuleType) and kind(module.__name__) == "ours":
+                names = _names(function.__code__, "LOAD_ATTR", "LOAD_METHOD")
+                used |= {f"{key}.{name}": vars(module)[name] for name in names if name in vars(module)}
+        for name, value in sorted(used.items()):
+            if isinstance(value, types.ModuleType) or type(value).__module__ == "typing":
+                continue
+            if isinstance(value, type) or inspect.isroutine(value):
+                yield name + self.text(value)
+            else:
+                self.variables.setdefault(name, set()).add(self.text(value))
+
+    def _class(self, found: type) -> Iterator[str]:
+        """Return the code of a class and of those that it's made of."""
+        yield found.__qualname__.removeprefix("FSDP")  # So does fully_shard rename them.
+        for base in found.__mro__:
+            if kind(base.__module__) == "named":
+                continue
+            for name, value in sorted((name, value) for name, value in vars(base).items() if name not in _ABOUT):
+                is_code = isinstance(value, (staticmethod, classmethod, property, functools.partial, type))
+                if is_code or inspect.isfunction(value) or hasattr(type(value), "__get__"):
+                    yield "" if isinstance(value, _SLOT) else name + self.text(value)
+                elif not name.startswith(("__", "_abc_")) and kind(base.__module__) == "ours":
+                    self.variables.setdefault(f"{base.__qualname__}.{name}", set()).add(self.text(value))
+
+    def _object(self, value: Any) -> Iterator[str]:
+        """Return an object's class and its values."""
+        home = type(value).__module__
+        if callable(getattr(value, "fingerprint", None)) and not isinstance(value, nn.Module):
+            yield str(value.fingerprint())
+            return
+        if isinstance(value, nn.Module):
+            yield from self.model(value, self)
+            return
+        yield self.text(type(value))
+        state = dict(held(value))
+        if hasattr(value, "tobytes"):  # numpy's, and images.
+            is_of_objects = getattr(getattr(value, "dtype", None), "hasobject", False)
+            yield f"{getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
+            yield self.text(value.tolist()) if is_of_objects else hashlib.blake2b(value.tobytes()).hexdigest()
+        elif inspect.isroutine(value):
+            yield f"{getattr(value, '__module__', '')} {value.__qualname__}"
+            owner = getattr(value, "__self__", None)
+            yield "" if isinstance(owner, types.ModuleType) else self.text(owner)
+        elif isinstance(value, torch.ScriptObject):
+            yield self._scripted(value)
+        elif _is_standard(home) and home.partition(".")[0] not in _WALKED:
+            text = repr(value)
+            is_plain = " at 0x" not in text and not isinstance(value, logging.Logger)
+            yield text if is_plain else self._unknown(value)
+        elif state and not home.startswith(("torch.distributed", "torch._dynamo")):
+            yield from (name + self.text(one) for name, one in sorted(state.items()) if name not in ORIGIN_NAMES)
+        elif not hasattr(value, "__dict__") and " at 0x" in repr(value):
+            yield self._unknown(value)
+        elif not state:
+            yield re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+    def _scripted(self, value: Any) -> str:
+        try:
+            return self.text(value.__getstate__())
+        except Exception:  # A class that can't be pickled has none.
+            return self._unknown(value)
+
+    def _unknown(self, value: Any) -> str:
+        if not _is_standard(type(value).__module__):
+            self.opaque.add(f"{type(value).__module__}.{type(value).__qualname__}")
+        return ""
+
+
+# Attributes that say where a model came from or is, not what it is.
+ORIGIN_NAMES = frozenset(
+    {"name_or_path", "_name_or_path", "_commit_hash", "transformers_version", "hf_device_map", "_is_hf_initialized"}
+)
+
+
+def hashed(texts: Iterable[str]) -> str:
+    """Return a short text that other texts would not have."""
+    found = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        found.update(f"{len(text)} {text}".encode(errors="surrogatepass"))
+    return found.hexdigest()
+
+
+def held(value: Any) -> Iterator[tuple[str, Any]]:
+    """Return the values of an object by name, those in slots too."""
+    yield from (getattr(value, "__dict__", None) or {}).items()
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+@functools.cache
+def kind(module: str) -> str:
+    """Return whether the code of a Python module is "ours", "installed", or known by its name alone: "named"."""
+    top = module.partition(".")[0]
+    if top in _MAIN:
+        return "ours"
+    if top in _BY_NAME or _is_standard(module):
+        return "named"
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "installed" if re.search(r"[/\\](site|dist)-packages[/\\]", file) else "ours"
+
+
+@functools.cache
+def _is_standard(module: str) -> bool:
+    """Return whether a Python module comes with Python."""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    if file is None:
+        return module.partition(".")[0] in sys.stdlib_module_names
+    return file.startswith(_STANDARD) and not re.search(r"[/\\](site|dist)-packages[/\\]", file)
+
+
+def version(module: str) -> str:
+    """Return the version of the package of a Python module, without what says how it was built."""
+    found = sys.modules.get(module.partition(".")[0])
+    return str(getattr(found, "__version__", "")).partition("+")[0]
+
+
+def _names(code: types.CodeType, *instructions: str) -> set[str]:
+    """Return what instructions of code name, and of the code inside it: comprehensions, lambdas, inner functions."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in instructions}
+    return found.union(*(_names(one, *instructions) for one in code.co_consts if inspect.iscode(one)))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+WRITTEN = "written as it runs"  # The value of an attribute that can't be compared.
+_LONGEST = 40  # Letters of a value that a message shows as it is.
+_WRAPPING = ("OptimizedModule", "CheckpointWrapper", "FullyShardedDataParallel", "DistributedDataParallel")
+_OWN = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward"}  # Not the model's maker's.
+_ELSEWHERE = ("torch.distributed", "torch._dynamo", "accelerate", "hookline")  # They hook, shard or move a model.
+_SHARDED = ("__", "_fsdp", "_is_fsdp")  # How attributes begin that fully_shard sets.
+_STATE = ("attributes", "variables")  # The parts that a forward may write.
+_wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # What a model has written so far.
+
+
+class ModelDigest:
+    """What is known of a model, part by part."""
+
+    def __init__(self, model: nn.Module, known: Known) -> None:
+        self.known = known
+        self.model = unwrap(model)
+        named = [(_plain_name(path), module) for path, module in self.model.named_modules()]
+        self.modules = [(path, module) for path, module in named if type(module).__name__ not in _WRAPPING]
+        for path, module in self.modules:
+            self.known.name(module, f"module {path}")
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                if tensor is not None and name not in module._non_persistent_buffers_set:
+                    self.known.name(tensor, f"weight {path}.{name}")
+
+    def told(self) -> dict[str, Any]:
+        """Return all of it, as plain JSON."""
+        modes = {module.training for _, module in self.modules}
+        training: Any = modes.pop() if len(modes) == 1 else hashed([f"{one.training}" for _, one in self.modules])
+        told = {"class": _class(self.model), "weights": self.weights(), "training": training}
+        return {**told, **self.state(), "code": self.code()}
+
+    @cached_property
+    def classes(self) -> dict[str, set[type]]:
+        """The classes of the modules, by name."""
+        found: dict[str, set[type]] = {}
+        for _, module in self.modules:
+            made = next(base for base in type(module).__mro__ if not base.__module__.startswith(_ELSEWHERE))
+            found.setdefault(_class(module), set()).add(made)
+        return found
+
+    @torch.no_grad()
+    def weights(self) -> str:
+        """Return a text of the modules, all bits of their parameters and buffers, and what else they save."""
+        found = hashlib.blake2b(digest_size=16)
+        for path, module in self.modules:
+            found.update(f"{path} {_class(module)}({module.extra_repr()})\n".encode())
+        for name, tensor in self._tensors():
+            found.update(name.encode())
+            found.update(checksum(tensor))
+        for path, module in self.modules:
+            for name, value in _saved(module):
+                found.update(f"{path}.{name} {self.known.text(value)}".encode())
+        return found.hexdigest()
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Return parameters, and the buffers that are part of the model's state; each once."""
+        seen: set[int] = set()
+        for path, module in self.modules:
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                if tensor is not None and id(tensor) not in seen and name not in module._non_persistent_buffers_set:
+                    seen.add(id(tensor))
+                    yield f"{path}.{name}", _at_hand(module, name, tensor)
+
+    def code(self) -> dict[str, str]:
+        """Return the versions of the packages that made the model's classes, and a text of the code of each class."""
+        homes = {home for some in self.classes.values() for home in _homes(some) if kind(home) != "ours"}
+        versions = {home.partition(".")[0]: version(home) for home in homes if not home.startswith(_ELSEWHERE)}
+        made = [name for name, some in self.classes.items() if any(kind(home) != "named" for home in _homes(some))]
+        return {
+            **{name: found for name, found in sorted(versions.items()) if found},
+            **{name: _joined(sorted(map(self.known.text, self.classes[name]))) for name in made},
+        }
+
+    def state(self) -> dict[str, dict[str, str]]:
+        """Return the attributes of modules and the variables that their code names: what a forward may write."""
+        groups: dict[str, list[str]] = {}
+        for path, module in self.modules:
+            for name, value in self._attributes(module):
+                group = re.sub(r"\d+", "*", f"{path}.{name}".lstrip("."))
+                groups.setdefault(group, []).append(_readable(self.known.text(value)))
+        for some in self.classes.values():
+            if any(kind(home) == "ours" for home in _homes(some)):
+                sorted(map(self.known.text, some))  # It notes the variables that it meets.
+        variables = {name: _joined([_readable(text) for text in sorted(texts)]) for name, texts in
+                     sorted(self.known.variables.items())}  # fmt: skip
+        return {"attributes": {name: _joined(texts) for name, texts in groups.items()}, "variables": variables}
+
+    def _attributes(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
+        """Return what a module holds beside parameters, persistent buffers and other modules."""
+        own = getattr(module, "fingerprint", None)
+        if inspect.ismethod(own):
+            yield "fingerprint()", own()
+            return
+        for name in sorted(module._non_persistent_buffers_set):
+            yield name, module._buffers.get(name)
+        forward = vars(module).get("_old_forward", vars(module).get("forward"))
+        for name, value in sorted({**vars(module), "forward": forward}.items()):
+            is_own = not name.startswith(_SHARDED) and name not in _OWN | ORIGIN_NAMES
+            if is_own and value is not None and not _is_of_wrapping(value, module):
+                yield name, value
+
+
+def model_digest(model: nn.Module, opaque: set[str] | None = None) -> dict[str, Any]:
+    """Return by what a model is known again, as plain JSON. What nobody can look into is added to `opaque`."""
+    return ModelDigest(model, Known(_texts, opaque)).told()
+
+
+def function_text(function: Any, opaque: set[str] | None = None) -> str | None:
+    """Return a text by which a function is told from another: its code, what it closes over, its object's values."""
+    if function is None or isinstance(function, str):
+        return function
+    name, known = getattr(function, "__qualname__", type(function).__qualname__), Known(_texts, opaque)
+    text = known.text(function)
+    variables = [f"{key} {sorted(texts)}" for key, texts in sorted(known.variables.items())]
+    return f"{name} {hashed([text, *variables])}"
+
+
+def _texts(model: nn.Module, known: Known) -> Iterator[str]:
+    """Return the texts of which a model is made that something else holds."""
+    yield json.dumps(ModelDigest(model, known).told())
+
+
+def steady(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return what is known of a model that has run since, without what it wrote as it ran."""
+    after, told, wrote = ModelDigest(model, Known(_texts)).state(), dict(before), _wrote.setdefault(model, set())
+    for part in _STATE:
+        one, other = before[part], after[part]
+        wrote |= {name for name in {**one, **other} if one.get(name) not in (other.get(name), WRITTEN)}
+        told[part] = {name: WRITTEN if name in wrote else one[name] for name in {**one, **other}}
+    return told
+
+
+def agreed(told: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a model, with what a store knows where either of them can't compare."""
+    new = dict(told)
+    for part in _STATE:
+        one, other = told[part], found.get(part, {})
+        loose = [name for name in {**one, **other} if WRITTEN in (one.get(name), other.get(name))]
+        kept = {name: value for name, value in one.items() if name not in loose}
+        new[part] = {**kept, **{name: other[name] for name in loose if name in other}}
+    return new
+
+
+def written(told: Mapping[str, Any]) -> list[str]:
+    """Return the names of what can't be compared since the model writes it."""
+    return sorted(name for part in _STATE for name, value in told[part].items() if value == WRITTEN)
+
+
+def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Return what a module saves that is neither a parameter nor a buffer: packed weights, say, and any extra state."""
+    base, one = nn.Module, type(module)
+    if one._save_to_state_dict is base._save_to_state_dict and one.get_extra_state is base.get_extra_state:
+        return
+    found: dict[str, Any] = {}
+    module._save_to_state_dict(found, "", keep_vars=True)
+    for name, value in found.items():
+        if name not in module._parameters and name not in module._buffers:
+            yield name, value
+
+
+def _readable(text: str) -> str:
+    """Return a short text as it is, so that a message can show it."""
+    return text if len(text) <= _LONGEST else hashed([text])
+
+
+def _homes(classes: set[type]) -> set[str]:
+    """Return the Python modules in which classes were made, and those that they inherit from."""
+    return {base.__module__ for one in classes for base in one.__mro__}
+
+
+def _joined(texts: list[str]) -> str:
+    """Return one text for those of a group of attributes, which mostly are equal."""
+    return texts[0] if len({*texts}) == 1 else hashed(texts)
+
+
+def _is_of_wrapping(value: Any, module: nn.Module) -> bool:
+    """Return whether an attribute belongs to code that hooks, shards or moves the model."""
+    if isinstance(value, (int, float, str)):
+        return False
+    function = getattr(value, "func", value)  # accelerate's forward is a partial one.
+    code = getattr(function, "__globals__", {}).get("__name__", "") or type(value).__module__
+    is_own = getattr(value, "__self__", None) is module and getattr(value, "__func__", None) is type(module).forward
+    return is_shadow(value) or is_own or code.startswith(_ELSEWHERE)
+
+
+def _class(module: nn.Module) -> str:
+    return type(module).__qualname__.removeprefix("FSDP")  # So does fully_shard rename them.
+
+
+def _plain_name(name: str) -> str:
+    """Return a name as it is in the model that nobody has wrapped."""
+    return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)", "", name).lstrip(".")
+
+
+def _at_hand(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight with its values, which accelerate keeps elsewhere until the module runs."""
+    hook = getattr(module, "_hf_hook", None)
+    for one in [hook, *getattr(hook, "hooks", ())] if tensor.is_meta else ():
+        weights = getattr(one, "weights_map", None)
+        if weights is not None:
+            with suppress(KeyError):
+                found: Tensor = weights[name]
+                return found
+    return tensor

@@ -1,0 +1,183 @@
+"""`Generation`: harvest what passes while a model writes: `hl.harvest(..., call=hl.Generation(max_new_tokens=20))`.
+
+The prompt passes in one forward, and each new token in one more, but the last: nothing is computed of it. So a sample
+has a row for each token of its prompt, and for each token it wrote but its last; an end-of-sequence token is always the
+last. Whoever else was in the batch does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookline import Site
+from hookline._harvest.fingerprints import bytes_of
+from hookline._harvest.tokens import is_of_the_decoder, token_mask
+from hookline._kernel import unwrap
+from hookline.errors import HooklineError
+
+# What runs a sample more than once, or for another token than the next.
+_REFUSED = {
+    "num_beams": "several continuations of a sample run at once",
+    "num_return_sequences": "a sample would have several continuations",
+    "assistant_model": "tokens are tried that may be thrown away",
+    "prompt_lookup_num_tokens": "tokens are tried that may be thrown away",
+    "penalty_alpha": "tokens are tried that may be thrown away",
+    "stop_strings": "only an end-of-sequence token tells where a sample ends",
+    "stopping_criteria": "only an end-of-sequence token tells where a sample ends",
+}
+
+
+class Generated(NamedTuple):
+    """What a model wrote: prompt and continuation of each sample, and how."""
+
+    ids: Tensor
+    prompt: int  # How many positions of `ids` were there before; in an encoder-decoder model, the decoder's.
+    ends: tuple[int, ...]  # The tokens that end a sample.
+    cached: bool  # Whether each forward after the first saw one token only.
+    encoder_decoder: bool
+
+
+class Generation:
+    """How to run a batch: let the model continue it. The options are those of `model.generate`.
+
+    Args:
+        seed: with `do_sample=True`, a batch has the same continuations each time, wherever it runs.
+    """
+
+    calls = "sequence"  # The calls of a site for one batch follow each other in the sequence.
+    stop = False  # The next token is made of what comes last in the model.
+
+    def __init__(self, *, seed: int = 0, **options: Any) -> None:
+        self.seed = seed
+        self.options = options
+        _refuse(options, "")
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Generated:
+        """Continue the samples of a batch."""
+        writer: Any = unwrap(model)
+        defaults = getattr(writer, "generation_config", None)
+        if defaults is None or not callable(getattr(writer, "generate", None)):
+            raise HooklineError(f"{type(writer).__name__} has no generate(); load it with its language-model head")
+        if not isinstance(batch, Mapping):
+            raise HooklineError(f"generate() takes a batch of keywords, not {type(batch).__name__}")
+        settings = self._settings(defaults)
+        _refuse(settings, " (it is in the model's generation_config)")
+        both = bool(writer.config.is_encoder_decoder)
+        _check_prompt(batch, both)
+        given = {name: value for name, value in batch.items() if name != "labels"}
+        with self._randomness(settings, batch):
+            ids: Tensor = writer.generate(**given, **self.options, return_dict_in_generate=False)
+        prompt = 1 if both else int(batch["input_ids"].shape[1])
+        return Generated(ids, prompt, _ends(settings), settings.get("use_cache") is not False, both)
+
+    def token_mask(self, site: Site, batch: Any, output: Generated, shape: tuple[int, int]) -> Tensor | None:
+        """Return where real tokens are in the joined calls of a site."""
+        if output.encoder_decoder and not is_of_the_decoder(site):
+            return token_mask(site, batch, shape, encoder_decoder=True)
+        prompt = _prompt_mask(batch, output)
+        written = _before_the_end(output)[:, :-1].cpu()
+        whole = torch.cat([prompt, written], 1) if output.cached else _repeated(prompt, written)
+        if whole.shape == shape:
+            return whole
+        last = torch.cat([prompt[:, -1:], written], 1)  # The head sees only what the next token is made of.
+        if last.shape == shape:
+            return last
+        raise HooklineError(
+            f"{str(site)!r} has values of [batch, sequence] {tuple(shape)} in all its calls, and generate() passed "
+            f"{tuple(whole.shape)} tokens; harvest a site through which each token passes once"
+        )
+
+    def tokens(self, batch: Any, output: Generated) -> Tensor:
+        """Return the number of the token at each position: `columns={"token": generation.tokens}`."""
+        if not output.cached:
+            raise HooklineError("without a cache, positions pass several times; leave use_cache as it is")
+        return output.ids[:, :-1]
+
+    def __repr__(self) -> str:
+        options = [f"{name}={value!r}" for name, value in sorted(self.options.items())]
+        return f"Generation({', '.join([*options, f'seed={self.seed}'])})"
+
+    def fingerprint(self) -> str:
+        """Return a text that other options would not have."""
+        return repr(self)
+
+    def _settings(self, defaults: Any) -> dict[str, Any]:
+        """Return what will be in force: what was asked, and what the model has for the rest."""
+        own = self.options.get("generation_config")
+        asked = {**({} if own is None else own.to_dict()), **self.options}
+        return {**defaults.to_dict(), **{name: value for name, value in asked.items() if value is not None}}
+
+    @contextlib.contextmanager
+    def _randomness(self, settings: Mapping[str, Any], batch: Mapping[str, Any]) -> Iterator[None]:
+        """Seed for a batch, and leave everybody else's random numbers as they are."""
+        if not settings.get("do_sample"):
+            yield
+            return
+        tensors = [value for _, value in sorted(batch.items()) if isinstance(value, Tensor)]
+        found = hashlib.sha256(b"".join(map(bytes_of, tensors)) + str(self.seed).encode()).digest()
+        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+        seed = int.from_bytes(found[:8], "little") >> 1
+        with torch.random.fork_rng(devices=devices):
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
+                generator.manual_seed(seed)  # torch.manual_seed would seed the devices of others too.
+            yield
+
+
+def _refuse(settings: Mapping[str, Any], whose: str) -> None:
+    """Refuse what would make rows that belong to no token of the sample."""
+    for name, reason in _REFUSED.items():
+        value = settings.get(name)
+        if value is not None and value != 1 and value != []:
+            raise HooklineError(f"generate({name}={value!r}) can't be harvested{whose}: {reason}; leave it out")
+
+
+def _check_prompt(batch: Mapping[str, Any], both: bool) -> None:
+    """Refuse a batch whose prompt is not what stands before the first token that is written."""
+    if both and "decoder_input_ids" in batch:
+        raise HooklineError(
+            "generate() begins what a decoder writes by itself; leave decoder_input_ids out of the batch"
+        )
+    if not both and "input_ids" not in batch:
+        raise HooklineError(f"generate() continues input_ids, and the batch has {', '.join(map(repr, batch))}")
+    mask = batch.get("attention_mask")
+    if not both and mask is not None and not bool(mask[:, -1].all()):
+        raise HooklineError(
+            "generate() would continue after the padding of this batch, or after an empty text; pad on the left: "
+            'tokenizer.padding_side = "left"'
+        )
+
+
+def _prompt_mask(batch: Mapping[str, Any], output: Generated) -> Tensor:
+    """Return the real tokens of the prompt."""
+    mask = None if output.encoder_decoder else batch.get("attention_mask")
+    if mask is None:
+        return torch.ones(len(output.ids), output.prompt, dtype=torch.bool)
+    return torch.as_tensor(mask).cpu() != 0
+
+
+def _ends(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    ends = settings.get("eos_token_id")
+    if ends is None:
+        return ()
+    return tuple(map(int, ends.reshape(-1) if isinstance(ends, Tensor) else ends if isinstance(ends, list) else [ends]))
+
+
+def _before_the_end(output: Generated) -> Tensor:
+    """Return which of the tokens written stand before the first that ends the sample."""
+    written = output.ids[:, output.prompt :]
+    ended = torch.isin(written, torch.tensor(output.ends, device=written.device, dtype=written.dtype))
+    return ended.cumsum(1) == 0
+
+
+def _repeated(prompt: Tensor, written: Tensor) -> Tensor:
+    """Return the mask where each forward saw the whole sequence again: of each later one, the last position counts."""
+    pieces, length = [prompt], prompt.shape[1]
+    for at in range(written.shape[1]):
+        pieces += [torch.zeros(len(prompt), length + at, dtype=torch.bool), written[:, at : at + 1]]
+    return torch.cat(pieces, 1)

@@ -1,0 +1,191 @@
+"""The engine on Ray Data: the units that are left, over a pool of actors of which each holds the model.
+
+What travels is the plan, with the function that makes the model, and numbers of units; never weights or activations.
+Ray replaces an actor that dies, and gives its unit to another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookline._harvest.progress import Progress
+from hookline._harvest.running import prepare, run_one
+from hookline._store.writer import sweep
+from hookline.errors import HooklineError
+
+if TYPE_CHECKING:
+    from hookline._harvest.plan import Harvest
+
+TRIES = 4  # How often a unit may be begun before it is held to be what kills the workers.
+
+
+def on_ray(plan: Harvest, workers: int | None = None) -> None:
+    """Run what is left of a harvest on Ray: on the cluster that there is, else on one of its own on this machine."""
+    if isinstance(plan.model, nn.Module):
+        raise HooklineError(
+            'with engine="ray" a function that makes the model travels, not its weights; give one instead of the '
+            f"{type(plan.model).__name__}, as in harvest(lambda: AutoModel.from_pretrained(...), ...)"
+        )
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise HooklineError(f"workers= is a number of processes from 1 on, not {workers!r}")
+    ray = _ray()
+    with _cluster(ray, workers), _quiet():
+        gpus = _gpus(ray, plan)
+        held = ray.put(plan)  # Once, however many workers read it.
+        # The store is begun by a worker: this machine may have no GPU, and needs no model.
+        left, samples, done = _unpacked(ray.get(ray.remote(num_gpus=gpus)(begin).remote(held)))
+        if left:
+            number = min(workers or int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), len(left))
+            with Progress(samples, done, plan.progress) as progress:
+                for counts in _over_actors(ray, held, left, max(number, 1), gpus):
+                    progress.wrote(counts["rows"], counts["nbytes"])
+                    progress.passed(counts["samples"])
+    sweep(plan.place)  # Of workers that died.
+
+
+def begin(plan: Harvest) -> bytes:
+    """Begin the store, or go on with it; return the units that are left, the samples there are, and those done."""
+
+    def told() -> tuple[list[int], int | None, int]:
+        left = plan.pending()
+        _, manifest = prepare(plan)
+        samples, size = plan.source.samples, manifest.plan["unit"]
+        return left, samples, max((samples or 0) - len(left) * size, 0)
+
+    return _packed(told)
+
+
+class Tries:
+    """Counts how often each unit was begun; it lives in an actor of its own, and so longer than any worker."""
+
+    def __init__(self) -> None:
+        self.begun: dict[int, int] = {}
+
+    def begin(self, unit: int) -> int:
+        """Return which try this is."""
+        self.begun[unit] = self.begun.get(unit, 0) + 1
+        return self.begun[unit]
+
+
+class Worker:
+    """One actor. Its plan makes the model at the first unit, and keeps it."""
+
+    def __init__(self, held: list[Any], tries: Any, most: int) -> None:
+        import ray
+
+        self.plan: Harvest = ray.get(held[0])
+        self.tries = tries
+        self.most = most
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        """Do the unit of a batch, and return what was done."""
+        return {"done": [_packed(self.run, int(batch["unit"][0]))]}
+
+    def run(self, unit: int) -> dict[str, int]:
+        """Do a unit, unless it has killed workers before: Ray starts dead ones again without end."""
+        import ray
+
+        if ray.get(self.tries.begin.remote(unit)) > self.most:
+            raise HooklineError(f"unit {unit} has killed its worker {self.most} times; is there memory enough for it?")
+        heard = run_one(self.plan, unit)
+        return {"unit": unit, "samples": heard.samples, "rows": heard.rows, "nbytes": heard.nbytes}
+
+
+def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpus: float) -> Iterator[dict[str, int]]:
+    """Yield what was done of each unit, when it is."""
+    tries = ray.remote(num_cpus=0)(Tries).remote()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray sets settings of its own that it has deprecated.
+        data = ray.data.from_items([{"unit": unit} for unit in units], override_num_blocks=len(units))
+    data.context.enable_progress_bars = False
+    data.context.print_on_execution_start = False
+    pool = ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1)
+    done = data.map_batches(
+        Worker, fn_constructor_args=([held], tries, TRIES), batch_size=1, compute=pool, num_gpus=gpus or None
+    )
+    try:
+        for row in done.iter_rows():
+            yield _unpacked(row["done"])
+    except ray.exceptions.RayError as error:
+        raise HooklineError(
+            f"Ray gave up: {str(error).strip().partition(chr(10))[0]}; what is done stays, and the same call goes on"
+        ) from error
+
+
+def _packed(function: Callable[..., Any], *args: Any) -> bytes:
+    """Return what a function returns, or raises: Ray would wrap an exception, log it and show its own traceback."""
+    try:
+        return pickle.dumps((function(*args), None))
+    except Exception as error:
+        try:
+            data = pickle.dumps((None, error))
+            pickle.loads(data)
+        except Exception:  # Not every exception can be pickled, and read again.
+            return pickle.dumps((None, HooklineError(f"{type(error).__name__}: {error}")))
+        return data
+
+
+def _unpacked(data: bytes) -> Any:
+    value, error = pickle.loads(data)
+    if error is not None:
+        raise error
+    return value
+
+
+def _gpus(ray: ModuleType, plan: Harvest) -> float:
+    """Return how many GPUs a worker has: one if there are any, unless the harvest is to run elsewhere."""
+    device, found = plan.manner.device, ray.cluster_resources().get("GPU", 0)
+    if device is not None and device.type == "cuda" and not found:
+        raise HooklineError(
+            f"device={str(device)!r}, but Ray knows of no GPU; give its nodes some, or leave device= out"
+        )
+    return 1.0 if found and (device is None or device.type == "cuda") else 0.0
+
+
+def _ray() -> ModuleType:
+    """Return Ray, with its part for data."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise HooklineError('engine="ray" needs Ray Data: pip install "hookline[ray]"') from error
+    return ray
+
+
+@contextmanager
+def _cluster(ray: ModuleType, workers: int | None) -> Iterator[None]:
+    """Use the cluster that there is; else start one on this machine, and end it after."""
+    if ray.is_initialized():
+        yield
+        return
+    settings: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # It would ask a server on the internet.
+        processors = max(workers or 1, os.cpu_count() or 1)
+        settings = {"address": "local", "num_cpus": processors, "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Ray Data speak of errors only."""
+    logger = logging.getLogger("ray.data")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

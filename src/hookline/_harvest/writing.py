@@ -1,0 +1,145 @@
+"""Threads that write, while the model runs on: bounded in bytes, in order, and what goes wrong reaches the caller.
+
+The caller may be interrupted between any two instructions, so it holds no lock: one that stayed held would stop every
+thread for good. Work goes to the threads, and word of it comes back, through queues that are written in C.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+
+class Staging:
+    """Buffers of sizes that are powers of two; as many as were ever needed at one time."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, deque[Tensor]] = {}
+
+    def copy(self, tensor: Tensor) -> Staged:
+        """Return a copy of a tensor of the host, in memory that is to be given back."""
+        size = 1 << max(tensor.nbytes - 1, 0).bit_length()
+        try:
+            buffer = self._of(size).pop()
+        except IndexError:
+            buffer = torch.empty(size, dtype=torch.uint8)
+        own = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return Staged(own.copy_(tensor), buffer, self)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Let others use this memory."""
+        self._of(len(buffer)).append(buffer)
+
+    def _of(self, size: int) -> deque[Tensor]:
+        return self._free.setdefault(size, deque())
+
+
+class Staged:
+    """A copy, and the memory in which it is."""
+
+    def __init__(self, tensor: Tensor, buffer: Tensor, staging: Staging) -> None:
+        self.tensor = tensor
+        self._buffer = buffer
+        self._staging = staging
+
+    def give_back(self) -> None:
+        """Give the memory back; the tensor is nobody's from now on."""
+        self._staging.give_back(self._buffer)
+
+
+Work = Callable[[], object]
+Queue = SimpleQueue[tuple[Work, int] | None]
+
+
+class Lanes:
+    """Some threads with a queue each. One thread gives them work, and waits while too many bytes are on their way."""
+
+    def __init__(self, number: int, limit: int) -> None:
+        self._limit = limit
+        self._queues: list[Queue] = [SimpleQueue() for _ in range(number)]
+        self._done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()  # The bytes of each piece of work.
+        self._bytes = self._left = 0  # On their way, as far as the caller has heard.
+        self._is_over = False
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Lanes:
+        for queue in self._queues:
+            thread = threading.Thread(target=self._write, args=(queue,), name="hookline.harvest", daemon=True)
+            thread.start()
+            self._threads.append(thread)  # A thread whose start was interrupted may never run: nobody waits for it.
+        return self
+
+    def put(self, lane: int, work: Work, nbytes: int = 0) -> None:
+        """Let a lane do some work after what it has; raise what has gone wrong in any of them."""
+        self.until(lambda: not self._bytes or self._bytes + nbytes <= self._limit)
+        self._bytes += nbytes
+        self._left += 1
+        self._queues[lane % len(self._queues)].put((work, nbytes))
+
+    def finish(self) -> None:
+        """Wait until all is done."""
+        self.until(lambda: not self._left)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the work that was given has made something true; raise what has gone wrong."""
+        while self._hears(wait=False):
+            pass
+        while not condition():
+            self._hears(wait=True)
+
+    def stop(self) -> None:
+        """Let the threads end after what they are at. It may be called again if it was interrupted."""
+        self._is_over = True
+        for queue in self._queues:
+            queue.put(None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+
+    def _hears(self, wait: bool) -> bool:
+        """Hear of one piece of work that is done; return False if there is none to hear of."""
+        try:
+            nbytes, error = self._done.get(wait)
+        except Empty:
+            return False
+        self._bytes -= nbytes
+        self._left -= 1
+        if error is not None:
+            raise error
+        return True
+
+    def _write(self, queue: Queue) -> None:
+        while (given := queue.get()) is not None and not self._is_over:
+            work, nbytes = given
+            error = None
+            try:
+                work()
+            except BaseException as failure:
+                error = failure
+            del work, given  # They hold what was written.
+            self._done.put((nbytes, error))
+            del error  # It holds this frame.
+
+
+class Countdown:
+    """Calls a function when it has been told so many times."""
+
+    def __init__(self, number: int, function: Work) -> None:
+        self._told = itertools.count(1)
+        self._number = number
+        self._function = function
+
+    def __call__(self) -> None:
+        if next(self._told) == self._number:  # One instruction, whatever other threads do.
+            self._function()

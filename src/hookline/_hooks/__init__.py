@@ -1,0 +1,1 @@
+"""Hooks and their life: adding, entering, leaving, and saying why nothing passed."""

@@ -1,0 +1,139 @@
+"""Every hook on a model, hookline's and other people's; and a way to take hookline's away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
+
+from torch import nn
+
+from hookline._blocks import close_block
+from hookline._engine.attach import attached_to, strip
+from hookline._engine.shadow import is_shadow
+from hookline._engine.stop import Forward
+from hookline._engine.taps import NO_BLOCKS
+from hookline._sites.tree import Names, is_scripted
+from hookline._tables import Table, Tabular
+from hookline.errors import SiteError
+
+_TORCH_TABLES = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_pre_hooks": "state_dict pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
+    "_load_state_dict_post_hooks": "load_state_dict post-hook",
+}
+_TENSOR_TABLES = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks": "accumulated gradient hook"}
+
+
+class Attachment(NamedTuple):
+    """One hook on a model: where, of what kind, whose, and what it does."""
+
+    site: str
+    kind: str
+    owner: str
+    action: str
+
+
+class Attached(Tabular, Sequence[Attachment]):
+    """Every hook on a model; prints as a table."""
+
+    def __init__(self, found: list[Attachment]) -> None:
+        self._found = found
+
+    @overload
+    def __getitem__(self, index: int) -> Attachment: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Attachment]: ...
+    def __getitem__(self, index: int | slice) -> Attachment | list[Attachment]:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def _table(self) -> Table:
+        return Table(Attachment._fields, [(row.site or '""', *row[1:]) for row in self._found], empty="no hooks")
+
+
+def attached(model: nn.Module) -> Attached:
+    """List every hook on a model with its owner: hookline's, torch's own tables, and replaced forwards.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> handle = model[0].register_forward_hook(print)
+    >>> attached(model)
+    site  kind          owner     action
+    ────  ────────────  ────────  ──────
+    0     forward hook  builtins  print
+    """
+    if not isinstance(model, nn.Module):
+        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    found: list[Attachment] = []
+    listed = set[int]()  # A hook on a tied parameter is found at each that holds it.
+    for name, module in Names(model).once():
+        for tap in attached_to(module):
+            if not isinstance(tap.action, Forward) and id(tap) not in listed:
+                listed.add(id(tap))
+                found.append(Attachment(str(tap.site), tap.action.kind, "hookline", repr(tap.action)))
+        found += _foreign(name, module)
+    return Attached(found)
+
+
+def clear(model: nn.Module) -> int:
+    """Remove every hook of hookline from a model, no matter what code holds it, and return how many there were.
+
+    It also removes what is left of a hook that an interrupt (Ctrl-C) stopped on its way on or off.
+    """
+    if not isinstance(model, nn.Module):
+        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    removed = 0
+    ledgers = []
+    for _, module in Names(model).once():
+        for tap in attached_to(module):
+            if isinstance(tap.action, Forward) and tap.action.owner is not None:
+                ledgers.append(tap.action.owner)
+            tap.active = False
+            for block in tap.blocks:
+                close_block(block)
+            tap.blocks = NO_BLOCKS
+            removed += not (isinstance(tap.action, Forward) or tap.removed)
+            tap.removed = not isinstance(tap.action, Forward)
+        strip(module)
+    for ledger in ledgers:
+        ledger.unfollow()
+    return removed
+
+
+def _foreign(name: str, module: nn.Module) -> list[Attachment]:
+    found: list[Attachment] = []
+    if is_scripted(module):
+        return found
+    names = module.__dict__
+    for attribute, kind in _TORCH_TABLES.items():
+        for hook in list((names.get(attribute) or {}).values()):
+            found.append(Attachment(name, kind, _owner(hook), _name(hook)))
+    for key, parameter in module._parameters.items():
+        for attribute, kind in _TENSOR_TABLES.items():
+            for hook in list((getattr(parameter, attribute, None) or {}).values()):
+                found.append(Attachment(f"{name}.{key}".lstrip("."), kind, _owner(hook), _name(hook)))
+    forward = names.get("forward")
+    if forward is not None and not is_shadow(forward) and not _is_own(forward, module):
+        found.append(Attachment(name, "replaced forward", _owner(forward), _name(forward)))
+    return found
+
+
+def _is_own(forward: Any, module: nn.Module) -> bool:
+    """Whether this is just the class's forward, as unpickling a hooked module leaves it on the copy."""
+    return getattr(forward, "__self__", None) is module and getattr(forward, "__name__", "") == "forward"
+
+
+def _owner(hook: Any) -> str:
+    function = getattr(hook, "func", hook)
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def _name(hook: Any) -> str:
+    function = getattr(hook, "func", hook)
+    return str(getattr(function, "__qualname__", None) or type(function).__name__)

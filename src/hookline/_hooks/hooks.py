@@ -1,0 +1,514 @@
+"""Hook and Hooks: an ordered set of hooks on one model, with one life cycle."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._blocks import open_blocks
+from hookline._cache.cache import Cache
+from hookline._cache.records import Record, spread
+from hookline._engine.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
+from hookline._engine.taps import IGNORE, RAISE, WARN, Tap, plain_taps
+from hookline._hooks.lifecycle import GENERATOR, Block, Exit, Ledger, Owner, still_open, yielding
+from hookline._hooks.options import (
+    budget_of,
+    calls_of,
+    refuse_call,
+    refuse_model,
+    refuse_options,
+    refuse_skip,
+    refuse_stop,
+)
+from hookline._options import dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
+from hookline._sites.language import Site, matches_name
+from hookline._sites.resolve import Found, Where, find_modules, find_places
+from hookline._sites.tree import Names, unwrap
+from hookline._tables import Table, Tabular, count
+from hookline._values.fit import number_tensor
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, note_stop, warn
+from hookline.parallel.gather import gathering_of
+
+
+def names_output(where: Any) -> bool:
+    """Whether a place says ":output" itself, where one without a port means any."""
+    return ":output" in str(where[-1] if type(where) is tuple else where)
+
+
+def is_at(tap: Tap, place: Found, only_output: bool) -> bool:
+    """Whether a hook is at a place; one without port and subscripts means any at that module."""
+    if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
+        return False
+    site = place.site
+    if site == Site(site.path) and not only_output:
+        return True
+    same = tap.site._replace(path="", member="") == site._replace(path="", member="")
+    return same and matches_name(tap.site.member, site.member)
+
+
+def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:
+    return id(holder[0]), holder[1]
+
+
+PLAIN = ("output", "", None, "", None)  # What follows the path of a site that is a module's output, at every call.
+KINDS = ("capture", "patch", "edit", "skip", "stop")
+
+
+class Hook:
+    """One action at one site."""
+
+    __slots__ = ("_ledger", "_tap")
+
+    def __init__(self, tap: Tap, ledger: Ledger) -> None:
+        self._tap = tap
+        self._ledger = ledger
+
+    @property
+    def site(self) -> Site:
+        """Where it acts."""
+        return self._tap.site
+
+    @property
+    def action(self) -> Action:
+        """What it does."""
+        return self._tap.action
+
+    @property
+    def kind(self) -> str:
+        """One of capture, patch, edit, skip, stop."""
+        return self._tap.action.kind
+
+    @property
+    def name(self) -> str:
+        """The name it was given, or ""."""
+        return self._tap.name
+
+    @property
+    def active(self) -> bool:
+        """Whether it acts here: everywhere, or in a block that is open on this thread."""
+        return self._ledger.acts_here(self._tap)
+
+    @property
+    def fired(self) -> bool:
+        """Whether anything, or for a gradient its value, has passed since it was attached or its block entered."""
+        return self._tap.fired
+
+    def activate(self) -> None:
+        """Let it act, on all threads."""
+        self._ledger.activate([self._tap])
+
+    def deactivate(self) -> None:
+        """Let it rest, at no cost to the model."""
+        self._ledger.deactivate([self._tap])
+
+    def remove(self) -> None:
+        """Take it off the model for good."""
+        self._ledger.remove([self._tap])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hook) and other._tap is self._tap
+
+    def __hash__(self) -> int:
+        return id(self._tap)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<{self.kind}{name} at '{self.site}': {self.action!r}, {'active' if self.active else 'inactive'}>"
+
+
+class Hooks(Tabular):
+    """An ordered set of hooks on one model.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> hooks = Hooks(model)
+    >>> acts = hooks.capture("0", "2")
+    >>> _ = hooks.edit("1", lambda value: value * 2, name="double")
+    >>> output = model(torch.ones(3, 4))
+    >>> acts["2"].equal(output)
+    True
+    >>> hooks["double"].deactivate()
+    >>> hooks.of("capture").remove()
+    >>> len(hooks)
+    1
+
+    Args:
+        active: Whether hooks act as soon as they are added, or only once they are activated or entered.
+    """
+
+    def __init__(self, model: nn.Module, active: bool = True) -> None:
+        if not isinstance(model, nn.Module):
+            raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        if active is not False:
+            refuse_flags(active=active)
+        self._model = model
+        self._active = active  # Whether hooks act as soon as they are added.
+        self._cache = Cache()
+        self._cache._names = Names(model)
+        self._ledger = Ledger(model, self._cache._session)
+        self._chosen: list[Tap] | None = None  # None: all of the ledger's.
+        self._parent: Hooks | None = None
+        self._open: dict[Block, None] = {}
+        self._owners = Owner(self._ledger), Owner(self._ledger)
+        self._brief = False  # A short form: attached on entering, detached on leaving.
+
+    @property
+    def model(self) -> nn.Module:
+        """The model these hooks are on."""
+        return self._model
+
+    @property
+    def cache(self) -> Cache:
+        """What the captures among these hooks have seen."""
+        return self._cache
+
+    def capture(
+        self,
+        *where: Where,
+        name: str = "",
+        keep: str | int = "last",
+        detach: bool = True,
+        clone: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        transform: Callable[..., Any] | None = None,
+        with_call: bool = False,
+        limit: int | str | None = None,
+        spill: bool | str | os.PathLike[str] = False,
+        gather: bool = True,
+        stop: bool = False,
+    ) -> Cache:
+        """Keep what passes at these places, and return the cache it lands in.
+
+        Args:
+            keep: "last", "all", or how many of the latest calls.
+            detach: Cut the value off the graph. With False it is the graph's own tensor, until that is overwritten.
+            clone: None copies when somebody writes, True now; False never, and reading an overwritten value raises.
+            transform: Keep `transform(value)` instead; None keeps nothing of this call.
+            with_call: Call `transform(value, call)`; see `edit`.
+            limit: How many bytes these captures may keep in memory, as a number or "2 GB"; past it is a CacheFull.
+            spill: A folder to which the oldest values go instead, or True for a temporary one.
+            gather: Make whole what is cut among ranks; they all have to. False keeps this rank's part, as a DTensor.
+            stop: End the forward when all these places have fired.
+        """
+        if not where:
+            raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
+        if len(where) > 1 and not self._brief:
+            refuse_model(self._model, where[0], "capture")
+        if not (detach is True and with_call is False and gather is True and stop is False and type(name) is str):
+            refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
+            refuse_texts(name=name)
+        refuse_options(clone, device, transform, with_call)
+        dtype = None if dtype is None else dtype_of(dtype)
+        gathering = gathering_of(self._model, gather)
+        action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
+        calls = calls_of(keep)
+        is_usual = calls == 1 and transform is None and not stop and action.budget is None
+        found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
+        if found is not None:
+            return self._add_captures(plain_taps(*found, action, self._ledger.session, name), where)
+        places = find_places(self._model, where)
+        if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
+            modules = [(place.site.path, place.module, place.siblings) for place in places]
+            return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name), where)
+        if stop:
+            refuse_stop(self._model, [place.site for place in places], detach)
+        self._add_captures([self._capture(place, action, calls, name) for place in places], where)
+        if stop:
+            self._add(self._stops(places, name))
+        return self._cache
+
+    def patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> Hooks:
+        """Put given values in the place of what passes: `{site: value}`, or a cache.
+
+        Args:
+            check: Raise if a value does not fit; with False any object takes the place of any other.
+        """
+        refuse_model(self._model, values, "patch")
+        if not isinstance(values, Mapping):
+            raise EditError(f"patch takes a mapping, as in {{'h.0': 0.0}}, or a Cache, not {type(values).__name__}")
+        if not values:
+            raise EditError(
+                f"patch what? This {type(values).__name__} is empty; give values, as in patch({{site: value}})"
+            )
+        refuse_flags(check=check)
+        refuse_texts(name=name)
+        if isinstance(values, Cache):
+            values._refuse_several_calls()
+        model = self._model
+        made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
+        places = [find_places(model, [where]) for where in values]
+        if len(places) > 1:
+            _refuse_replaced(values, places)
+        actions = zip(places, made, strict=True)
+        return self._add([tap for found, action in actions for tap in self._make(found, action, name)], values)
+
+    def edit(
+        self,
+        where: Where,
+        function: Callable[..., Any] = NOTHING,
+        name: str = "",
+        with_call: bool = False,
+        check: bool = True,
+        clone: bool | None = None,
+        gather: bool = True,
+    ) -> Hooks:
+        """Put `function(value)` in the place of what passes; None leaves it alone.
+
+        Args:
+            with_call: Call `function(value, call)`, where call has site, module, args, kwargs, number and notes: a dict
+                that the hooks of this very call share, those of its gradients too.
+            check: Raise if the result has another structure, shape, dtype or device than the value.
+            clone: False gives the function the model's own tensors: what it writes there, the model sees.
+            gather: Give it whole what is cut among ranks, and cut its result again. False gives it this rank's part.
+        """
+        if function is NOTHING:
+            raise EditError(
+                "edit takes a place and a function of the value, as in edit('h.0', torch.relu); "
+                "hl.run takes several: edit={site: function}"
+            )
+        refuse_model(self._model, where, "edit", is_place=callable(function))
+        if not callable(function):
+            raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
+        refuse_flags(with_call=with_call, check=check, gather=gather)
+        refuse_texts(name=name)
+        refuse_flags_or_none(clone=clone)
+        action = Apply(function, with_call, check, clone, gathering_of(self._model, gather))
+        return self._add(self._make(find_places(self._model, [where]), action, name), [where])
+
+    def skip(self, where: Where, value: Any = NOTHING, name: str = "", check: bool = True) -> Hooks:
+        """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own).
+
+        Args:
+            check: Raise if a layer of torch.nn is known to return something else than the value.
+        """
+        refuse_flags(check=check)
+        refuse_texts(name=name)
+        if isinstance(value, (str, Site)):
+            refuse_model(self._model, where, "skip")
+        places = find_places(self._model, [where])
+        for place in places:
+            refuse_skip(place.site)
+        if not isinstance(value, Cache):
+            return self._add(self._make(places, Skip(value, check), name), [where])
+        value._refuse_several_calls(*(place.site for place in places))
+        given, group = [(place, value[place.site]) for place in places], object()
+        # A module that has returned None or a number once may do so again.
+        actions = [(place, Skip(one, check and isinstance(one, Tensor))) for place, one in given]
+        return self._add([self._tap(place, action, name, group) for place, action in actions], [where])
+
+    def stop_after(self, *where: Where, name: str = "") -> Hooks:
+        """End the forward when all these places have fired; the model's call returns None."""
+        refuse_texts(name=name)
+        if len(where) > 1:
+            refuse_model(self._model, where[0], "stop_after")
+        places = find_places(self._model, where)
+        if any(place.site.is_gradient for place in places):
+            raise SiteError("a forward can't wait for a gradient, which comes after it")
+        return self._add(self._stops(places, name), where)
+
+    def __getitem__(self, name: str) -> Hooks:
+        chosen = [tap for tap in self._taps if tap.name == name]
+        if not chosen:
+            if self._brief:
+                self._ledger.verb = ""  # Said here.
+                raise SiteError("what was captured is in the cache: `with hl.capture(...) as acts:`, then acts[site]")
+            names = sorted({tap.name for tap in self._taps if tap.name})
+            near = did_you_mean(str(name), names) or (f"; there are {', '.join(map(repr, names))}" if names else "")
+            if name in self:
+                near = f"; those at that place are hooks.at({name!r}), and what was captured is in hooks.cache"
+            raise SiteError(f"no hook here is named {name!r}{near}")
+        return self._narrow(chosen)
+
+    def at(self, *where: Where) -> Hooks:
+        """Return those at these places; a place without port and subscripts means any at that module."""
+        self._ledger.verb = ""  # Somebody looks at what it would do.
+        every = [one for given in where for one in (given if isinstance(given, list) else [given])]
+        taps = self._taps
+        chosen: set[int] = set()
+        for one in every or [[]]:  # An empty list is refused as it is everywhere.
+            places, is_output = find_places(self._model, [one]), names_output(one)
+            found = [tap for tap in taps if any(is_at(tap, place, is_output) for place in places)]
+            if not found:
+                raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place in places[:3])}")
+            chosen.update(map(id, found))
+        return self._narrow([tap for tap in taps if id(tap) in chosen])
+
+    def of(self, kind: str) -> Hooks:
+        """Return those of one kind: capture, patch, edit, skip or stop."""
+        if kind not in KINDS:
+            raise SiteError(f"{kind!r} is not a kind of hook{did_you_mean(kind, KINDS) or ': ' + ', '.join(KINDS)}")
+        return self._narrow([tap for tap in self._taps if tap.action.kind == kind])
+
+    def activate(self) -> None:
+        """Let them act, on all threads."""
+        self._ledger.activate(self._taps)
+
+    def deactivate(self) -> None:
+        """Let them rest, at no cost to the model."""
+        self._ledger.deactivate(self._taps)
+
+    def remove(self) -> None:
+        """Take them off the model for good. What was captured stays readable."""
+        self._ledger.remove(self._taps)
+
+    def when_missing(self, what: str) -> Hooks:
+        """Say what happens when nothing passes here: "raise" (as for exact names), "warn" (patterns) or "ignore"."""
+        if what not in (RAISE, WARN, IGNORE):
+            self._ledger.verb = ""  # It was never entered because of this.
+            raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
+        if not self._taps:
+            raise HooklineError("when_missing is about hooks that are there; add them first")
+        for tap in self._taps:
+            tap.missing = what
+        return self
+
+    def activated(self) -> AbstractContextManager[Cache]:
+        """Let them act for a while on this thread, then restore what was before."""
+        return self
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model under these hooks."""
+        if args:
+            refuse_call(self._model, args[0])
+        with self:
+            return self._model(*args, **kwargs)
+
+    def __enter__(self) -> Cache:
+        self._open[self._ledger.enter(self._taps, renew=self._brief)] = None
+        opener = sys._getframe(1)
+        if opener.f_code.co_flags & GENERATOR:
+            self._ledger.session.generator = yielding(opener)
+        return self._cache
+
+    @Exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._ledger.session.stopped:
+            note_stop(error, type(self._ledger.model).__name__)
+        blocks, here = still_open(self), open_blocks.get()
+        if not blocks:
+            return
+        block = next((block for block in reversed(blocks) if block in here), blocks[-1])
+        self._ledger.leave(block, failed=kind, over=self._brief)
+        self._open.pop(block, None)
+
+    def __iter__(self) -> Iterator[Hook]:
+        self._ledger.verb = ""  # Somebody looks at what it would do.
+        return (Hook(tap, self._ledger) for tap in self._taps)
+
+    def __len__(self) -> int:
+        self._ledger.verb = ""  # Somebody looks at what it would do.
+        return len(self._taps)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        if self._taps:
+            here = f"here {len(self)}, on {type(unwrap(self._model)).__name__}"
+            warn(f"a copy of a Hooks has none of its hooks ({here}); add them to the copy, as to hl.Hooks(model)")
+        return Hooks, (self._model, self._active)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, Hook):
+            return any(tap is item._tap for tap in self._taps)
+        if isinstance(item, str) and any(item == tap.name for tap in self._taps):
+            return True
+        try:
+            return len(self.at(item)) > 0  # type: ignore[arg-type]
+        except SiteError:
+            return False
+
+    @property
+    def _taps(self) -> list[Tap]:
+        return [tap for tap in (self._ledger.taps if self._chosen is None else self._chosen) if not tap.removed]
+
+    def _table(self) -> Table:
+        rows = [
+            (hook.name, hook.kind, str(hook.site) or '""', repr(hook.action), "yes" if hook.active else "no")
+            for hook in self
+        ]
+        title = f"{count(len(rows), 'hook')} on {type(unwrap(self._model)).__name__}"
+        records = [tap.record for tap in self._taps]
+        pictures = (lambda row: spread(records[row])) if any(records) else None
+        return Table(("name", "kind", "site", "action", "active"), rows, title, pictures=pictures)
+
+    def _narrow(self, taps: list[Tap]) -> Hooks:
+        narrow = object.__new__(Hooks)
+        narrow._model, narrow._cache, narrow._ledger = self._model, self._cache, self._ledger
+        narrow._chosen, narrow._parent, narrow._brief = taps, self._parent or self, self._brief
+        narrow._open, narrow._active = {}, self._active
+        return narrow
+
+    def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
+        group = object()
+        return [self._tap(place, action, name, group) for place in places]
+
+    def _stops(self, places: list[Found], name: str) -> list[Tap]:
+        taps = self._make(places, Stop(), name)
+        for tap in taps:
+            if tap.is_family:
+                raise SiteError(
+                    f"'{tap.site}': which of its functions is the last can't be known; name those to stop after"
+                )
+        return taps
+
+    def _tap(self, place: Found, action: Action, name: str, group: object = None) -> Tap:
+        tap = Tap(place.site, place.module, action, self._ledger.session, place.exact, name)
+        tap.siblings, tap.group = place.siblings, group
+        if place.holders:
+            tap.hold(place.holders)
+        return tap
+
+    def _capture(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
+        tap = self._tap(place, action, name)
+        tap.record = Record(place.site, calls)
+        if calls == 1 and action.transform is None and action.budget is None and place.site[1:] == PLAIN:
+            tap.is_plain = True
+        elif tap.star or tap.is_family:
+            tap.record.family = {}
+        return tap
+
+    def _add_captures(self, taps: list[Tap], asked: Iterable[Where]) -> Cache:
+        taken = {tap.site for tap in self._taps if tap.record is not None}
+        for tap in taps if taken else ():
+            if tap.site in taken:
+                raise SiteError(
+                    f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
+                )
+        self._ledger.add(taps, self._active, self._brief, asked)
+        self._cache._asked += [tap.record for tap in taps]  # type: ignore[misc]
+        return self._cache
+
+    def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
+        self._ledger.add(taps, self._active, self._brief, asked)
+        return self._narrow(taps)
+
+
+def _refuse_replaced(values: Iterable[Where], places: list[list[Found]]) -> None:
+    """Raise if a value of a patch would be lost: a later one is put in at the same place, which was named exactly."""
+    exact: dict[tuple[Any, ...], tuple[Where, Site]] = {}
+    for where, found in zip(values, places, strict=True):
+        for place in found:
+            key = (place.module, place.holders, *place.site[1:])  # The path may be another name of a tied module.
+            if key in exact:
+                first, site = exact[key]
+                if site.path != place.site.path:
+                    hint = f"; '{site.path}' and '{place.site.path}' are one module: '#n' tells its calls apart"
+                else:
+                    hint = "" if place.exact else f"; put {_label(where)} first, and {_label(first)} after it"
+                raise EditError(
+                    f"'{place.site}' is given two values, by {_label(first)} and {_label(where)}, and only the last "
+                    f"would be left{hint}"
+                )
+            if place.exact:
+                exact[key] = where, place.site
+
+
+def _label(where: Where) -> str:
+    return repr(str(where)) if isinstance(where, (str, Site)) else getattr(where, "__name__", type(where).__name__)

@@ -1,0 +1,278 @@
+"""The short forms: capture, patch, edit, skip, and run, which does any of them in one line."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, cast, overload
+
+import torch
+from torch import nn
+
+from hookline._blocks import open_blocks
+from hookline._cache.cache import Cache
+from hookline._engine.actions import NOTHING
+from hookline._engine.shadow import is_shadow
+from hookline._engine.stop import STOPPED, run_until
+from hookline._hooks.hooks import Hooks
+from hookline._hooks.lifecycle import look_at_exit
+from hookline._options import refuse_flags
+from hookline._sites.resolve import Where
+from hookline._sites.tree import Names
+from hookline._torch import is_running
+from hookline._values.nested import describe
+from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
+from hookline.parallel.ranks import after_stop
+
+OPTIONS_OF_CAPTURE = (
+    "keep",
+    "detach",
+    "clone",
+    "device",
+    "dtype",
+    "transform",
+    "with_call",
+    "limit",
+    "spill",
+    "gather",
+)
+KEYWORDS = ("capture", "patch", "edit", "skip", "stop", "model")
+
+
+def capture(
+    model: nn.Module,
+    *where: Where,
+    keep: str | int = "last",
+    detach: bool = True,
+    clone: bool | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    transform: Callable[..., Any] | None = None,
+    with_call: bool = False,
+    limit: int | str | None = None,
+    spill: bool | str | os.PathLike[str] = False,
+    gather: bool = True,
+    stop: bool = False,
+) -> Hooks:
+    """See what passes at these places. The options are those of `Hooks.capture`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> with capture(model, "*", "2:input") as acts:
+    ...     output = model(torch.ones(3, 4))
+    >>> acts
+    4 sites, 216 bytes
+    site     calls  dtype    shape
+    ───────  ─────  ───────  ──────
+    0            1  float32  (3, 8)
+    1            1  float32  (3, 8)
+    2:input      1  float32  (3, 8)
+    2            1  float32  (3, 2)
+    """
+    hooks = short_form(model)
+    hooks.capture(
+        *where,
+        keep=keep,
+        detach=detach,
+        clone=clone,
+        device=device,
+        dtype=dtype,
+        transform=transform,
+        with_call=with_call,
+        limit=limit,
+        spill=spill,
+        gather=gather,
+        stop=stop,
+    )
+    hooks._ledger.verb, hooks._ledger.added_at = "capture", calling_line()
+    return hooks
+
+
+def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Hooks:
+    """Put given values in the place of what passes: numbers, tensors, any object, or a cache from another run.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    >>> with patch(model, {"0": 0.0, "1[:, 0]": 7.0}):
+    ...     model(torch.ones(1, 4))
+    tensor([[7., 0., 0., 0., 0., 0., 0., 0.]])
+    """
+    hooks = short_form(model)
+    hooks.patch(values, check=check)
+    hooks._ledger.verb, hooks._ledger.added_at = "patch", calling_line()
+    return hooks
+
+
+def edit(
+    model: nn.Module,
+    where: Where,
+    function: Callable[..., Any] = NOTHING,
+    with_call: bool = False,
+    check: bool = True,
+    clone: bool | None = None,
+    gather: bool = True,
+) -> Hooks:
+    """Put `function(value)` in the place of what passes. The options are those of `Hooks.edit`.
+
+    >>> model = nn.Sequential(nn.Identity(), nn.Identity())
+    >>> with edit(model, "0", lambda value: value + 1):
+    ...     model(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    hooks = short_form(model)
+    hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
+    hooks._ledger.verb, hooks._ledger.added_at = "edit", calling_line()
+    return hooks
+
+
+def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = True) -> Hooks:
+    """Don't run these modules: they pass their first argument on, or give `value`. `check` is as in `Hooks.skip`.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
+    >>> with skip(model, "0"):
+    ...     model(torch.zeros(2))
+    tensor([0.5000, 0.5000])
+    """
+    hooks = short_form(model)
+    hooks.skip(where, value, check=check)
+    hooks._ledger.verb, hooks._ledger.added_at = "skip", calling_line()
+    return hooks
+
+
+@overload
+def run(
+    call: Callable[..., Any],
+    /,
+    *args: Any,
+    capture: None = None,
+    patch: Mapping[Any, Any] | None = None,
+    edit: Mapping[Any, Callable[..., Any]] | None = None,
+    skip: Where | Mapping[Any, Any] | None = None,
+    stop: bool = False,
+    model: nn.Module | None = None,
+    **kwargs: Any,
+) -> Any: ...
+@overload
+def run(
+    call: Callable[..., Any],
+    /,
+    *args: Any,
+    capture: Where,
+    patch: Mapping[Any, Any] | None = None,
+    edit: Mapping[Any, Callable[..., Any]] | None = None,
+    skip: Where | Mapping[Any, Any] | None = None,
+    stop: bool = False,
+    model: nn.Module | None = None,
+    **kwargs: Any,
+) -> tuple[Any, Cache]: ...
+def run(
+    call: Callable[..., Any],
+    /,
+    *args: Any,
+    capture: Where | None = None,
+    patch: Mapping[Any, Any] | None = None,
+    edit: Mapping[Any, Callable[..., Any]] | None = None,
+    skip: Where | Mapping[Any, Any] | None = None,
+    stop: bool = False,
+    model: nn.Module | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a model, or a bound method of one, once; return its output, or (output, cache) when `capture` is given.
+
+    With `model=` it calls any function that runs that model: `run(lambda x: model.encode(x) + 1, x, model=model)`.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> output, acts = run(model, torch.ones(3, 4), capture="1", stop=True)
+    >>> output, acts["1"].shape
+    (None, torch.Size([3, 8]))
+    """
+    owner = model_of("run", call, model)
+    refuse_flags(stop=stop)
+    if stop and capture is None:
+        raise SiteError("stop=True ends the forward when every captured site has fired; give capture= too")
+    _refuse_options(call, kwargs, model, "capture" if edit is None or capture is not None else "edit")
+    hooks = short_form(owner)
+    if patch is not None:
+        hooks.patch(patch)
+    if edit is not None and not isinstance(edit, Mapping):
+        raise EditError(f"edit= takes a mapping of site to function, not {type(edit).__name__}")
+    for name, given in (("edit", edit), ("skip", skip)):
+        if isinstance(given, Mapping) and not given:
+            raise EditError(f"{name}= is empty; give places, as in {name}={{site: ...}}, or leave it out")
+    for where, function in (edit or {}).items():
+        hooks.edit(where, function)
+    if skip is not None:
+        for where, value in skip.items() if isinstance(skip, Mapping) else [(skip, NOTHING)]:
+            hooks.skip(where, value)
+    if capture is not None:
+        hooks.capture(capture, stop=stop)
+    if not len(hooks):
+        return call(*args, **kwargs)
+    with hooks as cache:
+        output = call(*args, **kwargs) if owner is call else _run_other(hooks, call, args, kwargs)
+    return output if capture is None else (output, cache)
+
+
+def model_of(name: str, call: Any, model: Any) -> nn.Module:
+    """Return the model that a call runs: itself, the one it is a method of, or the one that was given with it."""
+    if isinstance(model, nn.Module):
+        return model
+    if model is not None:
+        raise SiteError(f"model= takes the model that is run, a torch.nn.Module, not {describe(model)}")
+    owner = call if isinstance(call, nn.Module) else getattr(call, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return owner
+    what = getattr(call, "__name__", None) or describe(call)
+    hint = f"; a function that runs one takes it as model=: {name}({what}, ..., model=model)"
+    is_function = callable(call) and not isinstance(call, type)
+    raise SiteError(f"{name} takes a model or a method of one, not {what}{hint if is_function else ''}")
+
+
+def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None, verb: str) -> None:
+    """Refuse what is meant for hookline, but would go to the model: options of `capture`, and misspelt keywords."""
+    function = call.forward if isinstance(call, nn.Module) else call
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    if model is not None and "model" in taken and isinstance(getattr(function, "__self__", None), nn.Module):
+        raise HooklineError(
+            "model= is the model that run calls; what the call itself takes by that name goes by position"
+        )
+    for name in kwargs:
+        if name in taken:
+            continue
+        if name in OPTIONS_OF_CAPTURE:
+            raise HooklineError(f"run has no option {name!r}; write `with hl.{verb}(model, ..., {name}=...):`")
+        near = did_you_mean(name, KEYWORDS)
+        if near and name[:4] in [keyword[:4] for keyword in KEYWORDS]:
+            raise HooklineError(f"run has no option {name!r}{near}")
+
+
+def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method or function inside a block; it ends, and gives None, when the stops of the block are reached."""
+    ledger, owner = hooks._ledger, getattr(call, "__self__", None)
+    is_method = isinstance(owner, nn.Module)
+    shadow = vars(owner).get(getattr(call, "__name__", "")) if is_method else None
+    if is_shadow(shadow):  # The method was read before the block was entered.
+        call = cast(Callable[..., Any], shadow)
+    output = run_until(ledger.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), ledger.model)
+    if output is STOPPED and is_running():
+        after_stop(ledger.model, is_over=True)
+    if not ledger.session.since and not is_method and not any(hook.fired for hook in hooks):
+        what = getattr(call, "__name__", None) or type(call).__name__
+        raise NeverFired(
+            f"{what} did not run {type(ledger.model).__name__}, the model that it was given with, nor a part"
+        )
+    if not ledger.session.since:
+        ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.
+        path = Names(ledger.model).of(owner)[0] if is_method else ""  # type: ignore[arg-type]
+        ledger.session.called = f"{path}.{getattr(call, '__name__', type(call).__name__)}()".lstrip(".")
+    return None if output is STOPPED else output
+
+
+def short_form(model: nn.Module) -> Hooks:
+    """Make hooks that are attached on entering and detached on leaving."""
+    look_at_exit()
+    hooks = Hooks(model, active=False)
+    hooks._brief = True
+    return hooks

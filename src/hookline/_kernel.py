@@ -1,0 +1,154 @@
+"""What the clients of the kernel may use beyond hookline's public names.
+
+A client is a folder such as `_watch/` or `_harvest/`. It imports nothing else from the kernel, so that the kernel can
+change inside without breaking one. A client that needs more adds a name here, with a sentence that says what it is.
+"""
+
+from hookline._blocks import open_block, open_blocks, resting
+from hookline._cache.records import Session, read_value
+from hookline._engine import arguments, offload
+from hookline._engine.actions import NOTHING, Apply, Call, Set, Skip
+from hookline._engine.attach import attached, attached_to
+from hookline._engine.shadow import is_shadow, running
+from hookline._engine.taps import TOGETHER, WARN, Tap, plain_taps
+from hookline._hooks.diagnose import ran_elsewhere, why_not_called
+from hookline._hooks.hooks import PLAIN
+from hookline._hooks.lifecycle import must_enter
+from hookline._hooks.options import bytes_of
+from hookline._hooks.shortcuts import model_of, short_form
+from hookline._options import (
+    device_here,
+    device_of,
+    dtype_of,
+    refuse_flags,
+    refuse_flags_or_none,
+    refuse_numbers,
+    refuse_texts,
+    short_text,
+)
+from hookline._sites.language import Pattern, matches_name, parse, write_subscripts
+from hookline._sites.members import method_names
+from hookline._sites.resolve import Found, Where, find_places
+from hookline._sites.tree import Names, is_container, is_scripted, parameter_count, unwrap, wrapped_model
+from hookline._torch import is_running, may_be_a_stage
+from hookline._values.copies import address, share, share_detached, share_for_now, share_tensor
+from hookline._values.fit import same_values
+from hookline._values.nested import (
+    ATOMS,
+    DEEPEST,
+    WRITTEN_BITS,
+    children,
+    describe,
+    fields,
+    get_part,
+    leaf_places,
+    leaves,
+    map_tensors,
+    rebuild,
+    shape_of,
+)
+from hookline._values.serialize import (
+    DTYPES,
+    LONGEST,
+    check_memory,
+    check_parts,
+    first_line,
+    open_regular,
+    parse_json,
+    stored_dtype,
+)
+from hookline._values.stats import Numbers, Stats, numbers_of_pieces
+from hookline.parallel.ranks import is_cut
+
+__all__ = [  # noqa: RUF022 (in groups, each with its sentences)
+    # Nested values: tensors in tuples, dicts, dataclasses and the like.
+    "ATOMS",  # The types that have no parts and are never copied.
+    "DEEPEST",  # How many levels of nesting hookline looks into.
+    "WRITTEN_BITS",  # How large an integer may be that Python still writes in decimal.
+    "children",  # The parts of a container by key.
+    "describe",  # A value in one short line of text.
+    "fields",  # The names of a namedtuple's items.
+    "get_part",  # The part of a value at some subscripts.
+    "leaf_places",  # The subscripts at which each tensor of a value is.
+    "leaves",  # The tensors of a value, in their order.
+    "map_tensors",  # A value with a function applied to each tensor of it.
+    "rebuild",  # A container of the same kind with other parts.
+    "same_values",  # Whether two values have the same structure and numbers.
+    "shape_of",  # The shape of a value in text.
+    # Copies of tensors.
+    "address",  # Where a tensor's memory is; asking does not make a lazy copy copy.
+    "share",  # A value whose tensors are copied when somebody writes into them.
+    "share_detached",  # A tensor copied on write and cut off the graph.
+    "share_for_now",  # A tensor copied on write, for the time of one run.
+    "share_tensor",  # A tensor copied on write.
+    # Statistics.
+    "Numbers",  # Count, mean, spread, least and largest of some elements.
+    "Stats",  # `Numbers` that were gathered value by value.
+    "numbers_of_pieces",  # `Numbers` of a value that need not be in memory at once.
+    # Files that may have been written by a stranger.
+    "DTYPES",  # torch's dtypes by their names.
+    "LONGEST",  # How many bytes of JSON are read.
+    "check_memory",  # Raise if this process can't have so many bytes.
+    "check_parts",  # Raise if JSON text has too many parts to parse.
+    "first_line",  # The first line of an error, cut where it is long.
+    "open_regular",  # Open a file, but no pipe or device.
+    "parse_json",  # Parse JSON text that may be hostile.
+    "stored_dtype",  # The name that safetensors has for a dtype.
+    # Options of public functions.
+    "bytes_of",  # A number of bytes from a number or text such as "2 GB".
+    "device_here",  # A device from its name, if it can be used in this process.
+    "device_of",  # A device from its name.
+    "dtype_of",  # A dtype from its name.
+    "refuse_flags",  # Raise for an option that is not True or False.
+    "refuse_flags_or_none",  # The same, where None is allowed.
+    "refuse_numbers",  # Raise for an option that is not a whole number.
+    "refuse_texts",  # Raise for an option that is not text.
+    "short_text",  # What was given, in one short line.
+    # Sites and the models they are in.
+    "Found",  # A place in a model that a pattern was resolved to.
+    "Names",  # The modules of a model by name.
+    "Pattern",  # A site with wildcards.
+    "Where",  # What a user may give to say where: text, a module, a type, a function, a list of these.
+    "find_places",  # The places in a model that a user means.
+    "is_container",  # Whether a module only holds others and is not called itself.
+    "is_scripted",  # Whether a module is compiled by torch.jit.
+    "matches_name",  # Whether a name matches a pattern.
+    "method_names",  # The methods of a module that can be hooked.
+    "model_of",  # The model that a callable runs.
+    "parameter_count",  # How many elements the parameters of a module have.
+    "parse",  # Read a site from text.
+    "unwrap",  # The model inside DDP, FSDP, torch.compile and other wrappers.
+    "wrapped_model",  # The model inside one such wrapper.
+    "write_subscripts",  # Subscripts as they are written in a site.
+    # Actions of one's own at a site.
+    "NOTHING",  # Stands for an argument that was not given.
+    "PLAIN",  # What follows the path in the site of a module's output.
+    "TOGETHER",  # Of a tap: raise if nothing passes at any place of a pattern.
+    "WARN",  # Of a tap: warn if nothing passes.
+    "Apply",  # The action that calls a function of the value.
+    "Call",  # One call of a module: its site, arguments, number and notes.
+    "Session",  # What hooks that are made together know of the model's runs.
+    "Set",  # The action that puts a given value in.
+    "Skip",  # The action that leaves a module out.
+    "Tap",  # One action at one site.
+    "arguments",  # The arguments of a call by name.
+    "attached",  # Let taps act for the time of a block.
+    "attached_to",  # The taps on a module.
+    "is_shadow",  # Whether what an instance holds is hookline's own.
+    "plain_taps",  # Taps that capture the outputs of many modules.
+    "running",  # The calls of modules that are running now, innermost first.
+    # Hooks and blocks.
+    "must_enter",  # Make a `with` block of a generator, and warn if it is never entered.
+    "open_block",  # Open a block on this thread.
+    "open_blocks",  # The blocks that are open on this thread.
+    "ran_elsewhere",  # Say that a model ran where a block does not act.
+    "read_value",  # A captured value as it was when it passed.
+    "resting",  # Let all hooks rest while hookline itself runs the model.
+    "short_form",  # Hooks that are attached on entering and detached on leaving.
+    "why_not_called",  # Say why a module of a model is not called.
+    # Several devices and ranks; `hookline.parallel` has the rest.
+    "is_cut",  # Whether a tensor is one rank's part of a DTensor.
+    "is_running",  # Whether torch.distributed is running.
+    "may_be_a_stage",  # Whether a model may be a stage of a pipeline.
+    "offload",  # Copies from a GPU to the host that run beside the model.
+]

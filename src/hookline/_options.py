@@ -1,0 +1,85 @@
+"""What arguments of many functions may be: flags, numbers, text, devices, dtypes. Anything else is refused by name."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from hookline._values.nested import describe
+from hookline.errors import HooklineError, did_you_mean
+
+
+def refuse_flags(**flags: Any) -> None:
+    """Raise for an option that is neither True nor False: "no" would count as True."""
+    for name, given in flags.items():
+        if given is not True and given is not False:
+            raise HooklineError(f"{name}={short_text(given)} is not True or False")
+
+
+def refuse_flags_or_none(**flags: Any) -> None:
+    """Raise for an option that is neither True nor False, nor None, which leaves the choice to hookline."""
+    for name, given in flags.items():
+        if given is not None and given is not True and given is not False:
+            raise HooklineError(f"{name}={short_text(given)} is not None, True or False")
+
+
+def refuse_texts(**texts: Any) -> None:
+    """Raise for an option that is not text."""
+    for name, given in texts.items():
+        if not isinstance(given, str):
+            raise HooklineError(f"{name}={short_text(given)} is not text; write {name}='...'")
+
+
+def refuse_numbers(least: int | None = None, /, **numbers: Any) -> None:
+    """Raise for an option that is not a whole number, or is less than the least."""
+    for name, given in numbers.items():
+        if not is_whole(given) or (least is not None and given < least):
+            wanted = "a whole number" if least is None else f"a whole number from {least} on"
+            raise HooklineError(f"{name}={short_text(given)} is not {wanted}")
+
+
+def is_whole(given: Any) -> bool:
+    """Return True for a whole number, of numpy or torch too; a flag is none."""
+    try:
+        operator.index(given)
+    except (TypeError, ValueError, RuntimeError):  # Of a tensor with several elements, torch raises any of them.
+        return False
+    return not isinstance(given, bool)
+
+
+def device_of(device: Any, name: str = "device") -> torch.device:
+    """Return the device that is meant, by its name, its number or itself."""
+    try:
+        if isinstance(device, (str, torch.device)) or is_whole(device):
+            return torch.device(device)
+        why = "write 'cpu', 'cuda:0' or a torch.device"
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        why = str(error).splitlines()[0]
+    raise HooklineError(f"{name}={short_text(device)} is not a device: {why}")
+
+
+def device_here(device: Any, name: str = "device") -> torch.device:
+    """Return the device that is meant, or say why nothing can be put there."""
+    found = device_of(device, name)
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # Torch raises the second without CUDA.
+        raise HooklineError(f"{name}='{found}' can't be used here: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def dtype_of(dtype: Any, name: str = "dtype") -> torch.dtype:
+    """Return the dtype that is meant, by its name or itself."""
+    text = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+    found = getattr(torch, text, None) if text else dtype
+    if isinstance(found, torch.dtype):
+        return found
+    near = did_you_mean(text, [known for known, one in vars(torch).items() if isinstance(one, torch.dtype)])
+    raise HooklineError(f"{name}={short_text(dtype)} is not a dtype{near or '; write torch.float16 or its name'}")
+
+
+def short_text(given: Any) -> str:
+    """Return what was given, in one short line."""
+    return repr(given) if isinstance(given, str) and len(given) < 60 else describe(given)

@@ -1,0 +1,167 @@
+"""Numbers drawn from a value for a picture: one for all of it, one for each token, and the share of dead units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hookline._options import short_text
+from hookline.errors import HooklineError, did_you_mean
+
+# What a picture shows of a value, and the names of its dimensions.
+DIMENSIONS = {
+    "maps": ("sample", "channel", "row", "column"),
+    "attention": ("sample", "head", "query", "key"),
+    "tokens": ("sample", "token", "unit"),
+    "units": ("sample", "unit"),
+    "line": ("unit",),
+    "number": (),
+}
+UNIT = {"maps": 1, "tokens": 2, "units": 1, "line": 0}  # The dimension along which a layer has units.
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Return the kind of picture for a value; of more than four dimensions, the first ones are taken together.
+
+    >>> value = Tensor(2, 8, 5, 5).fill_(3.0)
+    >>> kind_of(value), kind_of(value.softmax(-1)), kind_of(value[0, 0])
+    ('maps', 'attention', 'units')
+    """
+    if is_attention(tensor):
+        return "attention"
+    return ("number", "line", "units", "tokens", "maps")[min(tensor.dim(), 4)]
+
+
+def is_attention(tensor: Tensor) -> bool:
+    """Whether each row of the last dimension shares out 1, as a softmax over keys does.
+
+    Without a dimension for heads, as MultiheadAttention averages them, there must be as many queries as keys.
+    """
+    has_heads = tensor.dim() == 4 or (tensor.dim() == 3 and tensor.shape[-1] == tensor.shape[-2])
+    if not has_heads or not tensor.is_floating_point() or tensor.shape[-1] < 2 or not tensor.numel():
+        return False
+    sums = tensor.detach().float().sum(-1)
+    shared = (sums - 1).abs() < 0.02  # Half precision is good for two digits.
+    empty = sums == 0  # A query that is all padding looks nowhere.
+    return bool((shared | empty).all() and shared.any() and (tensor >= 0).all())
+
+
+def shaped(tensor: Tensor, kind: str) -> Tensor:
+    """Return a value with the dimensions of its kind: see `full_shape`."""
+    return tensor.reshape(full_shape(tensor.shape, kind)) if DIMENSIONS[kind] else tensor
+
+
+def full_shape(shape: Sequence[int], kind: str) -> tuple[int, ...]:
+    """Return a shape with the dimensions of a kind: leading ones joined if too many, added if too few.
+
+    Attention of three dimensions lacks the heads: they were averaged, or one was chosen.
+
+    >>> full_shape((2, 3, 4, 4, 4), "maps"), full_shape((5, 6), "tokens"), full_shape((3, 7, 7), "attention")
+    ((6, 4, 4, 4), (1, 5, 6), (3, 1, 7, 7))
+    """
+    wanted, given = len(DIMENSIONS[kind]), tuple(shape)
+    if kind == "attention" and len(given) == 3:
+        return (given[0], 1, *given[1:])
+    joined = len(given) - wanted + 1
+    return (1,) * (wanted - len(given)) + given if joined < 2 else (prod(given[:joined]), *given[joined:])
+
+
+# Each takes floats of 64 bits and the dimensions to sum up.
+MEASURES: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+    "norm": lambda value, dims: torch.linalg.vector_norm(value, dim=dims),
+    "rms": lambda value, dims: value.square().mean(dims).sqrt(),
+    "mean": lambda value, dims: value.mean(dims),
+    "std": lambda value, dims: value.std(dims, unbiased=False),
+    "min": lambda value, dims: value.amin(dims),
+    "max": lambda value, dims: value.amax(dims),
+    "abs": lambda value, dims: value.abs().mean(dims),
+    "zeros": lambda value, dims: (value == 0).double().mean(dims),
+    "nan": lambda value, dims: value.isnan().double().mean(dims),
+    "inf": lambda value, dims: value.isinf().double().mean(dims),
+}
+
+POSITIVE = ("norm", "rms", "std", "abs")  # Those that a logarithmic scale suits.
+_NAMES = {
+    "abs": "mean of |value|",
+    "std": "standard deviation",
+    "zeros": "share of zeros",
+    "nan": "share of NaN",
+    "inf": "share of Inf",
+}
+FAR = 1000.0  # How many times larger or smaller than where the signal came from is called exploding or vanishing.
+
+
+def refuse_statistic(name: Any) -> None:
+    """Raise for what is not the name of a statistic."""
+    if not isinstance(name, str) or name not in MEASURES:
+        raise HooklineError(
+            f"{short_text(name)} is not a statistic{did_you_mean(str(name), MEASURES)}; there are {', '.join(MEASURES)}"
+        )
+
+
+def statistic_name(name: str) -> str:
+    """Return what a statistic is called on an axis."""
+    return _NAMES.get(name, name)
+
+
+def measure(tensor: Tensor, name: str) -> float:
+    """Return one number for a whole value.
+
+    >>> measure(torch.tensor([3.0, 4.0]), "norm")
+    5.0
+    """
+    return float(_measured(tensor.reshape(-1), name, (0,)))
+
+
+def by_token(tensor: Tensor, name: str) -> Tensor:
+    """Return one number for each token of a value (sample, token, unit), as (sample, token).
+
+    >>> by_token(torch.ones(2, 3, 4), "norm").shape
+    torch.Size([2, 3])
+    """
+    return _measured(tensor, name, (tensor.dim() - 1,))
+
+
+def dead_share(tensor: Tensor, kind: str) -> float | None:
+    """Return the share of units that are zero wherever they are seen; None where a value has no units.
+
+    >>> dead_share(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "units")
+    0.5
+    """
+    if kind not in UNIT or not tensor.numel():
+        return None
+    units = shaped(tensor, kind).movedim(UNIT[kind], 0)
+    return float((units == 0).reshape(len(units), -1).all(1).double().mean())
+
+
+def extremes(numbers: Sequence[float], source: Literal["first", "last"]) -> list[str]:
+    """Say which numbers along depth have "vanished" or "exploded" against the one where the signal comes from.
+
+    Values come from the first layer, gradients from the last.
+
+    >>> extremes([1e-5, 0.1, 0.5, float("nan")], source="last")
+    ['vanishing', '', '', 'not finite']
+    """
+    along = numbers if source == "first" else numbers[::-1]
+    reference = next((number for number in along if math.isfinite(number) and number > 0), 0.0)
+    return [_extreme(number, reference) for number in numbers]
+
+
+def _extreme(number: float, reference: float) -> str:
+    if not math.isfinite(number):
+        return "not finite"
+    if number * FAR < reference or number == 0:
+        return "vanishing"
+    return "exploding" if number > FAR * reference else ""
+
+
+def _measured(tensor: Tensor, name: str, dims: tuple[int, ...]) -> Tensor:
+    refuse_statistic(name)
+    value = tensor.detach()
+    value = (value.abs() if value.is_complex() else value).to("cpu", torch.float64)
+    return MEASURES[name](value, dims) if value.numel() else value.new_full((), float("nan"))

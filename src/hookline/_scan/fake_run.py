@@ -1,0 +1,248 @@
+"""A trial run of a model: on fake tensors, and only if it can't run on those, for real. Nothing is left changed.
+
+Shapes and dtypes are those of a real run, nothing is computed, no weights are read. The model, its buffers and the
+random numbers are left as they were, and nothing outside of the model keeps a tensor of the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from hookline._kernel import (
+    ATOMS,
+    Names,
+    Tap,
+    attached,
+    is_shadow,
+    map_tensors,
+    open_block,
+    resting,
+    share_for_now,
+    unwrap,
+)
+from hookline._scan.restore import Surroundings, is_same
+
+T = TypeVar("T")
+Watch = Callable[[], tuple[list[Tap], Callable[[], T]]]
+
+
+def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch[T]) -> tuple[T, str]:
+    """Run a model under the taps that `watch` makes for each attempt; return what it reads from them and how it ran."""
+    model = unwrap(model)
+    around = Surroundings(model)
+
+    def attempt(run: OnFakes | ForReal) -> T:
+        taps, read = watch()
+        try:
+            with observed(model, taps):
+                run(model, args, kwargs)
+            return read()
+        except BaseException:
+            around.put_back(run)  # Nothing more can be told: the traceback holds tensors of the run too.
+            raise
+
+    fakes, copies = OnFakes(), ForReal()
+    try:
+        found = copy_context().run(attempt, fakes)  # What the run sets in context variables ends with it.
+    except Exception as error:
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise
+        why = _first_line(error)
+    else:
+        return found, "on fake tensors: nothing was computed" + _freed(around.free(fakes))
+    found = copy_context().run(attempt, copies)
+    note = f"on a real run, since fake tensors don't suffice for this model: {why}"
+    return found, note + _freed(around.free(copies))
+
+
+def _freed(places: list[str]) -> str:
+    return f"; put back what the run had left in {', '.join(places)}" if places else ""
+
+
+@contextmanager
+def observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
+    """Let taps act, while all other hooks rest, and put back whatever the run leaves on the modules."""
+    block = object()
+    for tap in taps:
+        tap.blocks = frozenset((block,))
+    with attached(taps), undisturbed(), left_as_found(model):
+        open_block(block)
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let all hooks rest and compiled graphs too, and leave the random numbers as they were."""
+    with resting(), torch.random.fork_rng(), _eagerly():
+        yield
+
+
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Put back whatever a run leaves on the modules of a model."""
+    seen = set[int]()
+    found = [snapshot(module, seen) for _, module in Names(model).once()]
+    try:
+        yield
+    finally:
+        for put_back in found:
+            put_back()
+
+
+def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
+    """Return a function that gives a module back its attributes, and their contents at any depth.
+
+    Shadows of hooks are not among them: they may come, go and be made again in the run.
+    """
+    held = list(_containers(module.__dict__, seen))
+    before = [_without_shadows(container) for container in held]
+
+    def put_back() -> None:
+        for container, content in zip(held, before, strict=True):
+            if is_same(_without_shadows(container), content):
+                continue
+            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
+            container.clear()
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+            container.update(shadows) if shadows else None
+
+    return put_back
+
+
+def _without_shadows(container: Any) -> Any:
+    if type(container) is not dict:
+        return copy.copy(container)
+    return {key: one for key, one in container.items() if not is_shadow(one)}
+
+
+def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the plain containers that a run could change, among them the attributes of objects, but of no module."""
+    waiting = [held]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (Tensor, nn.Module, type, *ATOMS)):
+            continue
+        seen.add(id(one))
+        if type(one) in (list, dict, set, deque):
+            yield one
+            waiting += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, tuple):
+            waiting += one
+        elif type(getattr(one, "__dict__", None)) is dict and not callable(one):
+            waiting.append(one.__dict__)
+
+
+class OnFakes:
+    """A run of a model whose tensors are all fakes: parameters, buffers, and those that are plain attributes."""
+
+    def __init__(self) -> None:
+        self._mode: Callable[[], FakeTensorMode | None] = lambda: None
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = weakref.ref(mode)
+        state = {name: mode.from_tensor(tensor) for name, tensor in _state(model)}
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        fake_args, fake_kwargs = map_tensors(
+            lambda tensor: mode.from_tensor(tensor.to("meta") if on_meta else tensor), (args, kwargs)
+        )
+        _replace_attributes(model, mode.from_tensor)
+        with mode, _quiet():
+            functional_call(model, dict[str, Tensor](state), fake_args, fake_kwargs)
+
+    def lives(self) -> bool:
+        """Return True if something still holds a fake tensor of this run: each of them holds its mode."""
+        return self._mode() is not None
+
+    def kept(self) -> list[Tensor]:
+        """Return the fake tensors that something still holds."""
+        mode = self._mode()
+        return [one for one in _living_tensors() if isinstance(one, FakeTensor) and one.fake_mode is mode]
+
+
+class ForReal:
+    """A run of a model on copy-on-write tensors, so that its own are not written to."""
+
+    def __init__(self) -> None:
+        self._copies: list[StorageWeakRef] = []
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the model."""
+        state = {
+            name: self._copy(tensor.detach()).requires_grad_(tensor.requires_grad) for name, tensor in _state(model)
+        }
+        _replace_attributes(model, self._copy)
+        functional_call(model, state, *map_tensors(self._copy, (args, kwargs)))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        copied = share_for_now(tensor)
+        self._copies += _storage(copied)
+        return copied
+
+    def lives(self) -> bool:
+        """Return True if something still holds the memory of a copy."""
+        return not all(storage.expired() for storage in self._copies)
+
+    def kept(self) -> list[Tensor]:
+        """Return the copies that something still holds, and views of them."""
+        living = {storage for storage in self._copies if not storage.expired()}
+        return [one for one in _living_tensors() if not living.isdisjoint(_storage(one))]
+
+
+def _living_tensors() -> Iterator[Tensor]:
+    return (one for one in gc.get_objects() if issubclass(type(one), Tensor))
+
+
+def _storage(tensor: Tensor) -> list[StorageWeakRef]:
+    """Return a weak reference to a tensor's memory, if it is of a kind that has some; subclasses are not asked."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [StorageWeakRef(tensor.untyped_storage())]
+    except Exception:
+        return []
+
+
+def _replace_attributes(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> None:
+    for _, module in Names(model).once():
+        names = module.__dict__
+        names.update({name: replace(held) for name, held in names.items() if isinstance(held, Tensor)})
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Run what is compiled uncompiled, where torch can (since 2.6)."""
+    return torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing a traceback for what a fake tensor can't do: the real run follows."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]

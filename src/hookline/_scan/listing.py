@@ -1,0 +1,206 @@
+"""`hl.sites`: what a pattern means in a model, before anything runs, or as one run shows it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from hookline import Site
+from hookline._kernel import (
+    Call,
+    Found,
+    Names,
+    Session,
+    Tap,
+    Where,
+    describe,
+    find_places,
+    leaves,
+    matches_name,
+    parameter_count,
+    shape_of,
+    unwrap,
+)
+from hookline._scan import fake_run as trial
+from hookline._scan.fake_run import try_out
+from hookline._tables import Table, Tabular
+from hookline.errors import HooklineError, SiteError
+
+# A line of these is not where something was called, but a part of calling it.
+_TORCH = os.path.dirname(torch.__file__)
+_FILES = ("overrides", "functional", "_tensor", "_ops", "nn/functional", "nn/modules/module", "nn/utils/stateless",
+          "_functorch/functional_call", "utils/_contextlib")  # fmt: skip
+_PASSED_OVER = (os.path.dirname(__file__), *(os.path.join(_TORCH, *f"{file}.py".split("/")) for file in _FILES))
+_LONGEST_LINE = 72
+
+
+class Sites(Tabular, Sequence[Site]):
+    """What a pattern means in a model: a sequence of sites that prints as a table."""
+
+    def __init__(self, sites: list[Site], header: tuple[str, ...], rows: Sequence[Any], note: str = "") -> None:
+        self._sites = sites
+        self._shown = Table(header, rows, note)
+
+    @overload
+    def __getitem__(self, index: int) -> Site: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Site]: ...
+    def __getitem__(self, index: int | slice) -> Site | list[Site]:
+        return self._sites[index]
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __contains__(self, site: object) -> bool:
+        return (Site.parse(site) if isinstance(site, str) else site) in self._sites
+
+    def _table(self) -> Table:
+        return self._shown
+
+
+def sites(model: nn.Module, *where: Where, run: Any = None) -> Sites:
+    """Show what `where` means in `model`, before anything runs; without one, every module.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> sites(model, nn.Linear, "1:input")
+    site     module  parameters  also named
+    ───────  ──────  ──────────  ──────────
+    0        Linear          40
+    2        Linear          18
+    1:input  ReLU             0
+
+    Args:
+        run: The model's arguments as a tuple, or its keywords as a mapping. It is run with them once, on fake tensors
+            where it can, and what passes is listed in that order, each function under its name:
+            `sites(model, "0/*", run=(x,))`.
+    """
+    found = find_places(model, where or (_everything,))
+    return _listed(model, found) if run is None else _tried(model, found, run)
+
+
+def _everything(_name: str, _module: nn.Module) -> bool:
+    return True
+
+
+def _listed(model: nn.Module, found: list[Found]) -> Sites:
+    aliases: dict[int, list[str]] = {}
+    for name, module, _ in Names(model).walk():
+        aliases.setdefault(id(module), []).append(name)
+    rows = [
+        (
+            str(place.site) or '""',
+            type(place.module).__name__,
+            f"{_parameter_count(place):,}",
+            ", ".join(name for name in aliases.get(id(place.module), []) if name != place.site.path)
+            if not place.holders
+            else "",
+        )
+        for place in found
+    ]
+    return Sites([place.site for place in found], ("site", "module", "parameters", "also named"), rows)
+
+
+def _parameter_count(place: Found) -> int:
+    if not place.holders:
+        return parameter_count(place.module)
+    module, name = place.holders[0]
+    tensor = module._parameters.get(name)
+    return 0 if tensor is None else tensor.numel()
+
+
+class Passing(NamedTuple):
+    """What passed at a site, at its first call, and from where that came."""
+
+    what: str
+    line: str
+
+
+class Listing:
+    """An action that notes what passes, and the line that called for it."""
+
+    kind = "list"
+    observes = True
+    gathering = None
+
+    def __init__(self) -> None:
+        self.seen: dict[Site, Passing] = {}
+        self.calls: dict[Site, int] = {}
+
+    def __call__(self, value: Any, call: Call, _whole: bool) -> Any:
+        """Note a value."""
+        self.calls[call.site] = self.calls.get(call.site, 0) + 1
+        if call.site not in self.seen:
+            self.seen[call.site] = Passing(_describe(value), line_of(sys._getframe(1)))
+        return value
+
+
+def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
+    """List what passes in one run, in its order; what was named exactly and did not run comes last."""
+    for place in found:
+        if place.site.is_gradient:
+            raise SiteError(f"'{place.site}': a forward shows no gradient; leave run= out")
+    if any(map(is_lazy, model.parameters())):
+        raise HooklineError(f"{type(model).__name__} has parameters without a shape yet: run the model once, then list")
+    args, kwargs = ((), dict(run)) if isinstance(run, Mapping) else (run if isinstance(run, tuple) else (run,), {})
+
+    def watch() -> tuple[list[Tap], Callable[[], Listing]]:
+        listing = Listing()
+        return [_tap(place, listing) for place in found], lambda: listing
+
+    listing, note = try_out(unwrap(model), args, kwargs, watch)
+    asked = {place.site for place in found}
+    names = {site: site if site in asked else _shortest(site, listing) for site in listing.seen}
+    rows = [(str(names[site]) or '""', str(listing.calls[site]), *passing) for site, passing in listing.seen.items()]
+    exact = [place for place in found if place.exact]
+    silent = [place.site for place in exact if not any(_is_at(site, place.site) for site in listing.seen)]
+    rows += [(str(site) or '""', "0", "", "") for site in silent]
+    note += "; none of these ran" if not listing.seen else ""
+    return Sites([*names.values(), *silent], ("site", "calls", "what passes", "line"), rows, note)
+
+
+def _tap(place: Found, listing: Listing) -> Tap:
+    tap = Tap(place.site, place.module, listing, Session(), False, "")  # type: ignore[arg-type]
+    if place.holders:
+        tap.hold(place.holders)
+    return tap
+
+
+def _shortest(site: Site, listing: Listing) -> Site:
+    """Leave the number of a function away where it is the only one of its name."""
+    second = site._replace(call=1)
+    return site._replace(call=None) if site.function and site.call == 0 and second not in listing.seen else site
+
+
+def _is_at(site: Site, asked: Site) -> bool:
+    same = site._replace(member="", call=None) == asked._replace(member="", call=None)
+    return same and matches_name(site.member, asked.member)
+
+
+def _describe(value: Any) -> str:
+    tensors = leaves(value)
+    if not tensors:
+        return describe(value)
+    kinds = ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+    return f"{kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return the line that called for something: the nearest outside hookline and the calling of a function."""
+    while frame is not None and frame.f_code.co_filename.startswith(_PASSED_OVER):
+        if frame.f_code.co_filename == trial.__file__:  # Of the model itself.
+            return ""
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    text = " ".join(linecache.getline(file, number, frame.f_globals).split())
+    text = text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
+    return f"{os.path.basename(file)}:{number}" + (f"  {text}" if text else "")

@@ -1,0 +1,160 @@
+"""Look before you leap: what a model would do with an input, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+from torch import Tensor, nn
+
+from hookline import Site
+from hookline._kernel import (
+    Call,
+    Names,
+    Session,
+    Tap,
+    is_container,
+    is_scripted,
+    leaves,
+    parameter_count,
+    unwrap,
+    why_not_called,
+)
+from hookline._scan.fake_run import try_out
+from hookline._tables import Table, Tabular
+from hookline.errors import HooklineError, SiteError, did_you_mean
+
+
+class Row(NamedTuple):
+    """What one module would do."""
+
+    site: str
+    module: str
+    calls: int
+    dtype: str
+    shape: str
+    parameters: int
+    hazards: str
+
+
+class Scan(Tabular, Sequence[Row]):
+    """What each module of a model would do, in the order they begin; prints as a table."""
+
+    def __init__(self, rows: list[Row], note: str) -> None:
+        self.rows = rows
+        self.note = note
+
+    @overload
+    def __getitem__(self, index: int | str | Site) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice | str | Site) -> Row | list[Row]:
+        if isinstance(index, (str, Site)):
+            name = str(Site.parse(index)) if isinstance(index, str) else str(index)
+            found = next((row for row in self.rows if row.site == name), None)
+            if found is None:
+                near = did_you_mean(name, (row.site for row in self.rows))
+                raise SiteError(f"{name!r} is not in this scan, which has outputs of modules{near}")
+            return found
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, (str, Site)):
+            return str(Site.parse(item) if isinstance(item, str) else item) in [row.site for row in self.rows]
+        return item in self.rows
+
+    def _table(self) -> Table:
+        rows = [(row.site or '""', *row[1:5], f"{row.parameters:,}", row.hazards) for row in self.rows]
+        return Table(Row._fields, rows, self.note, spare=("dtype", "parameters", "shape", "module"))
+
+
+class Observe:
+    """Note what passes, and which tensors, so that a later write to them can be told."""
+
+    kind = "scan"
+    observes = True
+    gathering = None
+
+    def __init__(self) -> None:
+        self.began: dict[Site, int] = {}
+        self.calls: dict[str, int] = {}
+        self.latest: dict[str, list[Tensor]] = {}
+        self.seen: dict[str, list[tuple[Tensor, int]]] = {}
+
+    def __call__(self, value: Any, call: Call, _whole: bool) -> Any:
+        """Note a value: at the inputs that a call has begun, at the output what it gave."""
+        path = call.site.path
+        if call.site.port == "inputs":
+            self.began.setdefault(call.site._replace(port="output"), len(self.began))
+            return value
+        self.calls[path] = self.calls.get(path, 0) + 1
+        self.latest[path] = leaves(value)
+        versions = [(tensor, -1 if tensor.is_inference() else tensor._version) for tensor in leaves(value)]
+        self.seen.setdefault(path, []).extend(versions)
+        return value
+
+
+def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
+    """Show what every module of a model would do with this input: calls, shapes, dtypes, parameters and hazards.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+    >>> scan(model, Tensor(3, 4))
+    on fake tensors: nothing was computed
+    site  module      calls  dtype    shape   parameters  hazards
+    ────  ──────────  ─────  ───────  ──────  ──────────  ──────────────────────────
+    ""    Sequential      1  float32  (3, 2)          58
+    0     Linear          1  float32  (3, 8)          40  overwritten in place later
+    1     ReLU            1  float32  (3, 8)           0
+    2     Linear          1  float32  (3, 2)          18
+    """
+    if not isinstance(model, nn.Module):
+        raise HooklineError(f"scan takes a model and its input, not {type(model).__name__}")
+    bare = unwrap(model)
+
+    def watch() -> tuple[list[Tap], Callable[[], list[Row]]]:
+        observe = Observe()
+        return _taps(bare, observe), lambda: _rows(bare, observe)
+
+    return Scan(*try_out(bare, args, kwargs, watch))
+
+
+def _taps(model: nn.Module, observe: Observe) -> list[Tap]:
+    """Watch every module."""
+    session = Session()
+    modules = [(name, one) for name, one in Names(model).once() if not (is_scripted(one) or is_container(one))]
+    places = [(Site(name, port), module) for name, module in modules for port in ("inputs", "output")]
+    return [Tap(site, module, observe, session, False, "") for site, module in places]  # type: ignore[arg-type]
+
+
+def _rows(model: nn.Module, observe: Observe) -> list[Row]:
+    rows = []
+    for name, module in Names(model).once():
+        if not is_scripted(module) and is_container(module):
+            continue
+        tensors = observe.latest.get(name, [])
+        rows.append(
+            Row(
+                str(Site(name)),
+                type(module).__name__,
+                observe.calls.get(name, 0),
+                ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)),
+                ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:4]) + (", …" if len(tensors) > 4 else ""),
+                parameter_count(module),
+                "; ".join(_hazards(name, module, model, observe)),
+            )
+        )
+    order = {str(site): position for site, position in observe.began.items()}
+    return sorted(rows, key=lambda row: order.get(row.site, len(order)))
+
+
+def _hazards(name: str, module: nn.Module, model: nn.Module, observe: Observe) -> Iterator[str]:
+    calls = observe.calls.get(name, 0)
+    if not calls:
+        yield "never called" + why_not_called(name, module, model)
+    if calls > 1:
+        yield "called several times: keep='all' or '#n'"
+    if any(version >= 0 and tensor._version != version for tensor, version in observe.seen.get(name, [])):
+        yield "overwritten in place later"

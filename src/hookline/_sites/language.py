@@ -1,0 +1,428 @@
+"""WHERE, as text: `Site`, one place in a model, and `Pattern`, what a user writes to name some.
+
+    path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
+
+Text is parsed here, once, and never evaluated. `where.py` says what of a model a pattern means.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+from hookline._values.nested import STAR, subscript_text
+from hookline.errors import SiteError, did_you_mean
+
+PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs", "param")
+LONGEST_TEXT = 4096
+LARGEST_INTEGER = 2**31
+MOST_ALTERNATIVES = 1024
+
+_SPECIAL = re.compile(r"[\\*{}\[\]:#/()]")
+_TOKEN = re.compile(
+    r"\s*(?:(-?\d+)|(\.\.\.)|(None)|(\*)|(:)|(,)|(\])|(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'))", re.DOTALL
+)
+_PLAIN = re.compile(r"[^.:\[#/(*{\\]+")
+_MEMBER = re.compile(r"[\w*{},]+")
+_NAMES = re.compile(r"(?:\[\s*(?:\d+|\*|\"\w+\"|'\w+')\s*\])+")  # Subscripts that could be names of modules.
+
+
+Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
+Segments = tuple[Alternatives | None, ...]  # For each name its alternatives; None is `**`.
+_GRADIENTS = (
+    "; did you mean 'grad_output' or 'grad_input'? The gradient of a parameter is its .grad, once backward() has run"
+)
+_RANGE = (
+    "; for several name each ('h.0#1', 'h.0#2'), capture with keep='all', or look at call.number in an edit with "
+    "with_call=True"
+)
+_ANY_NAME = (("", ""),)  # A `*` alone.
+_ROOT = ((("",),),)  # The path of the model itself.
+
+
+class Site(NamedTuple):
+    """One place in a model where a value passes.
+
+    >>> Site.parse("h.3:inputs['mask'][:,-1]")
+    Site('h.3:inputs["mask"][:, -1]')
+    """
+
+    path: str
+    port: str = "output"
+    index: str = ""  # type: ignore[assignment]  # Hides tuple.index, which nobody needs of a site.
+    call: int | None = None
+    member: str = ""  # "split_heads()", a method, or "/softmax", a function.
+    within: int | None = None  # The call of the module in which a member's calls are meant.
+
+    @staticmethod
+    def parse(text: str) -> Site:
+        """Read the text of one site; wildcards in the path are refused."""
+        if not isinstance(text, str):  # It may be what can't be hashed.
+            raise SiteError(f"a site is text, not {type(text).__name__}")
+        pattern = parse(text)
+        if pattern.path is None:
+            raise SiteError(f"{text!r} has a wildcard and names no single site; hl.sites(model, {text!r}) lists them")
+        return pattern.at(pattern.path)
+
+    @property
+    def subscripts(self) -> tuple[Any, ...]:
+        """The subscripts as Python objects."""
+        return parse_subscripts(self.index)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether a gradient passes here, and not a value."""
+        return self.port.startswith("grad")
+
+    @property
+    def method(self) -> str:
+        """The name of the method, or ""."""
+        return self.member[:-2] if self.member.endswith("()") else ""
+
+    @property
+    def function(self) -> str:
+        """The name of the function, or a pattern of names, or ""."""
+        return self.member[1:] if self.member.startswith("/") else ""
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        return f"Site({str(self)!r})"
+
+
+class Pattern(NamedTuple):
+    """A parsed text: which modules (`path`, or else `segments` with wildcards), and where at each."""
+
+    text: str
+    path: str | None
+    segments: Segments
+    port: str = "output"
+    index: str = ""  # type: ignore[assignment]
+    call: int | None = None
+    member: str = ""
+    within: int | None = None
+
+    def at(self, path: str) -> Site:
+        """Return this place at the module `path`."""
+        return Site(path, *self[3:])
+
+    def matches(self, path: str) -> bool:
+        """Whether the wildcards match this module path; linear in its length."""
+        if self.member.endswith("()"):  # A method is the last name: `**.encode()` may be one of the model itself.
+            return _match_names([*filter(None, path.split(".")), self.member], (*self.segments, _ANY_NAME))
+        if not path or (None not in self.segments and path.count(".") != len(self.segments) - 1):
+            return False
+        return _match_names(path.split("."), self.segments)
+
+
+@lru_cache(maxsize=16384)
+def text_of(site: Site) -> str:
+    """Return the one canonical text of a site."""
+    call = "" if site.call is None else f"#{site.call}"
+    port = "" if site.port == "output" else f":{site.port}"
+    module = _SPECIAL.sub(r"\\\g<0>", site.path) + ("" if site.within is None else f"#{site.within}")
+    dot = "." if module and site.method else ""
+    return module + dot + site.member + call + port + site.index
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Pattern:
+    """Read one text of the site language."""
+    if not isinstance(text, str):
+        raise SiteError(f"a site is text, not {type(text).__name__}")
+    if len(text) > LONGEST_TEXT:
+        raise SiteError(f"a site of {len(text)} characters; at most {LONGEST_TEXT} are read")
+    segments, position = _parse_path(text)
+    call, position = _parse_call(text, position)
+    member, within = "", None
+    if text[position : position + 1] in ("/", ".", "("):
+        segments, member, position = _parse_member(text, position, segments)
+        within, (call, position) = call, _parse_call(text, position)
+    port, position = _parse_port(text, position)
+    before = position
+    index, position = _parse_index(text, position)
+    if call is None:
+        call, position = _parse_call(text, position)
+    if position < len(text):
+        _refuse(text, position, f"unexpected {text[position]!r}{_hint(text, position, before, member)}")
+    if port == "param" and (member or call is not None):
+        _refuse(text, text.index(":param"), "':param' is a parameter as it is read: it has no calls and no members")
+    literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)
+    path = ".".join(names[0][0] for names in segments if names) if literal else None
+    return Pattern(text, path, segments, port, index, call, member, within)
+
+
+def _hint(text: str, position: int, index: int, member: str) -> str:
+    """Say what to write in place of a text that goes on where it should end; its subscripts begin at `index`."""
+    mark, subscripts, rest = text[position], text[index:position], text[position:]
+    if member[:1] == "/" and mark in ".(":
+        return ": a function is named alone, as in '/softmax'"
+    if mark == "." and subscripts:
+        if not _NAMES.fullmatch(subscripts):  # A sign or a slice counts from the end, or names several.
+            return ": a module is named with dots, by its own number or name, not by subscripts"
+        dotted = re.sub(r"[^\w*]+", ".", subscripts).rstrip(".")
+        return f": a module is named with dots, as in {text[:index] + dotted + rest!r}"
+    if mark == ":" and subscripts:
+        return f": the port comes before the subscripts: {text[:index] + rest + subscripts!r}"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def alternatives_of(name: str) -> Alternatives:
+    """Return what the name of a method or a function stands for, wildcards and all."""
+    names, end = _parse_name(name, 0)
+    if end < len(name) or names is None:
+        raise SiteError(f"{name!r} is not a name, nor a pattern of names")
+    return names
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name has wildcards."""
+    return "*" in name or "{" in name
+
+
+def matches_name(name: str, pattern: str) -> bool:
+    """Whether a name is meant by the name of a method or a function, wildcards and all."""
+    if name == pattern or not is_pattern(pattern):
+        return name == pattern
+    mark = "/" if pattern[0] == "/" else ""  # Of a member as a site has it.
+    return name.startswith(mark) and match_name(name.removeprefix(mark), alternatives_of(pattern.removeprefix(mark)))
+
+
+@lru_cache(maxsize=4096)
+def parse_subscripts(index: str) -> tuple[Any, ...]:
+    """Return the Python subscripts that the text of an index stands for."""
+    found = []
+    position = 0
+    while position < len(index):
+        subscript, position = _parse_subscript(index, position)
+        found.append(subscript)
+    return tuple(found)
+
+
+def write_subscripts(subscripts: tuple[Any, ...]) -> str:
+    """Return the canonical text of subscripts."""
+    return "".join(map(subscript_text, subscripts))
+
+
+def _refuse(text: str, position: int, problem: str) -> NoReturn:
+    raise SiteError(f"{problem}\n    {text}\n    {' ' * position}^")
+
+
+def _parse_path(text: str) -> tuple[Segments, int]:
+    """Read names up to the first mark; return the alternatives of each name, and where the path ends."""
+    segments: list[Alternatives | None] = []
+    position = -1
+    while True:
+        names, position = _parse_name(text, position + 1)
+        segments.append(names)
+        if text[position : position + 1] != ".":
+            return tuple(segments), position
+
+
+def _parse_name(text: str, position: int) -> tuple[Alternatives | None, int]:
+    """Read one name of a path; return its alternatives, None for `**`, and where it ends."""
+    alternatives = [[""]]  # Each alternative is the pieces of literal text between its `*`s.
+    stars = 0
+    while True:
+        character = text[position : position + 1]
+        if character in ("", ".", ":", "[", "#", "/", "("):
+            is_deep = stars == 2 and alternatives == [["", "", ""]]
+            return None if is_deep else _finish(text, alternatives, stars), position
+        if character == "*":
+            stars += 1
+            alternatives = [[*pieces, ""] for pieces in alternatives]
+        elif character == "{":
+            alternatives, position = _parse_braces(text, position, alternatives)
+        elif character == "\\" and position + 1 < len(text):
+            position += 1
+            _append(alternatives, text[position])
+        else:
+            plain = _PLAIN.match(text, position)
+            run = plain.group() if plain else character
+            _append(alternatives, run)
+            position += len(run) - 1
+        position += 1
+
+
+def _parse_member(text: str, position: int, segments: Segments) -> tuple[Segments, str, int]:
+    """Read `/function`, `.method()` or the `()` of a method whose name was taken for the last of the path."""
+    mark = text[position]
+    if mark == "(":
+        start, segments = text.rfind(".", 0, position) + 1, segments[:-1] or _ROOT
+    else:
+        start = position + 1
+        position = _parse_name(text, start)[1]
+    name = re.sub(r"(?<=[{,])\s+|\s+(?=[},])", "", text[start:position])
+    if not _MEMBER.fullmatch(name) or "**" in name:
+        _refuse(text, start, "a function or method has a plain name, as in 'h.3/softmax', 'h.3/*', 'h.3.split_heads()'")
+    if mark == "/":
+        return segments, f"/{name}", position
+    if text[position : position + 2] != "()":
+        _refuse(text, position, "a method is written with '()', as in 'h.3.split_heads()'")
+    return segments, f"{name}()", position + 2
+
+
+def _finish(text: str, alternatives: list[list[str]], stars: int) -> tuple[tuple[str, ...], ...]:
+    if stars > 1 and any("" in pieces[1:-1] for pieces in alternatives):
+        raise SiteError(f"{text!r}: '**' stands alone between dots, as in 'h.**' or '**.mlp'")
+    return tuple(tuple(pieces) for pieces in alternatives)
+
+
+def _parse_braces(text: str, position: int, alternatives: list[list[str]]) -> tuple[list[list[str]], int]:
+    end = text.find("}", position)
+    if end < 0:
+        _refuse(text, position, "'{' is not closed")
+    choices = [choice.strip() for choice in text[position + 1 : end].split(",")]
+    longest = max(map(len, choices)) + max(sum(map(len, pieces)) for pieces in alternatives)
+    if len(choices) * len(alternatives) * (longest // 64 + 1) > MOST_ALTERNATIVES:
+        _refuse(text, position, f"more than {MOST_ALTERNATIVES} alternatives")
+    if any(not choice or _SPECIAL.search(choice) or "." in choice for choice in choices):
+        _refuse(text, position, "'{...}' takes plain names between commas, as in 'h.{0,3}'")
+    return [[*pieces[:-1], pieces[-1] + choice] for pieces in alternatives for choice in choices], end
+
+
+def _append(alternatives: list[list[str]], text: str) -> None:
+    for pieces in alternatives:
+        pieces[-1] += text
+
+
+def _parse_call(text: str, position: int) -> tuple[int | None, int]:
+    if text[position : position + 1] != "#":
+        return None, position
+    match = re.compile(r"\d{1,10}").match(text, position + 1)
+    if match is None:
+        _refuse(text, position, f"'#' takes the number of a call, from 0{_RANGE}")
+    if re.compile(r":\d*(?![\w])|[-,]").match(text, match.end()):
+        _refuse(text, match.end(), f"'#' takes the number of one call{_RANGE}")
+    return int(match.group()), match.end()
+
+
+def _parse_port(text: str, position: int) -> tuple[str, int]:
+    if text[position : position + 1] != ":":
+        return "output", position
+    match = re.compile(r"\w*").match(text, position + 1)
+    name = match.group() if match else ""
+    if name not in PORTS:
+        by_name = f"; an argument by its name is ':inputs[\"{name}\"]'" if name else ""
+        near = _GRADIENTS if name.startswith("grad") else did_you_mean(name, PORTS) or f": {', '.join(PORTS)}{by_name}"
+        _refuse(text, position, f"{name!r} is not a port{near}")
+    return name, position + 1 + len(name)
+
+
+def _parse_index(text: str, position: int) -> tuple[str, int]:
+    found = []
+    while text[position : position + 1] == "[":
+        subscript, position = _parse_subscript(text, position)
+        found.append(subscript)
+    return write_subscripts(tuple(found)), position
+
+
+def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
+    """Read one `[...]`; a single item stands for itself, several are a tuple."""
+    items: list[Any] = []
+    parts: list[Any] = []  # The item being read, with the colons of a slice in it.
+    start, position = position, position + 1
+    while True:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            position += len(text[position:]) - len(text[position:].lstrip())
+            key = re.match(r"[^\W\d]\w*(?=\s*\])", text[position:])
+            hint = f'; a key is quoted: ["{key.group()}"]' if key else ""
+            if text.startswith("[", position):
+                hint = "; several positions are several sites, as in '[:, 0]' and '[:, 2]'"
+            _refuse(text, position, f"not a subscript: integers, slices, '...', None, '*' and quoted keys are{hint}")
+        token, kind = match.group().strip(), match.lastindex
+        if kind in (6, 7):  # A comma or the closing bracket.
+            items.append(_finish_item(text, start, parts))
+            parts = []
+            if kind == 7:
+                return _finish_subscript(text, start, items), match.end()
+        else:
+            parts.append(_read_token(text, position, token, kind or 0))
+        position = match.end()
+
+
+def _read_token(text: str, position: int, token: str, kind: int) -> Any:
+    if kind == 1:
+        if abs(int(token)) >= LARGEST_INTEGER:
+            _refuse(text, position, "an index of 2**31 or more")
+        return int(token)
+    if kind == 8:
+        return re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)
+    return {2: Ellipsis, 3: None, 4: STAR, 5: _COLON}[kind]
+
+
+_COLON = object()
+
+
+def _finish_item(text: str, start: int, parts: list[Any]) -> Any:
+    if _COLON not in parts:
+        if len(parts) != 1:
+            several = (
+                "; several names are written with braces, as in 'h.{0,1,2}'" if text[start - 1 : start] == "." else ""
+            )
+            _refuse(text, start, ("an empty subscript" if not parts else "a comma is missing") + several)
+        return parts[0]
+    bounds: list[int | None] = [None]
+    for part in parts:
+        if part is _COLON:
+            bounds.append(None)
+        elif isinstance(part, int) and bounds[-1] is None:
+            bounds[-1] = part
+        else:
+            _refuse(text, start, "not a slice")
+    if len(bounds) > 3 or 0 in bounds[2:]:
+        _refuse(text, start, "not a slice")
+    return slice(*bounds)
+
+
+def _finish_subscript(text: str, start: int, items: list[Any]) -> Any:
+    if len(items) > 1 and any(isinstance(item, str) for item in items):
+        _refuse(text, start, "a key stands alone in its brackets")
+    if items.count(Ellipsis) > 1:
+        _refuse(text, start, "more than one '...'")
+    return items[0] if len(items) == 1 else tuple(items)
+
+
+def _match_names(names: list[str], segments: Segments) -> bool:
+    """Match names against segments with two pointers; a last `**` takes at least one name, any other may take none."""
+    if segments[-1] is None:
+        segments = (*segments[:-1], _ANY_NAME, None)
+    name = segment = 0
+    restart: tuple[int, int] | None = None
+    while name < len(names):
+        if segment < len(segments) and segments[segment] is None:
+            restart = (segment, name)
+            segment += 1
+        elif segment < len(segments) and match_name(names[name], segments[segment] or ()):
+            name, segment = name + 1, segment + 1
+        elif restart is not None:
+            restart = (restart[0], restart[1] + 1)
+            segment, name = restart[0] + 1, restart[1]
+        else:
+            return False
+    return all(left is None for left in segments[segment:])
+
+
+def match_name(name: str, alternatives: Alternatives) -> bool:
+    """Whether a name is one of the alternatives."""
+    if alternatives == _ANY_NAME:
+        return True
+    return any(name == pieces[0] if len(pieces) == 1 else _match_pieces(name, pieces) for pieces in alternatives)
+
+
+def _match_pieces(name: str, pieces: tuple[str, ...]) -> bool:
+    """Whether the pieces occur in this order, at the ends too, with at least one character in each gap."""
+    first, *middle, last = pieces
+    if not (name.startswith(first) and name.endswith(last)):
+        return False
+    position = len(first)
+    for piece in middle:
+        position = name.find(piece, position + 1)
+        if position < 0:
+            return False
+        position += len(piece)
+    return position + 1 <= len(name) - len(last)

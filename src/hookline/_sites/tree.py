@@ -1,0 +1,294 @@
+"""A model's modules by name, seen through what wraps them: `torch.compile`, DDP, FSDP, PEFT."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookline.errors import HooklineError
+
+# Wrappers that hold one model and change its names: the child's name, and what the wrapper's class is called.
+_WRAPPERS = {
+    "_orig_mod": ("OptimizedModule",),
+    "module": ("DistributedDataParallel", "DataParallel", "AveragedModel"),
+    "_fsdp_wrapped_module": ("FullyShardedDataParallel",),
+    "_checkpoint_wrapped_module": ("ActivationWrapper",),
+    "_hooked_model": ("HookedModel",),
+    "base_model": ("PeftModel",),
+    "model": ("BaseTuner",),
+}
+
+Children = Mapping[str, nn.Module | None]
+Link = tuple[dict[str, Any], str, Any]  # Who holds something, under which name, and what it is.
+Named = tuple[str, nn.Module, Children | None]  # A module, its name and its siblings.
+MANY = 16  # From that many names on one walk through the model is cheaper than one for each.
+
+
+def wrapped_model(module: nn.Module) -> nn.Module | None:
+    """Return the model inside a known wrapper, or None."""
+    held = children_of(module)
+    for key in held if len(held) <= 2 else ():
+        if key in _WRAPPERS and any(base.__name__ in _WRAPPERS[key] for base in type(module).__mro__):
+            return held[key]
+    return None
+
+
+def wrapping(module: nn.Module) -> str:
+    """Return what known wrappers put before every name of the model inside: "module." or nothing."""
+    found = wrapped_model(module)
+    if found is None:
+        return ""
+    return next(f"{key}." for key, held in children_of(module).items() if held is found) + wrapping(found)
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the model inside all known wrappers."""
+    found = wrapped_model(module)
+    while found is not None:
+        module = found
+        found = wrapped_model(module)
+    return module
+
+
+def replaced_by(path: str, module: nn.Module, siblings: Children | None) -> nn.Module | None:
+    """Return the module that now stands where another did, or None if nothing has changed."""
+    if siblings is None:
+        return None
+    now = siblings.get(path.rpartition(".")[2])
+    return None if now is None or now is module or unwrap(now) is module else now
+
+
+def way_to(path: str, model: nn.Module) -> list[Link]:
+    """Return the links from a model down to a module of that name, as far as they go."""
+    found: list[Link] = []
+    module = unwrap(model)
+    for key in path.split(".") if path else ():
+        held: Any = children_of(module)
+        if held.get(key) is None and isinstance(module.__dict__.get(key), nn.Module):
+            held = module.__dict__  # A second name for a module, or one that is kept out of the tree.
+        child = held.get(key)
+        found.append((held, key, child))
+        if child is None:
+            break
+        module = unwrap(child)
+    return found
+
+
+def leads_to(module: nn.Module, path: str, model: nn.Module) -> bool:
+    """Whether a module is where its name says."""
+    way = way_to(path, model)
+    last = way[-1][2] if len(way) == path.count(".") + 1 else None
+    return last is module or (last is not None and unwrap(last) is module)
+
+
+class Names:
+    """The modules of one model by name, held weakly."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+
+    def walk(self, kind: type = nn.Module) -> list[Named]:
+        """Return the name, the module and its siblings, for each module of a kind; the model itself first.
+
+        Tied modules come under each of their names.
+        """
+        model = self._model()
+        found: list[Named] = []
+        if model is not None:
+            model = unwrap(model)
+            if isinstance(model, kind):
+                found.append(("", model, None))
+            _collect("", model, set(), kind, found)
+        return found
+
+    def once(self) -> list[tuple[str, nn.Module]]:
+        """Return every module once, under its first name."""
+        found: dict[int, tuple[str, nn.Module]] = {}
+        for name, module, _ in self.walk():
+            found.setdefault(id(module), (name, module))
+        return list(found.values())
+
+    def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
+        """Return every module that holds a tensor, and under which name."""
+        return [(module, name) for module, name, held in self._tensors() if held is tensor]
+
+    def _tensors(self) -> list[tuple[nn.Module, str, Tensor | None]]:
+        """Return every parameter and buffer and who holds it. Without a call for each module: there are many."""
+        found: list[tuple[nn.Module, str, Tensor | None]] = []
+        seen = set[int]()
+        waiting: list[Any] = [self._model()]
+        while waiting:
+            module = waiting.pop()
+            if module is None or id(module) in seen:
+                continue
+            seen.add(id(module))
+            held = module.__dict__
+            children = held.get("_modules")
+            if not isinstance(children, dict):  # A ScriptModule keeps them in C++.
+                continue
+            for tensors in (held["_parameters"], held["_buffers"]):
+                if tensors:
+                    found += [(module, name, one) for name, one in tensors.items()]
+            if children:
+                waiting += children.values()
+        return found
+
+    def find(self, path: str) -> nn.Module | None:
+        """Return the module of that name, with or without the names that wrappers add; None if there is none."""
+        place = self.locate(path)
+        return None if place is None else place[1]
+
+    def locate(self, path: str) -> Named | None:
+        """Return a module by its name: the name without what wrappers add to it, the module, and its siblings."""
+        model = self._model()
+        if model is None:
+            return None
+        place = _descend(model, path.split(".") if path else [], (), None)
+        return None if place is None else (".".join(place[0]), place[1], place[2])
+
+    def locate_plain(self, path: str) -> Named | None:
+        """Return a module by its name, where nothing is wrapped on the way there: the usual case of `locate`."""
+        module, siblings = self._model(), None
+        if module is None or not path or wrapped_model(module) is not None:
+            return None
+        for key in path.split("."):
+            siblings = module._modules
+            module = siblings.get(key) if type(siblings) is dict else None
+            if module is None or (module._modules and wrapped_model(module) is not None):
+                return None
+        return path, module, siblings
+
+    def of(self, module: nn.Module) -> list[str]:
+        """Return every name of a module object; one that is held outside the module tree has its class for a name."""
+        target = unwrap(module)
+        return [name for name, found, _ in self.walk() if found is target] or [_name_of_stranger(target)]
+
+
+class Survey(Names):
+    """The names of a model for the time of one search, in which it does not change.
+
+    What takes a walk through the whole model is looked up from the second time on: a search may be for thousands.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._asked = set[str]()
+        self._located = 0
+
+    def locate(self, path: str) -> Named | None:
+        """Return a module by its name; see Names."""
+        self._located += 1
+        place = self.locate_plain(path) if self._located < MANY else self._by_name.get(path)
+        return place or super().locate(path)
+
+    def holders(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
+        """Return every module that holds a tensor, and under which name."""
+        return self._by_tensor.get(id(tensor), []) if self._is_asked_again("tensor") else super().holders(tensor)
+
+    def of(self, module: nn.Module) -> list[str]:
+        """Return every name of a module object; see Names."""
+        if not self._is_asked_again("module"):
+            return super().of(module)
+        target = unwrap(module)
+        return self._by_module.get(id(target)) or [_name_of_stranger(target)]
+
+    def _is_asked_again(self, what: str) -> bool:
+        again = what in self._asked
+        self._asked.add(what)
+        return again
+
+    @cached_property
+    def _by_name(self) -> dict[str, Named]:
+        return {place[0]: place for place in self.walk()}
+
+    @cached_property
+    def _by_tensor(self) -> dict[int, list[tuple[nn.Module, str]]]:
+        found: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module, name, tensor in self._tensors():
+            found.setdefault(id(tensor), []).append((module, name))
+        return found
+
+    @cached_property
+    def _by_module(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for name, module, _ in self.walk():
+            found.setdefault(id(module), []).append(name)
+        return found
+
+
+def _name_of_stranger(module: nn.Module) -> str:
+    return f"<{type(module).__name__} {id(module):x}>"
+
+
+def children_of(module: nn.Module) -> Children:
+    """Return a module's direct children."""
+    found: object = module._modules
+    return found if isinstance(found, dict) else dict(module.named_children())  # A ScriptModule keeps them in C++.
+
+
+def is_container(module: nn.Module) -> bool:
+    """Whether the module has no forward of its own, as ModuleList and ModuleDict."""
+    return "forward" not in module.__dict__ and type(module).forward is nn.Module.forward
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether the module runs inside a torch.jit graph, where nothing can be seen."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Return how many parameters a module has, those of lazy modules that have not run yet not counted."""
+    return sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))  # type: ignore[misc, redundant-expr]
+
+
+def _collect(name: str, module: nn.Module, above: set[int], kind: type, found: list[Named]) -> None:
+    """Add all modules of a kind below one. Leaves, the most of them, cost no call."""
+    above.add(id(module))
+    prefix = name + "." if name else ""
+    siblings = children_of(module)
+    for key, child in siblings.items():
+        if child is None:
+            continue
+        if not child._modules:
+            if isinstance(child, kind):
+                found.append((prefix + key, child, siblings))
+            continue
+        child = unwrap(child)
+        if id(child) not in above:  # Else the modules hold each other in a ring.
+            if isinstance(child, kind):
+                found.append((prefix + key, child, siblings))
+            _collect(prefix + key, child, above, kind, found)
+    above.discard(id(module))
+
+
+def _descend(
+    module: nn.Module, parts: list[str], above: tuple[str, ...], siblings: Children | None
+) -> tuple[tuple[str, ...], nn.Module, Children | None] | None:
+    """Follow `parts` through children, and attributes that hold a module without being one: no property runs."""
+    wrapped, module = module, unwrap(module)
+    if not parts:
+        return above, module, siblings
+    held = children_of(module)
+    child = held.get(parts[0])
+    if child is None and isinstance(module.__dict__.get(parts[0]), nn.Module):
+        held = module.__dict__  # A second name for a module, or one that is kept out of the tree.
+        child = held[parts[0]]
+    place = _descend(child, parts[1:], (*above, parts[0]), held) if child is not None else None
+    inside = wrapped_model(wrapped)
+    if place is None and inside is not None and children_of(wrapped).get(parts[0]) is inside:
+        return _descend(inside, parts[1:], above, siblings)  # A wrapper's own name for what it holds.
+    return place
+
+
+def refuse_data_parallel(*_: nn.Module) -> NoReturn:
+    """Raise for a model of which torch is about to make the copies that DataParallel runs."""
+    raise HooklineError(
+        "DataParallel runs copies of the model on other threads and devices; use DistributedDataParallel, or hook "
+        "model.module on one device"
+    )

@@ -1,0 +1,243 @@
+"""Rows as tables of others: Parquet files, and `datasets` of Hugging Face; streamed, and never silently widened.
+
+A table has a line for each row: the number of its sample, its position there, and one column for each array. Where
+Arrow has no such numbers (bfloat16, float8, complex), the caller says what they become.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline._kernel import dtype_of
+from hookline._store.rows import Rows
+from hookline.errors import HooklineError, StoreError
+
+_GROUP = 16 << 20  # Bytes in memory at a time: a row group, or a batch.
+_FILE = 512 << 20
+_TYPES = {
+    torch.bool: "bool_", torch.uint8: "uint8", torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64",
+    torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
+    torch.float16: "float16", torch.float32: "float32", torch.float64: "float64",
+}  # fmt: skip
+_WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+@dataclass(frozen=True)
+class Column:
+    """How the rows of one array become a column: cast, then as what they are or as the bits of it.
+
+    Bits are integers in Arrow's own files. Parquet has none of one or two bytes, and would store four for each: there
+    they are the bytes of the row.
+    """
+
+    rows: Rows
+    dtype: torch.dtype
+    as_bits: bool
+    as_bytes: bool
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a reader needs to know to make the same tensors again."""
+        return {"dtype": str(self.dtype), "shape": list(self.rows.shape[1:]), "bits": self.as_bits}
+
+    @property
+    def width(self) -> int:
+        """How many numbers of the table one row is."""
+        return math.prod(self.rows.shape[1:]) * (2 if self.dtype.is_complex else 1)
+
+    def type(self, arrow: Any) -> Any:
+        """Return its type: a number, or a list of a fixed size."""
+        if self.as_bytes:
+            return arrow.binary(self.width * self.stored.itemsize)
+        item = _arrow_type(arrow, self.stored)
+        return item if len(self.rows.shape) == 1 else arrow.list_(item, self.width)
+
+    def array(self, arrow: Any, begin: int, end: int) -> Any:
+        """Return some rows as an array of Arrow's, in the memory in which they are."""
+        rows = self.rows[begin:end].to(self.dtype)
+        plain = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
+        numbers = plain.contiguous().view(self.stored)
+        if self.as_bytes and numbers.numel():
+            buffer = arrow.foreign_buffer(numbers.data_ptr(), numbers.nbytes, base=numbers)
+            return arrow.Array.from_buffers(self.type(arrow), end - begin, [None, buffer])
+        values = _values(arrow, numbers)
+        return values if len(self.rows.shape) == 1 else arrow.FixedSizeListArray.from_arrays(values, self.width)
+
+    @property
+    def path(self) -> str:
+        """The name of its numbers in Parquet."""
+        return self.rows.name if len(self.rows.shape) == 1 else f"{self.rows.name}.list.element"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its numbers are integers of one or two bytes."""
+        return self.stored.itemsize <= 2 and self.stored not in (torch.bool, torch.float16)
+
+    @property
+    def stored(self) -> torch.dtype:
+        """What the numbers of the table are."""
+        plain = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+        return _WORDS[plain.itemsize] if plain not in _TYPES else plain
+
+
+class Tables:
+    """Some arrays as tables, piece by piece."""
+
+    def __init__(
+        self, rows: Sequence[Rows], dtype: torch.dtype | str | None, bits: bool, as_bytes: bool = False
+    ) -> None:
+        for other in rows[1:]:
+            if not other.is_aligned_with(rows[0]):
+                told = f"the rows of {rows[0].name!r} and of {other.name!r} are not of the same samples and positions"
+                raise StoreError(f"{told}; export them one by one")
+        cast_to = None if dtype is None else dtype_of(dtype)
+        self.columns = [_column(one, cast_to, bits, as_bytes) for one in rows]
+        self._labels = rows[0].samples, rows[0].positions
+        self._rows = len(rows[0])
+        width = sum(column.width * column.stored.itemsize for column in self.columns) + 16
+        self._step = max(1, _GROUP // width)
+        self._steps_in_file = max(1, _FILE // _GROUP)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the columns were."""
+        return {column.rows.name: column.told for column in self.columns}
+
+    def schema(self, arrow: Any) -> Any:
+        """Return the schema, which tells what the columns were."""
+        fields = [("sample", arrow.int64()), ("position", arrow.int64())]
+        fields += [(column.rows.name, column.type(arrow)) for column in self.columns]
+        return arrow.schema(fields, metadata={"hookline": json.dumps(self.told)})
+
+    def files(self, arrow: Any) -> Iterator[Iterator[Any]]:
+        """Return for each file its batches. There is at least one file."""
+        size = self._step * self._steps_in_file
+        for begin in range(0, max(1, self._rows), size):
+            yield self._batches(arrow, begin, min(begin + size, self._rows))
+
+    def _batches(self, arrow: Any, begin: int, end: int) -> Iterator[Any]:
+        schema = self.schema(arrow)
+        for start in range(begin, end, self._step):
+            stop = min(start + self._step, end)
+            labels = [_values(arrow, one[start:stop]) for one in self._labels]
+            arrays = [column.array(arrow, start, stop) for column in self.columns]
+            yield arrow.RecordBatch.from_arrays([*labels, *arrays], schema=schema)
+
+
+def to_parquet(
+    path: str | os.PathLike[str],
+    rows: Sequence[Rows],
+    *,
+    dtype: torch.dtype | str | None = None,
+    bits: bool = False,
+    compression: str | None = None,
+) -> None:
+    """Write rows to a new folder of Parquet files: see `Store.to_parquet`."""
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise HooklineError("to_parquet() writes with pyarrow: pip install 'hookline[parquet]'") from error
+    tables = Tables(rows, dtype, bits, as_bytes=True)
+    # Small integers take their own size only as numbers in a dictionary.
+    small = [column.path for column in tables.columns if not column.as_bits and column.is_small]
+    options = {"compression": compression or "none", "use_dictionary": small, "write_statistics": ["sample"]}
+    with _new_folder(path) as folder:
+        for number, batches in enumerate(tables.files(arrow)):
+            name = os.path.join(folder, f"{number:06d}.parquet")
+            with parquet.ParquetWriter(name, tables.schema(arrow), **options) as writer:
+                for batch in batches:
+                    writer.write_batch(batch, row_group_size=len(batch))
+
+
+def to_datasets(
+    path: str | os.PathLike[str], rows: Sequence[Rows], *, dtype: torch.dtype | str | None = None, bits: bool = False
+) -> Any:
+    """Write rows to a new folder that `datasets.load_from_disk` opens: see `Store.to_datasets`."""
+    try:
+        import datasets
+        import pyarrow as arrow
+    except ImportError as error:
+        raise HooklineError("to_datasets() needs datasets: pip install 'hookline[datasets]'") from error
+    tables = Tables(rows, dtype, bits)
+    features = datasets.Features.from_arrow_schema(tables.schema(arrow))
+    schema = features.arrow_schema
+    about = datasets.DatasetInfo(features=features, description=json.dumps({"hookline": tables.told}))
+    names = []
+    with _new_folder(path) as folder:
+        for number, batches in enumerate(tables.files(arrow)):
+            names.append(f"data-{number:05d}.arrow")
+            with arrow.OSFile(os.path.join(folder, names[-1]), "wb") as file, arrow.ipc.new_stream(file, schema) as to:
+                for batch in batches:
+                    to.write_batch(batch.replace_schema_metadata(schema.metadata))
+        about.write_to_directory(folder)  # The metadata of a table, datasets would drop.
+        with open(os.path.join(folder, "state.json"), "x", encoding="utf-8") as file:
+            json.dump(_state(names), file, indent=2)
+    return datasets.load_from_disk(os.fspath(path))
+
+
+def _state(names: list[str]) -> dict[str, Any]:
+    """Return what `datasets` keeps of a dataset beside its files."""
+    return {
+        "_data_files": [{"filename": name} for name in names], "_fingerprint": os.urandom(8).hex(),
+        "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
+        "_split": None,
+    }  # fmt: skip
+
+
+def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -> Column:
+    """Return how an array is exported; refuse what would change its numbers without being asked."""
+    if rows.name in ("sample", "position"):
+        raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
+    wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
+    if wanted in _TYPES:
+        return Column(rows, wanted, as_bits=False, as_bytes=False)
+    if not bits:
+        name = str(wanted).removeprefix("torch.")
+        others = "" if wanted.is_complex else ", or dtype=torch.float32 to widen them"
+        raise StoreError(f"{rows.name!r} is {name}, which Arrow does not have; give bits=True to keep its bits{others}")
+    return Column(rows, wanted, as_bits=True, as_bytes=as_bytes and not wanted.is_complex)
+
+
+def _values(arrow: Any, tensor: Tensor) -> Any:
+    """Return the numbers of a contiguous tensor as an array of Arrow's that shares its memory."""
+    if not tensor.numel():
+        return arrow.array([], _arrow_type(arrow, tensor.dtype))
+    buffer = arrow.foreign_buffer(tensor.data_ptr(), tensor.nbytes, base=tensor)
+    if tensor.dtype is torch.bool:  # A bit each, there.
+        return arrow.Array.from_buffers(arrow.uint8(), tensor.numel(), [None, buffer]).cast(arrow.bool_())
+    return arrow.Array.from_buffers(_arrow_type(arrow, tensor.dtype), tensor.numel(), [None, buffer])
+
+
+def _arrow_type(arrow: Any, dtype: torch.dtype) -> Any:
+    found: Callable[[], Any] = getattr(arrow, _TYPES[dtype])
+    return found()
+
+
+@contextmanager
+def _new_folder(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Give a folder that gets its name when everything is in it."""
+    target = os.path.abspath(os.fsdecode(path))
+    if os.path.exists(target):
+        raise StoreError(f"{target!r} exists; give a new path")
+    temporary = f"{target}.{os.urandom(4).hex()}.hookline-temporary"
+    try:
+        os.makedirs(temporary)
+        yield temporary
+        os.rename(temporary, target)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{target!r} was not written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,315 @@
+"""A folder elsewhere, through fsspec: "s3://bucket/acts", "memory://acts", and, for reading, whatever fsspec opens.
+
+A data file is written to a temporary file here and sent as one object when it is finished; a record is an object that
+is created only if there is none. So one who dies leaves objects that no record names, and nothing else. Whom to ask,
+and with which credentials, is fsspec's own configuration, and the environment that its file systems read.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline._kernel import LONGEST
+from hookline.errors import HooklineError, StoreError
+
+# Those that create an object only if there is none, in one step: by If-None-Match on S3, by ifGenerationMatch on GCS.
+_EXCLUSIVE = {"s3": "If-None-Match", "s3a": "If-None-Match", "gs": "ifGenerationMatch", "gcs": "ifGenerationMatch"}
+_STALE = 24 * 3600  # Seconds after which the writer of an object without a record must be dead.
+_RANGE = 8 << 20  # Bytes asked for at once, so that a large part of a file comes as several.
+_TRIES = 5
+_SEE = (
+    "that its bucket or folder exists, and that fsspec's configuration or the environment has what it takes to go there"
+)
+_in_memory = threading.Lock()  # memory:// is of one process, and looks before it creates.
+_exclusive: set[str] = set()  # Where that was tried, in this process.
+
+
+class RemotePlace:
+    """A folder that fsspec reaches, named by its URL."""
+
+    maps = False  # Every `rows` is a question over the network.
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self._opened: tuple[int, Any, str] | None = None
+        self._open()
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __getstate__(self) -> str:
+        return self.url
+
+    def __setstate__(self, url: str) -> None:
+        self.url, self._opened = url, None
+
+    def child(self, name: str) -> RemotePlace:
+        """Return the place of a folder inside this one."""
+        return RemotePlace(f"{self.url}/{name}")
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Create an object if there is none; False if there is another. One with the same bytes counts as this one.
+
+        The answer to a request may be lost, and the request made again: then it is this very object that is there.
+        """
+        system, path = self._open(name)
+        with self._writing(name):
+            self._check_exclusive(system)
+            for number in range(_TRIES):
+                try:
+                    _create(system, path, data)
+                    return True
+                except Exception as error:
+                    with suppress(FileNotFoundError):
+                        return self.read(name) == data
+                    if number == _TRIES - 1 or isinstance(error, (FileNotFoundError, PermissionError)):
+                        raise
+                    time.sleep(0.1 * 2**number)  # Two who come at once may both be told to come again.
+        raise AssertionError("the last try returns or raises")
+
+    def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
+        """Return a small object, or a part of one."""
+        system, path = self._open(name)
+        end = LONGEST + 1 if nbytes < 0 else start + nbytes
+        with self._reading(name):
+            found = bytes(system.cat_file(path, start=start, end=end))
+        if nbytes < 0 and len(found) > LONGEST:
+            raise StoreError(f"'{self}/{name}' can't be read: it has over {LONGEST:,} bytes")
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none if it is not there."""
+        return sorted(_last(found["name"]) for found in self._listing(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the bytes of each object in a folder, by name."""
+        return {_last(found["name"]): int(found["size"]) for found in self._listing(folder) if found["type"] == "file"}
+
+    def remove(self, name: str) -> None:
+        """Remove an object; nothing happens if it is not there."""
+        system, path = self._open(name)
+        with self._writing(name), suppress(FileNotFoundError):
+            system.rm_file(path)
+
+    def sink(self, name: str, reserved: int) -> RemoteSink:
+        """Return a new file to be written from byte `reserved` on; it is sent when it is finished."""
+        return RemoteSink(self, name, reserved)
+
+    def rows(self, name: str, start: int, nbytes: int) -> Tensor:
+        """Return bytes of an object, in memory of their own; a large part comes in several pieces at once."""
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        system, path = self._open(name)
+        memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        starts = range(start, start + nbytes, _RANGE)
+        ends = [min(begin + _RANGE, start + nbytes) for begin in starts]
+        with self._reading(name):
+            if len(starts) == 1:
+                pieces = [system.cat_file(path, start=start, end=start + nbytes)]
+            else:
+                pieces = system.cat_ranges([path] * len(starts), list(starts), ends, on_error="raise")
+        for begin, end, piece in zip(starts, ends, pieces, strict=True):
+            if len(piece) != end - begin:
+                raise EOFError(f"'{self}/{name}' is cut short")
+            memory[begin - start : end - start] = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+        return memory
+
+    def free(self) -> int | None:
+        """Return None: nobody says how much room there is."""
+        return None
+
+    def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
+        """Remove an object if it is a day old and not wanted: nothing else tells of its writer."""
+        system, path = self._open(name)
+        try:
+            with self._reading(name):
+                age = time.time() - system.modified(path).timestamp()
+        except (FileNotFoundError, NotImplementedError):
+            return False
+        if age < _STALE or is_wanted():
+            return False
+        self.remove(name)
+        return True
+
+    def remove_temporary(self, folder: str) -> list[str]:
+        """Return nothing: an object is there wholly or not at all."""
+        return []
+
+    def _open(self, name: str = "") -> tuple[Any, str]:
+        """Return the file system and the path of a name in it. After a fork it is another one: fsspec needs that."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), *_file_system(self.url))
+        _, system, root = self._opened
+        return system, f"{root}/{name}" if name else root
+
+    def _listing(self, folder: str) -> list[dict[str, Any]]:
+        system, path = self._open(folder)
+        system.invalidate_cache(path)  # Others write there too.
+        try:
+            with self._reading(folder):
+                found = list(system.ls(path, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [one for one in found if one["name"].strip("/") != path.strip("/")]  # Some list the folder itself.
+
+    def _check_exclusive(self, system: Any) -> None:
+        """Refuse to write where two writers could not be told apart: try it once, at each server."""
+        kinds = [system.protocol] if isinstance(system.protocol, str) else list(system.protocol)
+        if "memory" in kinds:
+            return
+        if not any(kind in _EXCLUSIVE for kind in kinds):
+            raise StoreError(
+                f"'{self}' can be read, but not written to: {kinds[0]} creates no file exclusively, so two writers "
+                "could not be told apart; harvest to a folder of this machine and copy it there"
+            )
+        where = self.url.partition("://")[2].partition("/")[0]
+        if where in _exclusive:
+            return
+        _, path = self._open(f".hookline-{os.urandom(8).hex()}")
+        _create(system, path, b"one")
+        try:
+            with suppress(Exception):
+                _create(system, path, b"two")
+            if system.cat_file(path) != b"one":
+                header = next(_EXCLUSIVE[kind] for kind in kinds if kind in _EXCLUSIVE)
+                raise StoreError(
+                    f"'{self}' can't be written to: its server ignores {header}, so two writers could not be told "
+                    "apart; update it, or harvest to a folder of this machine"
+                )
+        finally:
+            with suppress(Exception):
+                system.rm_file(path)
+        _exclusive.add(where)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Say in words why something can't be read; that it is not there is for the caller."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, NotImplementedError, StoreError):
+            raise
+        except Exception as error:  # Each file system has exceptions of its own.
+            raise StoreError(f"'{self}/{name}' can't be read: {_reason(error)}; see {_SEE}") from error
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Say in words why something can't be written."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:
+            again = "starting again goes on after the last finished unit"
+            raise StoreError(f"'{self}/{name}' was not written: {_reason(error)}; see {_SEE}; {again}") from error
+
+
+class RemoteSink:
+    """A data file while it is written: here, without a name, until it is sent."""
+
+    def __init__(self, place: RemotePlace, name: str, reserved: int) -> None:
+        self._place = place
+        self._name = name
+        self._reserved = reserved
+        self._turn = threading.Lock()
+        self._is_sent = False
+        # Gone with this process, however that ends.
+        self._spool = tempfile.TemporaryFile(prefix="hookline-")  # noqa: SIM115
+        self._spool.seek(reserved)
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes."""
+        with self._turn, self._place._writing(self._name):
+            self._check()
+            self._spool.write(data)
+
+    def finish(self, header: bytes) -> None:
+        """Put the header in front, and send the file; it is there when this returns."""
+        if len(header) != self._reserved:
+            raise ValueError(f"{len(header)} bytes of header, but {self._reserved} are reserved")
+        system, path = self._place._open(self._name)
+        with self._turn, self._place._writing(self._name):
+            self._check()
+            self._spool.seek(0)
+            self._spool.write(header)
+            self._spool.flush()
+            self._is_sent = True
+            with _named(self._spool) as own:
+                system.put_file(own, path)
+            self._spool.close()
+
+    def close(self) -> None:
+        """Let go of the file: its record is there."""
+        with self._turn:
+            self._spool.close()
+            self._is_sent = False
+
+    def discard(self) -> None:
+        """Remove the file, and the object if it was sent; do nothing if it was closed or removed before."""
+        with self._turn:
+            self._spool.close()
+            if self._is_sent:
+                self._is_sent = False
+                with suppress(StoreError):
+                    self._place.remove(self._name)
+
+    def _check(self) -> None:
+        if self._spool.closed:
+            raise StoreError(f"'{self._place}/{self._name}' takes no more rows: it was finished or given up")
+
+
+@contextmanager
+def _named(spool: Any) -> Iterator[str]:
+    """Give a path to a file that has no name: that of its descriptor, or of a copy where there is none."""
+    path = f"/proc/self/fd/{spool.fileno()}"
+    if os.path.exists(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hookline-") as folder:
+        path = os.path.join(folder, "rows.safetensors")
+        spool.seek(0)
+        with open(path, "wb") as file:
+            while piece := spool.read(_RANGE):
+                file.write(piece)
+        yield path
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it."""
+    scheme = url.partition("://")[0].rpartition("::")[2]
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise HooklineError(f"{url!r} is reached through fsspec: pip install 'hookline[remote]'") from error
+    try:
+        system, path = url_to_fs(url)
+    except ImportError as error:
+        remedy = "pip install 'hookline[s3]'" if scheme in ("s3", "s3a") else _reason(error)
+        raise HooklineError(f"{url!r} needs a further package: {remedy}") from error
+    except Exception as error:
+        raise StoreError(f"{url!r} can't be opened: {_reason(error)}") from error
+    return system, str(path).rstrip("/")
+
+
+def _create(system: Any, path: str, data: bytes) -> None:
+    if system.protocol == "memory":
+        with _in_memory:
+            system.pipe_file(path, data, mode="create")
+    else:
+        system.pipe_file(path, data, mode="create")
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,315 @@
+"""`Store`: what was harvested, on disk: a mapping from site to rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from hookline import Site
+from hookline._kernel import (
+    Pattern,
+    Stats,
+    matches_name,
+    numbers_of_pieces,
+    parse,
+    refuse_flags,
+    refuse_numbers,
+    same_values,
+)
+from hookline._plot.pictured import Drawn, Pictured
+from hookline._store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
+from hookline._store.exports import to_datasets, to_parquet
+from hookline._store.layout import Layout, Part, Samples, read_index
+from hookline._store.places import Place, place
+from hookline._store.rows import Maps, NoSample, Rows
+from hookline._store.verify import Verified, check_sizes, check_units, verify
+from hookline._store.writer import how_many, parts, read_manifest
+from hookline._tables import Table, Tabular, count
+from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
+
+_PIECE = 1 << 20  # Bytes taken at a time.
+_DRAWN = 256 << 20, 4096  # Bytes of all arrays, and rows of each, that a picture is made of.
+_HEADER = ("site", "dtype", "shape", "rows", "bytes")
+
+
+class Store(Tabular, Pictured, Mapping[str, Rows]):
+    """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
+
+    as_cache = "hl.Cache({site: rows[:] for site, rows in store.items()})"  # What to write for all rows in memory.
+
+    def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
+        refuse_flags(partial=partial)
+        self._parts = _open(place(path), partial)
+        self._share()
+
+    @property
+    def samples(self) -> int:
+        """How many samples went in, the skipped ones included; in a partial store, those of its units."""
+        return sum(part.index.samples() for part in self._parts)
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The samples that were left out, by number, and why."""
+        return {part.first + number: why for part in self._parts for number, why in sorted(part.index.skipped.items())}
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """What the (first) harvest was of: the model, the data, what a row is."""
+        return self._parts[0].manifest.spec
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return sum(rows.nbytes for rows in self.values())
+
+    @overload
+    def rows(self, site: str | Site) -> Rows: ...
+
+    @overload
+    def rows(self, site: str | Site, sample: int) -> Tensor: ...
+
+    def rows(self, site: str | Site, sample: int | None = None) -> Rows | Tensor:
+        """Return the rows of a site, or, as a tensor, those of one sample."""
+        if sample is None:
+            return self[site]
+        refuse_numbers(sample=sample)
+        try:
+            return self[site].sample(sample)
+        except NoSample:
+            why = self.skipped.get(sample)
+            if why is None:
+                raise
+            raise NoSample(f"sample {sample} was skipped: {why}") from None
+
+    def dataset(
+        self,
+        *sites: str | Site,
+        shuffle: bool = False,
+        samples: bool = False,
+        seed: int = 0,
+        window: int | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        even: bool = False,
+    ) -> RowsDataset | SamplesDataset | ShuffledRows:
+        """Return rows as a torch dataset: tensors of one site, tuples of several, of all if none is named.
+
+        Args:
+            shuffle: An `IterableDataset` of all rows in a new order each epoch, without random access to the disk.
+            samples: Items are whole samples, with as many rows as each has.
+            seed: Of the order.
+            window: How many bytes are shuffled among each other, over all workers of a DataLoader: 256 MiB.
+            rank: Which part of how many (`world`) this is. By default that of torch.distributed where it is
+                initialized, else RANK and WORLD_SIZE as torchrun sets them, else everything.
+            world: See `rank`.
+            even: Leave out the few rows (fewer than ranks) by which ranks would differ; other ones each epoch.
+        """
+        rows = [self[site] for site in sites or self]
+        return dataset(
+            rows, shuffle=shuffle, samples=samples, seed=seed, window=window, rank=rank, world=world, even=even
+        )
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        *sites: str | Site,
+        dtype: torch.dtype | str | None = None,
+        bits: bool = False,
+        compression: str | None = None,
+    ) -> None:
+        """Write rows to a new folder of Parquet files: columns sample, position and one for each site (or all).
+
+        Args:
+            dtype: What floating-point numbers become, such as torch.float32; without it, they stay what they are.
+            bits: What Arrow has no type for (bfloat16, float8) goes as the bytes of the row, and complex numbers as
+                pairs; the metadata of the files says so.
+            compression: "zstd", for example; by default none, which is several times as fast to read.
+        """
+        rows = [self[site] for site in sites or self]
+        to_parquet(path, rows, dtype=dtype, bits=bits, compression=compression)
+
+    def to_datasets(
+        self,
+        path: str | os.PathLike[str],
+        *sites: str | Site,
+        dtype: torch.dtype | str | None = None,
+        bits: bool = False,
+    ) -> Any:
+        """Write rows as a `datasets.Dataset` to a new folder, and open it: see `to_parquet`; bits are integers here."""
+        return to_datasets(path, [self[site] for site in sites or self], dtype=dtype, bits=bits)
+
+    def verify(self) -> Verified:
+        """Read every byte, and compare it with what was written; a StoreError names every file that is damaged."""
+        return verify(self._parts)
+
+    def stats(self) -> Stats:
+        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site; memory stays bounded."""
+        return Stats.of({name: numbers_of_pieces(rows.scan(_PIECE)) for name, rows in self.items()})
+
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+        """Return one sample's rows, or some of all, evenly spaced: as many as fit in memory anywhere."""
+        if call is not None:
+            raise HooklineError("a store holds one value for each row, so call= has no meaning here")
+        names = list(dict.fromkeys(name for one in where for name in self._matching(one))) if where else list(self)
+        if sample is not None:
+            found = {name: self.rows(name, sample) for name in names}
+            values = {name: rows if len(rows) == 1 else rows[None] for name, rows in found.items()}
+            return Drawn(values, None, f"sample {sample}")
+        values = {name: _evenly(self[name], _DRAWN[0] // len(names), _DRAWN[1]) for name in names}
+        total, drawn = max(len(self[name]) for name in names), max(map(len, values.values()))
+        return Drawn(values, None, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
+
+    def _matching(self, where: str | Site) -> list[str]:
+        """Return the names of the arrays that a site or a pattern means."""
+        pattern = parse(str(where))
+        if where in self or pattern.path is not None:
+            return [self._find(where)]
+        found = [name for name in self if _means(pattern, Site.parse(name))]
+        if not found:
+            raise NotCaptured(f"{str(where)!r} matches nothing in this store{did_you_mean(str(where), self)}")
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same rows of the same samples and positions; it reads them. A NaN equals a NaN."""
+        if not isinstance(other, Store):
+            return NotImplemented
+        pairs = [(self[name], other[name]) for name in self if name in other]
+        if len(pairs) != len(self) or len(self) != len(other) or self.samples != other.samples:
+            return False
+        if any((mine.dtype, mine.shape) != (theirs.dtype, theirs.shape) for mine, theirs in pairs):
+            return False
+        return all(_same_rows(mine, theirs) for mine, theirs in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, site: str | Site) -> Rows:
+        name = self._find(site)
+        if name not in self._rows:
+            layout = Layout(self._parts, name, self._tables)
+            self._rows[name] = Rows(self._parts[0].arrays[name], layout, self._maps)
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts[0].arrays)
+
+    def __len__(self) -> int:
+        return len(self._parts[0].arrays)
+
+    def __contains__(self, site: object) -> bool:
+        try:
+            self._find(site)
+        except (NotCaptured, SiteError):
+            return False
+        return True
+
+    def __add__(self, other: Store) -> Store:
+        if not isinstance(other, Store):
+            return NotImplemented
+        both = Store.__new__(Store)
+        both._parts = _joined([*self._parts, *other._parts])
+        both._share()
+        return both
+
+    def _share(self) -> None:
+        """Make what all arrays share: mapped files, and tables of samples."""
+        self._maps = Maps()
+        self._tables: dict[tuple[int, ...], Samples] = {}
+        self._rows: dict[str, Rows] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._parts = state["_parts"]
+        self._share()
+
+    def _find(self, site: object) -> str:
+        """Return the name of an array by any spelling of it."""
+        names = self._parts[0].arrays
+        if isinstance(site, str) and site in names:
+            return site
+        if isinstance(site, str):
+            wanted = [str(Site(site))]  # Text that equals a module's name is that module.
+            if wanted[0] not in names and (pattern := parse(site)).path is not None:
+                wanted.append(str(pattern.at(pattern.path)))
+        elif isinstance(site, Site):
+            wanted = [str(site)]
+        else:
+            raise NotCaptured(f"a store is read by site, not by {type(site).__name__}")
+        for name in wanted:
+            if name in names:
+                return name
+        near = did_you_mean(str(site), names) or f"; it has {', '.join(map(repr, list(names)[:8]))}"
+        raise NotCaptured(f"{str(site)!r} is not in this store{near}{', ...' if len(names) > 8 else ''}")
+
+    def _table(self) -> Table:
+        found = [(name or '""', str(rows.dtype).removeprefix("torch."), rows) for name, rows in self.items()]
+        lines = [
+            (name, dtype, tuple(rows.shape[1:]), f"{len(rows):,}", f"{rows.nbytes:,}") for name, dtype, rows in found
+        ]
+        return Table(_HEADER, lines, self._title())
+
+    def _title(self) -> str:
+        left_out = f", {len(self.skipped):,} of them skipped" if self.skipped else ""
+        return f"{count(len(self), 'array')} of {count(self.samples, 'sample')}{left_out}, {count(self.nbytes, 'byte')}"
+
+
+def _means(pattern: Pattern, site: Site) -> bool:
+    same_place = pattern.matches(site.path) and matches_name(site.member, pattern.member)
+    return same_place and pattern.at(site.path)._replace(member=site.member) == site
+
+
+def _same_rows(mine: Rows, theirs: Rows) -> bool:
+    """Whether rows, their samples and positions are the same, read a piece at a time: units may be cut otherwise."""
+    step = max(1, (64 << 20) * len(mine) // max(1, mine.nbytes))
+    spans = [slice(start, start + step) for start in range(0, len(mine), step)]
+    pairs: list[tuple[Any, Any]] = [(mine, theirs), (mine.samples, theirs.samples), (mine.positions, theirs.positions)]
+    return all(same_values(one[span], other[span]) for span in spans for one, other in pairs)
+
+
+def _evenly(rows: Rows, nbytes: int, most: int) -> Tensor:
+    """Return rows that are few and from everywhere."""
+    fit = nbytes // max(1, rows.nbytes // max(1, len(rows)))
+    few = max(1, min(most, fit))
+    return rows[:: max(1, -(-len(rows) // few))]
+
+
+def _open(root: Place, partial: bool) -> list[Part]:
+    found = [_open_part(one, partial) for one in (root, *parts(root))]
+    return _joined(found)
+
+
+def _open_part(root: Place, partial: bool) -> Part:
+    manifest = read_manifest(root)
+    index = read_index(root, manifest)
+    check_sizes(root, manifest, index)
+    units = how_many(root, manifest)
+    check_units(root, index, units)
+    if not partial and (units is None or len(index) < units):
+        found = f"{len(index)} units, and its data had not ended" if units is None else f"{len(index)} of {units} units"
+        raise StoreError(f"'{root}' has {found}; run its harvest again to finish it, or open it with partial=True")
+    return Part(root, manifest, index)
+
+
+def _joined(found: Sequence[Part]) -> list[Part]:
+    """Return parts with their samples counted on, where they hold the same arrays."""
+    joined, first = [], 0
+    for part in found:
+        _check_same(found[0], part)
+        joined.append(Part(part.place, part.manifest, part.index, first))
+        first += part.index.end()
+    return joined
+
+
+def _check_same(one: Part, other: Part) -> None:
+    """Raise unless two parts hold the same arrays, in whatever order."""
+    if one.arrays == other.arrays:
+        return
+    names = [name for name in {**one.arrays, **other.arrays} if one.arrays.get(name) != other.arrays.get(name)]
+    first = names[0]
+    told = [f"'{part.place}' has {part.arrays.get(first) or f'no {first!r}'}" for part in (one, other)]
+    raise StoreError(f"only stores of the same arrays can be one: {told[0]}, but {told[1]}")

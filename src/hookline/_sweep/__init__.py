@@ -1,0 +1,1 @@
+"""One measurement with one place after the other changed."""

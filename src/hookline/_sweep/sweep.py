@@ -1,0 +1,255 @@
+"""`hl.sweep`: measure a model with one place after the other changed, to see which of them matter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hookline import Cache, Hooks, Site, capture
+from hookline._kernel import NOTHING, TOGETHER, WARN, Where, describe, refuse_flags_or_none, refuse_texts, short_form
+from hookline._progress import Bar
+from hookline._tables import Table, Tabular, count
+from hookline._tables.cells import bar
+from hookline.errors import EditError, HooklineError, NotCaptured, did_you_mean, warn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BAR = 20
+
+
+class Sweep(Tabular, Mapping[str, Any]):
+    """What was measured with each place changed, in the order in which they fire; prints as a table with bars.
+
+    `base` is what was measured with none changed. Numbers are floats; a tensor of several stays one.
+    """
+
+    def __init__(self, base: Any, measured: Mapping[str, Any], change: str = "changed") -> None:
+        self.base = base
+        self._measured = dict(measured)
+        self._change = change
+
+    def __getitem__(self, site: str | Site) -> Any:
+        if not isinstance(site, (str, Site)):
+            raise NotCaptured(f"a sweep is read by site, not by {type(site).__name__}")
+        name = str(Site.parse(site) if isinstance(site, str) else site)
+        if name not in self._measured:
+            raise NotCaptured(f"'{name}' was not measured in this sweep{did_you_mean(name, self._measured)}")
+        return self._measured[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._measured)
+
+    def __len__(self) -> int:
+        return len(self._measured)
+
+    def plot(
+        self, kind: str | None = None, *, ax: Axes | None = None, tokens: Any = None, title: str | None = None
+    ) -> Figure | Axes:
+        """Draw what was measured over the places; keys that vary in two numbers become a map of both."""
+        from hookline._plot.plots import plot
+
+        if title is not None:
+            refuse_texts(title=title)
+        numbers = {site: _number(value) for site, value in self.items()}
+        base = _number(self.base)
+        return plot(numbers, kind, ax=ax, tokens=tokens, title=title, base=base, label="measured")
+
+    def _table(self) -> Table:
+        base = _number(self.base)
+        changes = {site: _number(value) - base for site, value in self._measured.items()}
+        weights = [abs(change) if math.isfinite(change) else math.inf for change in changes.values()]
+        most = max((weight for weight in weights if weight < math.inf), default=0.0) or 1.0
+        rows = [
+            (site or '""', f"{_number(self._measured[site]):.4g}", f"{change:+.4g}", bar(weight / most, _BAR))
+            for (site, change), weight in zip(changes.items(), weights, strict=True)
+        ]
+        what = "mean of what was measured" if isinstance(self.base, Tensor) else "measured"
+        title = f"{count(len(rows), 'place')}, one at a time {self._change}; {what} without: {base:.4g}"
+        return Table(("site", "measured", "change", ""), rows, title, weights=weights)
+
+
+def sweep(
+    model: nn.Module,
+    where: Where | Mapping[Any, Any],
+    measure: Callable[[], Any],
+    *,
+    patch: Any = NOTHING,
+    edit: Callable[[Any], Any] | None = None,
+    skip: bool = False,
+    progress: bool | None = None,
+) -> Sweep:
+    """Measure a model with one place after the other changed: set to zero, unless something else is said.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    >>> found = sweep(model, "*", lambda: model(Tensor(1, 4).fill_(1.0)).norm())
+    >>> list(found), found["2"]
+    (['0', '1', '2'], 0.0)
+
+    Args:
+        where: The places; `[*]` and `/*` stand for all that a first run shows. Or a Cache or mapping, whose values are
+            put in, each alone: what another run had there.
+        measure: Runs the model, and returns a number or a tensor.
+        patch: The value to put in place of what passes, if not zero.
+        edit: A function of the value that passes, whose result is put in its place.
+        skip: Leave each module out: it passes its input on.
+        progress: Whether to show how far it is; None does in a terminal.
+    """
+    refuse_flags_or_none(progress=progress)
+    change = _Change(where, patch, edit, skip)
+    _refuse_measure(measure)
+    _warn_of_dropout(model)
+    base, sites = _first_run(model, change, measure)
+    measured: dict[str, Any] = {}
+    with Bar("sweep", total=len(sites), progress=progress) as shown:
+        for site, key in sites.items():
+            shown.advance(0, str(site))
+            hooks = short_form(model)
+            change.add(hooks, site, key)
+            with hooks:
+                measured[str(site)] = _checked(measure())
+            shown.advance(1, str(site))
+    if edit is not None and not change.does_edit:
+        raise EditError(
+            f"{change.name} returned None at every place, which leaves the value as it is; return the new one"
+        )
+    return Sweep(base, measured, str(change))
+
+
+class _Change:
+    """What is done at each place, and which places are asked for."""
+
+    def __init__(self, where: Any, patch: Any, edit: Callable[[Any], Any] | None, skip: bool) -> None:
+        if not isinstance(skip, bool):
+            raise EditError(f"skip= of a sweep is True or False, not {describe(skip)}; patch= puts a value in")
+        if edit is not None and not callable(edit):
+            raise EditError(f"edit= takes a function of the value, not {describe(edit)}; patch= puts a value in")
+        given = {"patch": patch is not NOTHING, "edit": edit is not None, "skip": skip}
+        several = [name for name, is_given in given.items() if is_given]
+        if isinstance(where, Mapping) and several:
+            raise EditError(f"where= has the values to put in; with {several[0]}=, give its sites alone: list(where)")
+        if len(several) > 1:
+            raise EditError(f"a sweep makes one change: {' or '.join(f'{name}=' for name in several)}")
+        if isinstance(where, Mapping) and not where:
+            raise EditError(f"sweep what? This {type(where).__name__} is empty; give {{site: value}}, or sites")
+        if isinstance(where, Cache):
+            where._refuse_several_calls()
+        self.values = where if isinstance(where, Mapping) else None
+        self.asked = list(where) if isinstance(where, Mapping) else [where]
+        self.patch = 0.0 if patch is NOTHING else patch
+        self.edit = edit
+        self.skip = skip
+        self.does_edit = False  # Whether the function has returned anything.
+
+    @property
+    def name(self) -> str:
+        """The name of the edit function."""
+        return getattr(self.edit, "__name__", None) or type(self.edit).__name__
+
+    def add(self, hooks: Hooks, site: Site, key: Any) -> None:
+        """Add the hook that makes it at one place, which was asked for by `key`."""
+        if self.edit is not None:
+            hooks.edit(site, self._noted(self.edit))
+        elif self.skip:
+            hooks.skip(site)
+        else:
+            hooks.patch({site: self.patch if self.values is None else self.values[key]})
+
+    def _noted(self, edit: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(edit, updated=())
+        def noted(*args: Any) -> Any:
+            result = edit(*args)
+            self.does_edit = self.does_edit or result is not None
+            return result
+
+        return noted
+
+    def __str__(self) -> str:
+        if self.edit is not None:
+            return f"edited by {self.name}"
+        if self.skip:
+            return "skipped"
+        if self.values is not None:
+            return "set to what another run had" if isinstance(self.values, Cache) else "set to a value of its own"
+        return f"set to {describe(self.patch)}"
+
+
+def _refuse_measure(measure: Any) -> None:
+    """Raise for what can't be called without arguments, before the model runs."""
+    if not callable(measure):
+        what = "measure is a function that runs the model and returns a number, as in `lambda: loss(model(x))`"
+        raise HooklineError(f"{what}, not {describe(measure)}")
+    try:
+        signature = inspect.signature(measure)
+    except (TypeError, ValueError):  # A builtin may have none.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(measure, "__name__", type(measure).__name__)
+        what = "measure is called without arguments, as in `lambda: loss(model(x))`"
+        raise HooklineError(f"{what}; {name}{signature} can't be: {error}") from None
+
+
+def _warn_of_dropout(model: Any) -> None:
+    """Warn that what is measured also varies by what dropout draws, in each run."""
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            warn(
+                f"'{Site(name)}' is in train mode, and drops other elements in each run of the sweep, so what is "
+                "measured varies by that too; call model.eval() first"
+            )
+            return
+
+
+def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:
+    """Measure with nothing changed; return that, and the places that fire, each with what asked for it."""
+    with ExitStack() as blocks:
+        seen = [(key, blocks.enter_context(_looking(model, key))) for key in change.asked]
+        base = _checked(measure())
+    sites: dict[Site, Any] = {}
+    for key, cache in seen:
+        for site in map(Site.parse, cache):
+            if site in sites:
+                raise EditError(f"'{site}' is asked for twice, by {sites[site]!r} and {key!r}")
+            sites[site] = key
+    if not sites:
+        raise HooklineError(
+            "nothing passed at these places while measure ran: does it run this model, and for gradients backward()?"
+        )
+    return base, sites
+
+
+def _looking(model: nn.Module, where: Where) -> Hooks:
+    """Make hooks that note where something passes; if nothing does anywhere, their block raises and says why."""
+    hooks, group = capture(model, where, transform=_nothing), object()
+    for tap in hooks._taps:
+        tap.group = group
+        tap.missing = TOGETHER if tap.missing == WARN else tap.missing
+    return hooks
+
+
+def _nothing(_value: Any) -> int:
+    """Stand for a value: that it passed is enough."""
+    return 0
+
+
+def _checked(value: Any) -> Any:
+    """Return what was measured as a float, or a tensor without its graph."""
+    if isinstance(value, Tensor) and not value.is_complex() and value.numel():
+        return value.detach().clone() if value.numel() > 1 else float(value.detach())
+    is_array = getattr(value, "size", 1) != 1
+    if isinstance(value, (Tensor, complex, str)) or not hasattr(value, "__float__") or is_array:
+        raise HooklineError(f"measure returns a number or a tensor, not {describe(value)}")
+    return float(value)
+
+
+def _number(value: Any) -> float:
+    return value.double().mean().item() if isinstance(value, Tensor) else float(value)

@@ -1,0 +1,1 @@
+"""Nested values: get and put parts, copy them, fit one to another, describe them."""

@@ -1,0 +1,370 @@
+"""Copies of tensors: on write where torch does that right, else now.
+
+`torch._lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a
+public function: where there is none, everything is copied at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from sys import getrefcount
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd.function import BackwardCFunction
+
+from hookline._values.nested import ATOMS, attributes_of, children, held_by, leaves, map_tensors, members
+
+
+def references_in_call() -> int:
+    """Count the references in a call to what one variable of its caller holds, as they are counted at this moment.
+
+    After dynamo has compiled something, Python may run every function in a way that holds arguments once more.
+    """
+    held: list[Any] = []
+    return _count(held)
+
+
+def _count(value: Any) -> int:
+    return getrefcount(value)
+
+
+_is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+_count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
+_saving_hooks: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
+count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)  # Since torch 2.1.
+
+
+class RunningForward:
+    """A forward of a model that runs now: what it was given, and what the model holds."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.model = model
+        self.given = args, kwargs
+        self.outer = running.get()
+        self._outside: set[int] | None = None
+
+    def made(self, tensor: Tensor) -> bool:
+        """Return True if neither an argument nor the model has the memory of a tensor, nor anybody an array of it."""
+        memory = memory_of(tensor)
+        if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # A copy is cheaper than looking closer.
+            return False
+        is_given_away = not tensor.requires_grad and _count_uses(tensor) > 1  # As DLPack does, and autograd.
+        if is_given_away or not _is_alone_in_memory(tensor):
+            return False
+        if self._outside is None:
+            self._outside = _memory_of_all(self.model, self.given)
+        is_new = memory not in self._outside and _TOO_MUCH not in self._outside
+        return is_new and (self.outer is None or self.outer.made(tensor))
+
+
+running: ContextVar[RunningForward | None] = ContextVar("running", default=None)
+
+
+def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token[RunningForward | None]:
+    """Note that a forward of a model begins here; `running.reset` ends it."""
+    return running.set(RunningForward(model, args, kwargs))
+
+
+def may_move(tensor: Tensor) -> bool:
+    """Return True if a tensor may move to other memory when somebody writes: nobody outside torch has its address.
+
+    What is copied on write already has given its address to nobody: torch copies it before it gives it away.
+    """
+    if is_copied_on_write(tensor):
+        return True
+    run = running.get()
+    return run is not None and run.made(tensor)
+
+
+def is_copied_on_write(tensor: Tensor) -> bool:
+    """Return True if torch copies a tensor's memory when somebody writes into it."""
+    try:
+        return _is_cow(tensor)
+    except (NotImplementedError, RuntimeError):  # Sparse, nested, inside vmap.
+        return False
+
+
+def is_private(tensor: Tensor) -> bool:
+    """Return True if nobody but the caller's one variable holds a tensor and its memory. Never true without proof."""
+    if getrefcount(tensor) != references_in_call() or not is_result(tensor):
+        return False
+    return tensor.untyped_storage().resizable()  # Memory that an array or a buffer owns is not.
+
+
+def is_result(tensor: Tensor) -> bool:
+    """Return True if torch has just made the memory of a tensor, given that one variable alone holds the tensor."""
+    if not _is_alone_in_memory(tensor):
+        return False
+    base = None if tensor.is_inference() else tensor._base
+    return base is None or getrefcount(base) == _ALONE_AS_BASE
+
+
+def _is_alone_in_memory(tensor: Tensor) -> bool:
+    """Return True if no other tensor has the memory of this one, but for its base and what autograd keeps of it.
+
+    An array of numpy holds a tensor of its own.
+    """
+    try:
+        others = count_holders(tensor.untyped_storage()._cdata) - ALONE_IN_MEMORY
+    except (NotImplementedError, RuntimeError):  # Sparse, nested.
+        return False
+    if others != 1 or tensor.is_inference():
+        return others == 0
+    if tensor._is_view():  # A linear layer, for one, returns a view of what nobody else holds.
+        return True
+    # Asked of the class: to ask the node itself would unpack what it saved. Hooks that pack keep something else.
+    made_by: Any = type(tensor.grad_fn)
+    if tensor._version != 0 or issubclass(made_by, BackwardCFunction) or _saving_hooks(True) is not None:
+        return False
+    return hasattr(made_by, "_saved_result") or hasattr(made_by, "_saved_output")
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one.
+
+    CUDA graphs and FSDP hold the address of their memory.
+    """
+    root: Tensor | None = tensor
+    if tensor._is_view() and not tensor.is_inference():
+        root = tensor._base
+    if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
+        return root.requires_grad and root.is_leaf
+    return isinstance(root, nn.Parameter) or (root is not None and root.requires_grad and root.is_leaf)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return what identifies a tensor's memory, the same for all its views; 0 if there is no such thing."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # Sparse, nested, a subclass that wraps others.
+        return 0
+
+
+def _memory_of_all(model: nn.Module, given: Any) -> set[int]:
+    """Return the memory of every tensor that a forward was given, or that the modules hold in any attribute."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting: list[Any] = [given]
+    for module in model.modules():
+        waiting += [*module.__dict__["_parameters"].values(), *module.__dict__["_buffers"].values()]
+        waiting += attributes_of(module)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            found.add(memory_of(one))
+        elif not isinstance(one, (nn.Module, *ATOMS)) and id(one) not in seen:
+            seen.add(id(one))
+            parts = held_by(one) or {}
+            if len(seen) + len(parts) > _MOST_OBJECTS:  # A vocabulary, say. Then nothing is known, and all is copied.
+                return {_TOO_MUCH}
+            waiting += parts.values()
+    return found
+
+
+def _calibrate() -> tuple[int, int, int]:
+    """Count the references to a tensor that one variable holds, and to the base of a view, as they are counted here."""
+    tensor = torch.empty(1, device="cpu")
+    if type(tensor) is not Tensor:  # Imported under a mode that makes tensors of its own: then nothing is proved.
+        return -1, -1, -1
+    view = torch.empty(1, device="cpu").view(1)
+    base = view._base
+    holders = count_holders(tensor.untyped_storage()._cdata)
+    found = getrefcount(tensor), getrefcount(base), holders
+    capsule = torch._C._to_dlpack(tensor)
+    is_seen = getrefcount(tensor) > found[0] or count_holders(tensor.untyped_storage()._cdata) > holders
+    del capsule
+    return found if is_seen and holders else (-1, -1, -1)
+
+
+ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
+_SMALL = 1 << 20  # Bytes.
+_MOST_OBJECTS = 20_000
+_TOO_MUCH = -1  # Among memory: there is more than was looked at.
+
+
+lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
+
+
+def share(value: Any, objects: bool = False) -> Any:
+    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
+    return map_tensors(share_tensor, value, _in_object=objects)
+
+
+def copy_all(value: Any) -> Any:
+    """Return `value` with every tensor copied now: what a user gives may be written to at any time."""
+    return map_tensors(copy_tensor, value)
+
+
+def share_tensor(tensor: Tensor, moves: bool | None = None) -> Tensor:
+    """Copy a tensor on write where that is right, else now. Autograd flows through.
+
+    Args:
+        moves: Whether its memory may move, if the caller knows: a tensor that was detached from it holds it too.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
+    moves = tensor.is_cpu and (may_move(tensor) if moves is None else moves)
+    return share_for_now(tensor) if moves else copy_tensor(tensor)
+
+
+def share_detached(tensor: Tensor) -> Tensor:
+    """The same, detached from the graph."""
+    moves = not torch.compiler.is_dynamo_compiling() and may_move(tensor)
+    return share_tensor(tensor.detach(), moves)
+
+
+def share_for_now(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write, wherever its memory comes from: it is hookline's own, or the copy is gone after a run."""
+    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
+    if not tensor.is_cpu or tensor.is_quantized or peek_interpreter_stack() is not None or is_parameter(tensor):
+        return copy_tensor(tensor)
+    if not tensor.numel():  # As an `out=` it may be given memory, which fails where an empty one is shared.
+        return copy_tensor(tensor)
+    return share_on_any_device(tensor)
+
+
+def share_on_any_device(tensor: Tensor) -> Tensor:
+    """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
+    try:
+        return lazy_clone(tensor)
+    except RuntimeError:  # Sparse, nested, shared-memory and numpy-owned tensors.
+        return copy_tensor(tensor)
+
+
+def copy_tensor(tensor: Tensor) -> Tensor:
+    """Copy a tensor now; dimensions of stride 0 stay expanded."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0 or tensor.is_quantized:
+        return tensor.clone()
+    if peek_interpreter_stack() is not None or 0 not in tensor.stride():
+        return tensor.clone()
+    return unexpanded(tensor).clone().expand(tensor.shape)
+
+
+def unexpanded(tensor: Tensor) -> Tensor:
+    """Return what a tensor is expanded from: its dimensions of stride 0 have the size 1, and all there is, is there."""
+    if 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def is_replayed_over(tensor: Tensor) -> bool:
+    """Whether a CUDA graph of torch.compile made this tensor, and its memory has been given to another run since.
+
+    Torch raises when one reads such a tensor while graphs are being recorded, and says nothing when they are replayed.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or not tensor.is_cuda:
+        return False
+    try:
+        manager = trees.get_manager(tensor.get_device(), create_if_none_exists=False)
+        memory = tensor.untyped_storage()._cdata
+    except (AssertionError, RuntimeError):  # Another thread has the graphs; torch knows of it.
+        return False
+    if manager is None or torch._C._has_Standard_Deleter(memory):
+        return False
+    latest = manager.current_node  # What ran last, and what ran before it in the same forward.
+    return latest is None or memory not in [held() for held in latest.path_live_weakrefs()]
+
+
+def address(tensor: Tensor) -> int:
+    """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
+    try:
+        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+    except RuntimeError:  # No memory of its own: sparse, nested, a subclass that wraps others.
+        return 0
+
+
+def versions(value: Any) -> list[Any]:
+    """Return what changes when somebody writes into the tensors of a value."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in leaves(value)]
+
+
+def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
+    """Return what changes when somebody writes into a value: its parts, and its tensors' versions."""
+    if isinstance(value, Tensor):
+        return id(value), 0 if value.is_inference() else value._version, value.requires_grad
+    parts = children(value)
+    if parts is None:
+        parts = members(value)
+    if parts is None or id(value) in _inside:
+        return id(value)
+    inside = (*_inside, id(value))
+    return [(key, state_of(part, inside)) for key, part in parts.items()]
+
+
+class Loan:
+    """A value lent to a user's function: copies of its tensors, of which it can be told whether the function wrote."""
+
+    def __init__(self, value: Any) -> None:
+        self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # A copy, what it is a copy of, and its state.
+        self.given = self._lend(value) if isinstance(value, Tensor) else map_tensors(self._lend, value, _in_object=True)
+        self._before = state_of(self.given)
+
+    def _lend(self, tensor: Tensor) -> Tensor:
+        copy = share_tensor(tensor)
+        self._copies[id(copy)] = copy, tensor, state_of(copy)
+        return copy
+
+    def is_written(self) -> bool:
+        """Return True if the function is known to have written into what it was given."""
+        if state_of(self.given) != self._before:
+            return True
+        return any([copy.is_cpu and not _is_untouched(copy, own) for copy, own, _ in self._copies.values()])
+
+    def take_back(self, tensor: Tensor) -> Tensor:
+        """Return what passes on for a tensor of the function's result: what it left alone is the model's own again."""
+        copy, own, before = self._copies.get(id(tensor), (None, None, None))
+        if copy is None or own is None:  # What the user holds is not the model's to overwrite.
+            return share_for_now(tensor) if is_copied_on_write(tensor) else copy_tensor(tensor)
+        return own if state_of(copy) == before and _is_untouched(copy, own) else copy
+
+
+def _is_untouched(copy: Tensor, own: Tensor) -> bool:
+    """Return True if a copy is certain to be as it was lent: a write through `.data` or numpy moves no version.
+
+    It moves copy-on-write memory. Reading through numpy does so too, and what was copied at once was never there.
+    """
+    if not own.is_cpu:
+        return False
+    if address(copy) == address(own) != 0:
+        return True
+    is_odd = (
+        own.is_quantized or own.layout is not torch.strided or own.is_nested or peek_interpreter_stack() is not None
+    )
+    if is_odd or type(own) not in (Tensor, nn.Parameter):
+        return True  # Its memory can't be written to past torch's own functions.
+    return torch.equal(copy, own) or torch.equal(copy.nan_to_num(), own.nan_to_num())
+
+
+def alias_of(tensor: Tensor) -> Tensor:
+    """Return a view of a whole tensor. Unlike `view_as` it keeps the stride of a dimension of size 1.
+
+    By that stride torch chooses between kernels, whose results differ in the last bits.
+    """
+    return tensor.view_as(tensor) if tensor.is_nested else tensor[...]  # Nested tensors know the first alone.
+
+
+class Alias(torch.autograd.Function):
+    """An alias of a tensor that is not a view of it: it keeps its hooks when somebody writes into it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def jvp(_ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent

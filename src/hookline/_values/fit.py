@@ -1,0 +1,335 @@
+"""Whether a new value can stand where an old one passes: `fit` makes it so, `agree` insists on it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from numbers import Number
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hookline._values.copies import copy_all, copy_tensor
+from hookline._values.nested import (
+    check_fits,
+    check_kind,
+    check_number,
+    children,
+    describe,
+    fields,
+    map_tensors,
+    other_shape,
+    rebuild,
+    subscript_text,
+)
+from hookline.errors import EditError
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Return True if two values have the same structure and numbers. A NaN equals a NaN; devices may differ."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or _same_tensors(one.detach(), other.detach())
+    if type(one) is not type(other):
+        return False
+    parts, others = children(one), children(other)
+    if parts is None or others is None:
+        return one is other or bool(one == other) or bool(one != one and other != other)
+    return list(parts) == list(others) and all(same_values(part, others[key]) for key, part in parts.items())
+
+
+def _same_tensors(one: Tensor, other: Tensor) -> bool:
+    if one.is_nested and other.is_nested:
+        return same_values(list(one.unbind()), list(other.unbind()))
+    if (one.dtype, one.layout, one.shape) != (other.dtype, other.layout, other.shape):
+        return False
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    other = other.to(one.device)
+    equal = one == other
+    if one.is_floating_point() or one.is_complex():
+        equal |= one.isnan() & other.isnan()
+    return bool(equal.all())
+
+
+# The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
+_KEEPING = [
+    f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
+]
+_NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
+Passed = tuple[tuple[Any, ...], dict[str, Any]]  # The arguments of a call.
+
+
+def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any:
+    """Return `new` as a value that can stand where `old` passes: broadcast, of its type, no tensor the caller's own.
+
+    Args:
+        call: Where it passes, for an error.
+        keys: Of which part of that `old` is.
+    """
+    if isinstance(old, Tensor):
+        return _fit_tensor(new, old)
+    parts = children(old)
+    if parts is None:
+        return copy_all(_fit_array(new, old) if _is_array(old) else _of_its_kind(new, old))
+    new_parts = children(new)
+    if new_parts is None or len(new_parts) != len(parts) or isinstance(new, Mapping) != isinstance(old, Mapping):
+        raise EditError(f"{describe(new)} given where {describe(old)} passes{_name_part(old, call, keys)}")
+    if isinstance(old, Mapping) and new_parts.keys() != parts.keys():
+        raise EditError(f"{describe(new)} given where {describe(old)} passes: the keys differ")
+    if not isinstance(old, Mapping):
+        new_parts = dict(zip(parts, new_parts.values(), strict=True))  # A record read from a file has other names.
+    return rebuild(old, {key: fit(new_parts[key], part, call, (*keys, key)) for key, part in parts.items()})
+
+
+def agree(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> None:
+    """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`; see `fit` for the others."""
+    if isinstance(old, Tensor):
+        if not isinstance(new, Tensor):
+            raise EditError(f"{describe(new)} given where {describe(old)} passes")
+        if new.shape != old.shape:
+            raise other_shape(new, old, "given")
+        check_kind(new, old)
+        return
+    parts, new_parts = children(old), children(new)
+    if parts is None:
+        if not _is_array(old):
+            _of_its_kind(new, old)
+        elif not (_is_array(new) and (new.shape, new.dtype) == (old.shape, old.dtype)):
+            raise EditError(f"{_told(new)} given where {_told(old)} passes")
+        return
+    if new_parts is None or type(new) is not type(old) or parts.keys() != new_parts.keys():
+        hint = _name_part(old, call, keys)
+        either = ", or return all of it" if hint else ""
+        raise EditError(f"{describe(new)} given where {describe(old)} passes{hint}{either}")
+    for key, part in parts.items():
+        agree(new_parts[key], part, call, (*keys, key))
+
+
+def _name_part(old: Any, call: Any, keys: tuple[Any, ...]) -> str:
+    """Say how the first part of a container is named as a place."""
+    first = [*fields(old), *(children(old) or ())][:1]
+    if not first:
+        return ""
+    site = "" if call is None else call.site
+    return f"; name the part to change, as in '{site}{''.join(map(subscript_text, (*keys, *first)))}'"
+
+
+def takes_tensor(old: Any) -> bool:
+    """Whether a number is put in the place of this value as a tensor: in a compiled graph, if any number fits."""
+    return torch.compiler.is_dynamo_compiling() and _holds_fractions(old)
+
+
+def put_number(number: Tensor, old: Tensor) -> Tensor:
+    """Return a value like `old` that is that number everywhere."""
+    return torch.empty_like(old, requires_grad=False).copy_(number)
+
+
+def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
+    """Return a number as a tensor, where the model is; None if it is not a number, or nothing was compiled yet."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is None or not getattr(dynamo, "FRAME_COUNTER", 1):
+        return None
+    if type(value) not in (int, float) or not abs(value) <= 1 << 53:
+        return None
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    if device.type not in ("cpu", "cuda"):  # Others have no float64.
+        return None
+    with torch.inference_mode(False):
+        return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _holds_fractions(value: Any) -> bool:
+    """Whether a value is a tensor that takes any number."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
+
+
+def _of_its_kind(new: Any, old: Any) -> Any:
+    """Return what can stand for an object: one of its type, a number or a tensor for a number; for None anything."""
+    are_numbers = isinstance(new, (Number, Tensor)) and isinstance(old, Number)
+    fits = are_numbers and (isinstance(old, complex) or not isinstance(new, complex))
+    if isinstance(new, bool) or isinstance(old, bool) or not are_numbers:
+        fits = old is None or (isinstance(new, type(old)) and isinstance(new, bool) == isinstance(old, bool))
+    if not fits:
+        raise EditError(f"{describe(new)} given where {_named(old)} passes; with check=False anything takes its place")
+    return new
+
+
+def _named(value: Any) -> str:
+    return f"the {type(value).__name__} {value!r}" if isinstance(value, (Number, str)) else describe(value)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__name__ == "ndarray"
+
+
+def _told(value: Any) -> str:
+    return f"an array of {value.dtype} {value.shape}" if _is_array(value) else describe(value)
+
+
+def _fit_array(new: Any, old: Any) -> Any:
+    """The same for an array of numpy: a number, or an array of its dtype that broadcasts."""
+    if _is_array(new) and new.dtype != old.dtype:
+        raise EditError(f"{_told(new)} given where {_told(old)} passes; cast it with .astype('{old.dtype}')")
+    if not _is_array(new):
+        try:
+            like = torch.from_numpy(old)
+        except TypeError:  # A dtype that torch does not have.
+            raise EditError(f"{describe(new)} given where {_told(old)} passes; give such an array") from None
+        check_number(new, like, "a number or an array")
+    filled = old.copy()
+    try:
+        filled[...] = new
+    except ValueError:
+        raise EditError(f"shape {new.shape} does not fit where {old.shape} passes") from None
+    return filled
+
+
+def _fit_tensor(new: Any, old: Tensor) -> Tensor:
+    if not isinstance(new, (Tensor, int, float)) and isinstance(new, Number) and hasattr(new, "item"):
+        new = new.item()  # A number of numpy's.
+    check_fits(new, old)
+    if not isinstance(new, Tensor):
+        return _filled(new, old)
+    return copy_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
+
+
+def _filled(number: complex, old: Tensor) -> Tensor:
+    try:
+        return torch.full_like(old, number, requires_grad=False)
+    except (TypeError, NotImplementedError) as error:  # A subclass that torch can't fill, such as a MaskedTensor.
+        kind = type(old).__name__
+        raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
+
+
+def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Passed) -> Any:
+    """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that.
+
+    Args:
+        first: The first argument of the call.
+        passed: All of them.
+    """
+    plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
+    shape = _shape_returned(module, first, passed) if plain else None
+    if shape is not None:
+        dtype, device = _kind_returned(value, [first, *module.parameters()])  # type: ignore[union-attr]
+        return fit(value, torch.empty(shape, dtype=dtype, device=device))
+    what = "this" if module is None else type(module).__name__
+    if isinstance(first, Tensor) and (value is None or callable(value)):
+        raise EditError(
+            f"{describe(value)} given for what {what} returns; leave it out to pass the input on, give a tensor, or "
+            "check=False"
+        )
+    if isinstance(first, Tensor) and isinstance(value, Number):
+        raise EditError(
+            f"{value!r} given for what {what} returns, whose shape is not known before it runs; give a tensor, or "
+            "check=False"
+        )
+    return copy_all(value)
+
+
+def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and device of what a layer returns: those of the value, if its input or a weight has them.
+
+    A norm may return its input's dtype or its weights', and what moves layers between devices may leave them on either.
+    Autocast and layers that take whole numbers choose the dtype themselves.
+    """
+    devices = [source.device for source in sources]
+    dtypes = [source.dtype for source in sources if _has_fractions(source)]
+    if not isinstance(value, Tensor):
+        return (dtypes[0] if dtypes else sources[0].dtype), devices[0]
+    device = value.device if value.device in devices else devices[0]
+    is_free = not dtypes or value.dtype in dtypes or _casts(device)
+    return (value.dtype if is_free else dtypes[0]), device
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _casts(device: torch.device) -> bool:
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def _shape_returned(module: nn.Module | None, first: Tensor, passed: Passed) -> tuple[int, ...] | None:
+    """Return the shape of what a layer of torch.nn makes of its arguments, None if it is not known without a run."""
+    shape = tuple(first.shape)
+    if type(module) is nn.Sequential:
+        for child in module:
+            between = torch.empty(shape, dtype=first.dtype, device="meta")
+            is_known = wraps_own(child.__dict__.get("forward"), child)
+            found = _shape_returned(child, between, ((between,), {})) if is_known else None
+            if found is None:
+                return None
+            shape = found
+        return shape
+    kind = type(module)
+    if module is None or not kind.__module__.startswith("torch.nn.modules.") or module._modules:
+        return None
+    # Those that are skipped most are known without a run: one on tensors without data takes longer than the layer.
+    if kind is nn.Linear:
+        return (*shape[:-1], module.out_features)  # type: ignore[arg-type]
+    if kind is nn.Embedding:
+        return (*shape, module.embedding_dim)  # type: ignore[arg-type]
+    if kind.__module__ in _KEEPING and kind not in _NOT_KEEPING:
+        return shape
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        try:
+            args, kwargs = map_tensors(lambda tensor: _without_numbers(module, tensor), passed)
+            output = type(module).forward(_without_data(module), *args, **kwargs)
+        except Exception:  # This is not what it takes, say.
+            return None
+    return tuple(output.shape) if isinstance(output, Tensor) else None
+
+
+def wraps_own(forward: Any, module: nn.Module) -> bool:
+    """Whether what an instance has as its `forward` is nothing, or says that it wraps that of the class."""
+    own = type(module).forward
+    held = own if forward is None else inspect.unwrap(forward)
+    return getattr(held, "__func__", held) in (own, inspect.unwrap(own))
+
+
+def _without_data(module: nn.Module) -> nn.Module:
+    """Return a layer like this one, unhooked, whose tensors have shapes but no data: running it computes nothing."""
+    bare = object.__new__(type(module))
+    names = {name: held for name, held in module.__dict__.items() if not isinstance(held, MethodType)}
+    for table in ("_parameters", "_buffers"):
+        names[table] = {
+            name: None if held is None else torch.empty_like(held, device="meta") for name, held in names[table].items()
+        }
+    bare.__setstate__(names)
+    return bare
+
+
+def _without_numbers(module: nn.Module, given: Tensor) -> Tensor:
+    """Return a tensor of the same shape without data, of the dtype that the layer computes in."""
+    dtypes = [one.dtype for one in module.parameters() if _has_fractions(one)]
+    dtype = dtypes[0] if dtypes and _has_fractions(given) else given.dtype
+    return torch.empty(tuple(given.shape), dtype=dtype, device="meta")
+
+
+def returns_another_structure(module: nn.Module, first: Any) -> str:
+    """Say how the module is known to return something else than what it takes, or nothing."""
+    name = type(module).__name__
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return f"{name} returns a tuple, not what it takes"
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return f"{name} returns vectors, not the indices it takes"
+    if isinstance(module, nn.Linear) and module.in_features != module.out_features:
+        return f"{name} takes {module.in_features} features and returns {module.out_features}"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        strided = any(step != 1 for step in module.stride)
+        if strided or module.in_channels != module.out_channels:
+            return (
+                f"{name} takes {module.in_channels} channels and returns {module.out_channels}, stride {module.stride}"
+            )
+    if isinstance(module, (nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)):
+        return f"{name} returns another shape than it takes"
+    annotation = str(getattr(type(module).forward, "__annotations__", {}).get("return", ""))
+    if annotation.lower().removeprefix("typing.").startswith("tuple") and not isinstance(first, tuple):
+        return f"{name}.forward is declared to return {annotation}, and takes {describe(first)}"
+    return ""

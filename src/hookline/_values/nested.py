@@ -1,0 +1,470 @@
+"""Nested values: what a module takes or returns, of any shape.
+
+`children` and `rebuild` say what a container is; everything else here is written in terms of them:
+`get` and `put` a part, `map_tensors` and `leaves` over all tensors.
+Nothing the caller holds is ever modified.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+import types
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.errors import EditError, HooklineError, SiteError, did_you_mean
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+STAR = _Star()  # In a parsed subscript: every index of that dimension.
+DEEPEST = 40  # Levels of nesting that are looked into.
+WRITTEN_BITS = 14_000  # Of an integer: Python refuses to write one of over 4,300 digits in decimal.
+ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
+CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
+ITERATORS = (Iterator, AsyncIterator, Coroutine)
+USUAL = (tuple, list, dict)  # Of which nothing has to be asked: that takes longer than all the rest.
+
+
+def children(value: Any) -> dict[Any, Any] | None:
+    """Return the parts of a container by key, or None for anything that is not one."""
+    if type(value) in (tuple, list):
+        return dict(enumerate(value))
+    if isinstance(value, (Tensor, *ATOMS)):
+        return None
+    if isinstance(value, (tuple, list, deque)):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return None
+
+
+def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """Return a container like `value` that holds `parts`."""
+    if isinstance(value, tuple):
+        items = list(parts.values())
+        if hasattr(value, "_make"):  # A named tuple. Its constructor may refuse what a gradient has: no integers.
+            return value._make(items)
+        try:
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        except TypeError:  # A subclass with a constructor of its own.
+            raise HooklineError(
+                f"a {type(value).__name__} passes here, which can't be rebuilt from its items"
+            ) from None
+    if type(value) is list:
+        return list(parts.values())
+    if type(value) in (dict, types.MappingProxyType):
+        return type(value)(dict(parts))
+    try:
+        new = copy.copy(value)
+    except Exception as error:
+        raise HooklineError(f"a {type(value).__name__} passes here, which can't be copied: {error}") from None
+    for key, part in parts.items():
+        if isinstance(value, (list, deque, Mapping)):
+            new[key] = part
+        else:
+            object.__setattr__(new, key, part)  # Frozen dataclasses refuse setattr.
+    return new
+
+
+_rebuild = rebuild
+
+
+def members(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object, not a container, that holds what may change: a distribution, a KV cache."""
+    if isinstance(value, (Tensor, *ATOMS, *CLOSED)):
+        return None
+    attributes = _own_attributes(value)
+    holds = any(isinstance(part, (list, dict, deque)) or _holds_tensor(part, depth=6) for part in attributes.values())
+    return attributes if holds else None
+
+
+def held_by(value: Any) -> dict[Any, Any] | None:
+    """Return what a container or any other object holds, by key or attribute; None for what is not looked into."""
+    parts = children(value)
+    if parts is not None or isinstance(value, (Tensor, *ATOMS, *CLOSED, *ITERATORS)):
+        return parts
+    return _own_attributes(value)
+
+
+def attributes_of(module: nn.Module) -> list[Any]:
+    """Return what a module holds besides parameters, buffers, other modules and torch's own tables."""
+    return [one for name, one in module.__dict__.items() if name not in _TORCHS_OWN]
+
+
+def get_part(value: Any, subscripts: Iterable[Any]) -> Any:
+    """Return the part of `value` at `subscripts`."""
+    for subscript in subscripts:
+        value = _get_one(value, subscript)
+    return value
+
+
+def put_part(
+    value: Any,
+    subscripts: tuple[Any, ...],
+    new: Any,
+    rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
+) -> Any:
+    """Return `value` with `new` at `subscripts`; see `map_tensors` for `rebuild`."""
+    if len(subscripts) == 0:  # Not by its truth: see Tap.trace.
+        return new
+    if isinstance(value, Tensor):
+        return _put_in_tensor(value, subscripts, new)
+    first, rest = subscripts[0], subscripts[1:]
+    if isinstance(value, (tuple, list)) and isinstance(first, slice):
+        return _put_slice(value, first, rest, new, rebuild)
+    part = put_part(_get_one(value, first), rest, new, rebuild)
+    parts = held_by(value)
+    if not parts:
+        raise EditError(f"{describe(value)} passes here, of which no part can be changed; change it as a whole")
+    key = _key_of(value, parts, first)
+    if isinstance(value, Mapping) and key not in parts:  # A ModelOutput has no keys for its fields that are None.
+        raise EditError(
+            f"{describe(value)} passes here, and {first!r} is not one of its keys; if the model makes it only when "
+            "asked, ask for it, as with output_hidden_states=True"
+        )
+    return rebuild(value, {**parts, key: part})
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value has no elements, or a list or tuple no items."""
+    if isinstance(value, Tensor):
+        return value.numel() == 0
+    return isinstance(value, (tuple, list)) and len(value) == 0
+
+
+def selects_nothing(value: Any, subscripts: Iterable[Any]) -> bool:
+    """Whether a slice among the subscripts leaves nothing of a value that is not empty itself."""
+    for subscript in subscripts:
+        part = _get_one(value, subscript)
+        slices = [one for one in (subscript if isinstance(subscript, tuple) else (subscript,)) if type(one) is slice]
+        if slices and is_empty(part) and not is_empty(value):
+            return True
+        value = part
+    return False
+
+
+def split(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Follow `subscripts` into the containers; return what is there and the subscripts left for a tensor."""
+    for position, subscript in enumerate(subscripts):
+        if isinstance(value, Tensor):
+            return value, subscripts[position:]
+        value = _get_one(value, subscript)
+    return value, ()
+
+
+def expand(value: Any, subscripts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the subscripts that a `[*]` stands for on this value; without one, just those given."""
+    for position, subscript in enumerate(subscripts):
+        items = subscript if isinstance(subscript, tuple) else (subscript,)
+        if STAR not in items:
+            continue
+        head, tail = subscripts[:position], subscripts[position + 1 :]
+        here = get_part(value, head)
+        found = []
+        for choice in _choices(here, items):
+            one = choice if isinstance(subscript, tuple) else choice[0]
+            found += [(*head, *rest) for rest in _expand_tail(here, one, tail)]
+        return found
+    return [subscripts]
+
+
+def map_tensors(
+    function: Callable[[Tensor], Any],
+    value: Any,
+    _inside: tuple[int, ...] = (),
+    _in_object: bool = False,
+    rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
+) -> Any:
+    """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`.
+
+    Args:
+        rebuild: How a container comes to hold the results. The usual way builds a new container.
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) not in USUAL:
+        if isinstance(value, ATOMS):
+            return value
+        _refuse_unreadable(value)
+    if id(value) in _inside:
+        return value
+    parts = children(value)
+    if parts is None:
+        # Inside an object that is copied, so are its objects: an empty key-value cache has nothing yet that changes.
+        parts = _own_attributes(value) if _in_object and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
+        _in_object = parts is not None
+    if parts is None or len(_inside) > DEEPEST:
+        is_buffer = type(value) is bytearray or type(value).__name__ == "ndarray"  # Somebody may write into it.
+        return copy.copy(value) if is_buffer and rebuild is _rebuild else value
+    inside = (*_inside, id(value))
+    mapped = {key: map_tensors(function, part, inside, _in_object, rebuild) for key, part in parts.items()}
+    return rebuild(value, mapped)
+
+
+def _refuse_unreadable(value: Any) -> None:
+    if isinstance(value, ITERATORS):
+        raise HooklineError(f"a {type(value).__name__} passes here, and reading it would use it up; hook what makes it")
+    if isinstance(value, (set, frozenset)) and any(isinstance(part, Tensor) for part in value):
+        raise HooklineError(f"a {type(value).__name__} of tensors passes here, which has no order to name its parts by")
+
+
+def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
+    """Return every tensor in `value`, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    inside = (*_inside, id(value))
+    return [tensor for part in _parts(value, _inside).values() for tensor in leaves(part, inside)]
+
+
+def leaf_places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the subscripts at which each tensor of `leaves(value)` is."""
+    if isinstance(value, Tensor):
+        return [()]
+    inside = (*_inside, id(value))
+    return [(key, *rest) for key, part in _parts(value, _inside).items() for rest in leaf_places(part, inside)]
+
+
+def _parts(value: Any, inside: tuple[int, ...]) -> dict[Any, Any]:
+    """Return what may hold tensors in a value; nothing of one that holds itself, or that reading would use up."""
+    if id(value) in inside or (type(value) not in USUAL and isinstance(value, ITERATORS)):
+        return {}
+    parts = children(value)
+    return (members(value) if parts is None else parts) or {}
+
+
+def subscript_text(subscript: Any) -> str:
+    """Return a subscript as it is written: `[:, -1]`, `["mask"]`."""
+    if isinstance(subscript, str):
+        return '["' + re.sub(r'[\\"]', r"\\\g<0>", subscript) + '"]'
+    items = subscript if isinstance(subscript, tuple) else (subscript,)
+    return f"[{', '.join(map(_item_text, items))}]"
+
+
+def shape_of(tensor: Tensor) -> str:
+    """Return a tensor's shape as text; a nested one has a shape for each of its parts."""
+    if tensor.is_nested:
+        return f"{tensor.size(0)} nested"
+    return str(tuple(tensor.shape))
+
+
+def describe(value: Any) -> str:
+    """Say in a few words what `value` is: "float32 (2, 5)", "a tuple of 2"."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {shape_of(value)}"
+    if isinstance(value, Mapping):
+        keys = ", ".join(map(str, value))
+        return f"{type(value).__name__} of {keys}" if len(keys) < 60 else f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > WRITTEN_BITS:
+        return f"int of {value.bit_length():,} bits"
+    if isinstance(value, (bool, int, float, complex)) or value is None:
+        return repr(value)
+    return type(value).__name__
+
+
+def _item_text(item: Any) -> str:
+    if item is Ellipsis:
+        return "..."
+    if not isinstance(item, slice):
+        return str(item)
+    start, stop, step = ("" if bound is None else str(bound) for bound in (item.start, item.stop, item.step))
+    return f"{start}:{stop}" + (f":{step}" if step else "")
+
+
+def _get_one(value: Any, subscript: Any) -> Any:
+    try:
+        if isinstance(subscript, str) and not (isinstance(value, Mapping) and subscript in value):
+            return _attributes(value)[subscript]
+        if isinstance(subscript, str) and isinstance(value, Tensor):
+            raise KeyError(subscript)
+        return value[subscript]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        near = did_you_mean(subscript, _attributes(value)) if isinstance(subscript, str) else ""
+        problem = f": {error}" if isinstance(error, (IndexError, ValueError)) and error.args else ""
+        problem = _out_of_range(value, subscript) or problem
+        text = f"[{subscript!r}]" if isinstance(subscript, str) else subscript_text(subscript)
+        raise SiteError(f"{text} is not a part of {describe(value)}{problem}{near}") from None
+
+
+def _out_of_range(value: Any, subscript: Any) -> str:
+    """Say which index of a tensor is too large. Torch does not count the dimensions that `...` stands for."""
+    items = subscript if isinstance(subscript, tuple) else (subscript,)
+    taken = [item for item in items if item is not None and item is not Ellipsis]
+    if not isinstance(value, Tensor) or value.is_nested or len(taken) > value.dim():
+        return ""
+    dimension = 0
+    for item in items:
+        if item is Ellipsis:
+            dimension += value.dim() - len(taken)
+        elif item is not None:
+            size = value.shape[dimension]
+            if type(item) is int and not -size <= item < size:
+                return f": index {item} is out of bounds for dimension {dimension} with size {size}"
+            dimension += 1
+    return ""
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what may be named by a string: keys, fields and plain attributes, but no property and no method."""
+    found = _own_attributes(value)
+    found |= {name: getattr(value, name) for name in fields(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found |= children(value) or {}
+    if isinstance(value, Mapping):
+        found |= {key: part for key, part in value.items() if isinstance(key, str)}
+    return found
+
+
+def _own_attributes(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, in its `__dict__` or in slots."""
+    declared = [getattr(base, "__slots__", ()) for base in type(value).__mro__]
+    slots = [name for names in declared for name in ((names,) if isinstance(names, str) else names)]
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def fields(value: Any) -> tuple[str, ...]:
+    """Return the names of a tuple's items: a namedtuple's, or those of what torch.max and its like return."""
+    if not isinstance(value, tuple):
+        return ()
+    fields: Any = getattr(value, "_fields", None) or getattr(type(value), "__match_args__", ())
+    return tuple(fields)
+
+
+def _key_of(value: Any, parts: Mapping[Any, Any], subscript: Any) -> Any:
+    """Return the key among `parts` that a subscript means."""
+    if isinstance(subscript, int) and isinstance(value, (tuple, list, deque)):
+        return range(len(parts))[subscript]
+    if isinstance(subscript, str) and subscript in fields(value):
+        return fields(value).index(subscript)
+    if isinstance(subscript, int) and isinstance(value, Mapping) and subscript not in value:
+        return list(parts)[subscript]  # A ModelOutput answers to integers too.
+    return subscript
+
+
+def _put_in_tensor(tensor: Tensor, subscripts: tuple[Any, ...], new: Any) -> Tensor:
+    result = tensor.clone()
+    part = result
+    for subscript in subscripts[:-1]:
+        part = _get_one(part, subscript)
+    old = _get_one(part, subscripts[-1])
+    check_fits(new, old)
+    part[subscripts[-1]] = new
+    return result
+
+
+def _put_slice(value: Any, where: slice, rest: tuple[Any, ...], new: Any, rebuild: Callable[..., Any]) -> Any:
+    items = list(value)
+    part = put_part(value[where], rest, new)  # A slice is a new list.
+    if isinstance(part, (Tensor, int, float)) or len(part) != len(items[where]):
+        raise EditError(f"{describe(part)} given where {describe(value[where])} passes")
+    items[where] = part
+    return rebuild(value, dict(enumerate(items)))
+
+
+def _expand_tail(here: Any, one: Any, tail: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    if not tail:
+        return [(one,)]
+    return [(one, *rest) for rest in expand(_get_one(here, one), tail)]
+
+
+def _choices(value: Any, items: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Replace each STAR among the items of one subscript by every index it can take."""
+    if not isinstance(value, Tensor):
+        keys = list(value) if isinstance(value, Mapping) else range(len(children(value) or ()))
+        return [(key,) for key in keys]
+    consumed = [item for item in items if item is not None and item is not Ellipsis]
+    if len(consumed) > value.dim():
+        raise SiteError(f"{len(consumed)} indices for {describe(value)}")
+    found: list[tuple[Any, ...]] = [()]
+    dimension = 0
+    for item in items:
+        if item is Ellipsis:
+            dimension += value.dim() - len(consumed)
+        indices: Iterable[Any] = range(value.shape[dimension]) if item is STAR else [item]
+        found = [(*chosen, index) for chosen in found for index in indices]
+        dimension += item is not None and item is not Ellipsis
+    return found
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, (*ATOMS, *CLOSED)):
+        return False
+    parts = children(value)
+    if parts is None:
+        parts = _own_attributes(value)
+    return any(_holds_tensor(part, depth - 1) for part in list(parts.values()))
+
+
+def check_fits(new: Any, old: Tensor) -> None:
+    """Raise unless `new` can be written over `old`: a number it can hold, or a tensor of its kind that broadcasts."""
+    if isinstance(new, Tensor):
+        check_kind(new, old)
+        _check_broadcast(new, old)
+    else:
+        check_number(new, old)
+
+
+def check_kind(new: Tensor, old: Tensor) -> None:
+    """Raise unless a new tensor has the layout, dtype and device of the old one."""
+    if new.layout != old.layout:
+        raise EditError(f"a {new.layout} tensor given where a {old.layout} one passes")
+    if new.dtype != old.dtype:
+        raise EditError(f"{new.dtype} given where {old.dtype} passes; cast it with .to({old.dtype})")
+    if new.device != old.device:
+        raise EditError(
+            f"a value on {new.device} given where one on {old.device} passes; move it with .to('{old.device}')"
+        )
+
+
+def _check_broadcast(new: Tensor, old: Tensor) -> None:
+    offset = old.dim() - new.dim()
+    fits = offset >= 0 and all(size in (1, old.shape[offset + i]) for i, size in enumerate(new.shape))
+    if not fits:
+        raise other_shape(new, old, "does not fit")
+
+
+def other_shape(new: Tensor, old: Tensor, did: str) -> EditError:
+    """Return the error for a tensor of another shape."""
+    error = EditError(f"shape {tuple(new.shape)} {did} where {tuple(old.shape)} passes")
+    sizes = zip(reversed(new.shape), reversed(old.shape), strict=False)
+    error.is_longer = any([size > 1 == before for size, before in sizes])
+    return error
+
+
+def check_number(new: Any, old: Tensor, instead: str = "a tensor or a number") -> None:
+    """Raise unless `new` is a number that `old` can hold; `instead` says what to give in place of anything else."""
+    if not isinstance(new, (int, float, complex)) or (isinstance(new, bool) and old.dtype is not torch.bool):
+        raise EditError(f"{describe(new)} given where {describe(old)} passes; give {instead}")
+    whole = isinstance(new, (bool, int)) or (isinstance(new, float) and new.is_integer())
+    if isinstance(new, complex) and not old.is_complex():
+        raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a complex number")
+    if old.is_floating_point() or old.is_complex() or isinstance(new, complex):
+        most = torch.finfo(old.dtype).max
+        if most < abs(new) < math.inf:
+            raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold more than {most:g}")
+        return
+    if not whole:
+        raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a fraction")
+    if old.dtype is not torch.bool and not torch.iinfo(old.dtype).min <= new <= torch.iinfo(old.dtype).max:
+        raise EditError(f"{new!r} given where {describe(old)} passes; it can't hold a number of that size")
+
+
+_TORCHS_OWN = frozenset(nn.Module().__dict__)

@@ -1,0 +1,220 @@
+"""Values of a device on which nobody waits: the largest element of each is noted there, and all are read together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+
+from hookline import Site
+from hookline._kernel import leaves
+
+PIECE = 1 << 22  # Elements that an exact look takes at a time: its copies stay small beside any model.
+_INFINITE = float("inf")
+_QUICK = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+_STRIDED = torch.strided
+
+
+class Rule(NamedTuple):
+    """What is bad: NaN always, Inf unless it is allowed, and what is larger than a limit."""
+
+    limit: float | None = None
+    inf: bool = True
+    below: bool = True  # Whether -Inf is bad too: a mask that is given to a model is full of it.
+
+
+class Finding(NamedTuple):
+    """What is wrong with a tensor: how many of its elements, and where the first of them is."""
+
+    nan: int
+    inf: int
+    over: int
+    elements: int
+    first: tuple[int, ...]
+    value: float
+
+    @property
+    def bad(self) -> int:
+        """How many elements are bad."""
+        return self.nan + self.inf + self.over
+
+
+def checkable(value: Any) -> list[Tensor]:
+    """Return the tensors of a value that can be bad: those of fractions, as plain dense numbers."""
+    found = [value] if isinstance(value, Tensor) else leaves(value)
+    return [plain for tensor in found if (plain := numbers_in(tensor)) is not None]
+
+
+def numbers_in(tensor: Tensor) -> Tensor | None:
+    """Return a tensor's numbers without graph, layout or imaginary part; None where nothing can be bad, or is there."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor.is_quantized:
+        return None
+    tensor = tensor.detach()
+    tensor = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor, this rank's part.
+    if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
+        return None
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.element_size() == 1:  # Float8 has no sums.
+        tensor = tensor.to(torch.float32)
+    return tensor if tensor.numel() else None
+
+
+def is_plain(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor of plain numbers as it is, but for its graph: the usual case."""
+    return (
+        type(tensor) is Tensor
+        and tensor.dtype in _QUICK
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
+        and not tensor.is_meta
+        and tensor.numel() > 0
+    )
+
+
+def is_suspicious(plain: Tensor, limit: float | None) -> bool:
+    """Whether plain numbers may hold NaN, Inf or one over a limit. It waits for the device."""
+    if limit is None:
+        total = plain.sum(dtype=torch.float32) if plain.dtype is torch.float16 else plain.sum()
+        return not -_INFINITE < total.item() < _INFINITE
+    low, high = plain.aminmax()
+    return not (low.item() >= -limit and high.item() <= limit)
+
+
+def judged(plain: Tensor, rule: Rule) -> Tensor:
+    """Return plain numbers without an Inf that is allowed, where it would hide what is over a limit."""
+    return plain.masked_fill(plain.isinf(), 0) if rule.limit is not None and not rule.inf else plain
+
+
+def extreme(plain: Tensor, below: bool = True, out: Tensor | None = None) -> Tensor:
+    """Return the largest size of an element as a tensor, NaN if there is one. It waits for nothing."""
+    dtype = torch.float64 if plain.dtype is torch.float64 else torch.float32
+    if not below:
+        found = plain.amax().to(dtype)
+    elif plain.is_cpu:
+        low, high = plain.aminmax()  # A twentieth of the norm, which is not vectorised there.
+        found = torch.maximum(high, -low).to(dtype)
+    else:
+        return torch.linalg.vector_norm(plain, _INFINITE, dtype=dtype, out=out)  # type: ignore[no-any-return]
+    return found if out is None else out.copy_(found)
+
+
+def is_bad(number: float, rule: Rule) -> bool:
+    """Whether the largest size of an element says that a tensor is bad."""
+    if math.isinf(number):
+        return rule.inf
+    return math.isnan(number) or (rule.limit is not None and number > rule.limit)
+
+
+@torch.no_grad()
+def examine(plain: Tensor, rule: Rule) -> Finding | None:
+    """Count what is bad in plain numbers and find the first of it; None if all is well."""
+    counts = [0, 0, 0]
+    first: int | None = None
+    value = 0.0
+    begin = 0
+    for piece in pieces(plain):
+        bad = list(_bad(piece, rule))
+        found = [int(part.count_nonzero()) for part in bad]
+        if first is None and any(found):
+            position = int(torch.stack(bad).any(0).to(torch.uint8).argmax())
+            first, value = begin + position, piece[position].item()
+        counts = [one + other for one, other in zip(counts, found, strict=True)]
+        begin += len(piece)
+    if first is None:
+        return None
+    nan, inf, over = counts
+    return Finding(nan, inf, over, plain.numel(), _place(first, plain.shape), value)
+
+
+def pieces(plain: Tensor) -> Iterator[Tensor]:
+    """Return the numbers flat, a piece at a time."""
+    flat = plain.reshape(-1)
+    return (flat[begin : begin + PIECE] for begin in range(0, len(flat), PIECE))
+
+
+def _bad(piece: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = torch.zeros_like(piece, dtype=torch.bool)
+    inf = (piece.isinf() if rule.below else piece.isposinf()) if rule.inf else nothing
+    over = (piece.abs() > rule.limit) & ~piece.isinf() if rule.limit is not None else nothing
+    return piece.isnan(), inf, over
+
+
+def _place(position: int, shape: torch.Size) -> tuple[int, ...]:
+    place = []
+    for size in reversed(shape):
+        position, rest = divmod(position, size)
+        place.append(rest)
+    return tuple(reversed(place))
+
+
+ROOM = 1024  # Notes of one buffer.
+
+
+class Note(NamedTuple):
+    """What is known of one value without waiting for it."""
+
+    site: Site
+    number: int  # Of the call.
+    rule: Rule
+    is_gradient: bool
+    what: str
+
+
+class Buffer:
+    """Room on one device for the largest elements of some values."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        with torch.inference_mode(False), torch.no_grad():  # It is written to in any mode.
+            self.numbers = torch.zeros(ROOM, device=device, dtype=dtype)
+            self.slots = self.numbers.unbind()
+        self.notes: list[tuple[int, Note]] = []
+
+
+class Flags:
+    """The notes of all devices, in the order in which the values passed."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.device, torch.dtype], Buffer] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, plain: Tensor, note: Note) -> bool:
+        """Note the largest element of plain numbers; return whether there is no room for another."""
+        key = plain.device, torch.float64 if plain.dtype is torch.float64 else torch.float32
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = Buffer(*key)
+        with torch.no_grad():
+            extreme(judged(plain, note.rule), note.rule.below, buffer.slots[len(buffer.notes)])
+        self._count += 1
+        buffer.notes.append((self._count, note))
+        return len(buffer.notes) == ROOM
+
+    def read(self, scale: float = 1.0) -> list[tuple[Note, float]]:
+        """Wait for the devices; return the notes of bad values, first things first, and forget all."""
+        bad: list[tuple[int, Note, float]] = []
+        for (device, _), buffer in self._buffers.items():
+            notes, buffer.notes = buffer.notes, []
+            if not notes:
+                continue
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # Values may have passed on any of its streams.
+            for (order, note), number in zip(notes, buffer.numbers[: len(notes)].tolist(), strict=True):
+                if is_bad(number / scale if note.is_gradient else number, note.rule):
+                    bad.append((order, note, number))
+        self._count = 0
+        return [(note, number) for _, note, number in sorted(bad, key=lambda one: one[0])]
+
+    def forget(self) -> None:
+        """Forget all without waiting."""
+        for buffer in self._buffers.values():
+            buffer.notes = []
+        self._count = 0

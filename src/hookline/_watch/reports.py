@@ -1,0 +1,523 @@
+"""What a BadValue tells: what was found where and when, what went in, what that means, and where to look next."""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookline import Cache, Site
+from hookline._kernel import (
+    Apply,
+    Call,
+    Names,
+    Numbers,
+    Session,
+    Set,
+    Skip,
+    Stats,
+    Tap,
+    address,
+    arguments,
+    attached_to,
+    describe,
+    is_running,
+    is_scripted,
+    leaf_places,
+    leaves,
+    method_names,
+    numbers_of_pieces,
+    open_blocks,
+    shape_of,
+    share,
+    unwrap,
+    write_subscripts,
+)
+from hookline._scan.fake_run import left_as_found, observed, undisturbed
+from hookline._scan.listing import line_of
+from hookline._tables import Table, count
+from hookline._tables.cells import clean
+from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces
+from hookline.errors import BadValue
+
+
+class Inside(NamedTuple):
+    """The first function inside a forward that gave something bad."""
+
+    site: Site
+    line: str
+    inputs: list[str]
+
+
+class First:
+    """An action that notes the first bad value that passes."""
+
+    kind = "watch"
+    observes = True
+    gathering = None
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.found: Inside | None = None
+
+    def __call__(self, value: Any, call: Call, _is_whole: bool) -> Any:
+        """Look at a value."""
+        if self.found is None and any(examine(plain, self.rule) is not None for plain in checkable(value)):
+            given = [*call.args, *call.kwargs.values()]
+            inputs = [_described(one) for tensor in given for one in leaves(tensor)]
+            self.found = Inside(call.site, line_of(sys._getframe(1)), inputs[:4])
+        return value
+
+
+class Origin(NamedTuple):
+    """Where a bad value was made that came in with the arguments of a module, as the calls that are running tell it."""
+
+    entered: Call  # The outermost call that it came in with.
+    around: Call | None  # The call around that one, in which it was made; None if no module is around it.
+    is_sure: bool = True  # Whether that one was given nothing bad: what is written into may have been bad before.
+
+
+def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
+    """Return where something bad that went into a call was made; None if nothing bad went into it."""
+    if not _bad_arguments(call):
+        return None
+    paths = {id(module): name for name, module in model.named_modules()}
+    entered = call
+    for one in calls:
+        is_wrapper = id(one.module) not in paths and unwrap(one.module) is model
+        if is_wrapper or (one.module is entered.module and one.site.member == entered.site.member):
+            continue
+        one = one._replace(site=Site(paths.get(id(one.module), ""), member=one.site.member))
+        given = _bad_arguments(one)
+        if all(map(_was_written, given)):
+            return Origin(entered, one, not given)
+        entered = one
+    return Origin(entered, None)
+
+
+def changes(call: Call, origin: Origin | None) -> list[str]:
+    """Name the hooks that have changed something where a bad value was made."""
+    came_in = origin is not None and origin.around is None  # Then only a hook on the arguments can have made it.
+    made_in = call if origin is None else origin.around or origin.entered
+    modules = [made_in.module] if came_in else list(made_in.module.modules())
+    here, taps = open_blocks.get(), [tap for module in modules for tap in attached_to(module)]
+    taps = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
+    ports = ("input", "inputs") if came_in else ("input", "inputs", "output", "param")
+    return list(dict.fromkeys(f"{tap.action.kind} at '{tap.site}'" for tap in taps if tap.site.port in ports))
+
+
+def _bad_arguments(call: Call) -> list[Tensor]:
+    """Return the arguments of a call that are bad now; -Inf alone is a mask."""
+    given = leaves((call.args, dict(call.kwargs)))
+    return [one for one in given if any(examine(plain, Rule(below=False)) is not None for plain in checkable(one))]
+
+
+def _was_written(tensor: Tensor) -> bool:
+    """Whether somebody has written into a tensor, so that it may not have been bad when it was given."""
+    return not tensor.is_inference() and tensor._version > 0
+
+
+def method_around(model: nn.Module) -> Site | None:
+    """Return the method of a module in which a part of the model is called; None if a forward is around that."""
+    paths = {id(module): name for name, module in model.named_modules()}
+    found: Site | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, nn.Module) and id(owner) in paths:
+            is_method = code.co_name in method_names(owner)
+            found = Site(paths[id(owner)], member=f"{code.co_name}()") if is_method else None
+        frame = frame.f_back
+    return found
+
+
+def inside(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> Inside | None:
+    """Run one call again, and return the first function that gives something bad, in the module or in its parts."""
+    if is_running() or torch.compiler.is_compiling():
+        return None  # Others would have to take part.
+    below = not finding.nan and finding.value == -math.inf  # Masks are full of -Inf: it is seen only if it was found.
+    first, session = First(rule._replace(below=below)), Session()
+    parts = [(name, part) for name, part in Names(call.module).once() if not is_scripted(part)]
+    sites = [(Site(".".join(filter(None, (call.site.path, name))), member="/*"), part) for name, part in parts]
+    taps = [Tap(site, part, first, session, False, "") for site, part in sites]  # type: ignore[arg-type]
+    try:
+        with observed(model, taps), torch.no_grad():
+            run = getattr(call.module, call.site.method) if call.site.method else call.module
+            run(*share(call.args), **share(dict(call.kwargs)))
+    except Exception:
+        return first.found
+    return first.found
+
+
+class Arguments(NamedTuple):
+    """What a forward of the model began with, to run it again."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: list[Tensor]
+    autocast: list[tuple[str, bool, torch.dtype]]
+
+    @classmethod
+    def of(cls, call: Call) -> Arguments:
+        """Note what is needed to run a forward again: references, and the state of the random numbers."""
+        devices = sorted({tensor.device.index for tensor in leaves((call.args, dict(call.kwargs))) if tensor.is_cuda})
+        random = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+        kinds = ("cpu", "cuda")
+        autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+        return cls(call.args, dict(call.kwargs), random, autocast)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Let the random numbers and autocast be what they were."""
+        with ExitStack() as stack:
+            for kind, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            torch.set_rng_state(self.random[0])
+            tensors = leaves((self.args, self.kwargs))
+            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+            for device, state in zip(devices, self.random[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+
+
+def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> BadValue | None:
+    """Run a forward of the model again under a watch that waits for each value; return what it raises."""
+    if is_running():
+        return None
+    found: list[BadValue] = []
+
+    def run() -> None:
+        try:
+            with (
+                undisturbed(),
+                watched(),
+                left_as_found(model),
+                _buffers_kept(model),
+                began.restored(),
+                torch.no_grad(),
+            ):
+                model(*began.args, **began.kwargs)
+        except BadValue as error:
+            found.append(error)
+        except Exception:
+            return  # It can't run twice on the same arguments: what is known is told.
+
+    if torch._C._current_graph_task_id() == -1:
+        run()
+    else:  # Within a backward, hooks take a forward for a recomputation: so on a thread where none is.
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
+        thread.start()
+        thread.join()
+    return found[0] if found else None
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Give the buffers of a model back what they held: batch norms would count the second run too."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, held in before:
+            buffer.copy_(held)
+
+
+def _described(tensor: Tensor) -> str:
+    plain = numbers_in(tensor)
+    if plain is None:
+        return describe(tensor)
+    found = numbers_of_pieces(pieces(plain))
+    shares = f", nan {found.nan:.4g}, inf {found.inf:.4g}" if found.nan or found.inf else ""
+    return f"{describe(tensor)}: min {found.min:.4g}, max {found.max:.4g}, mean {found.mean:.4g}{shares}"
+
+
+_COMING_IN = Rule(below=False)  # -Inf alone is a mask.
+COMPILED = "in a compiled graph"
+_LARGEST_HALF = 65504.0
+
+
+class Report:
+    """The lines of a message: a sentence, a table, and what follows."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.stats: dict[str, Numbers] = {}
+        self.rows: list[tuple[str, ...]] = []
+        self.then: list[str] = []
+
+    def add(self, label: str, site: Site, tensor: Tensor, note: str = "") -> None:
+        """Add the statistics of one tensor, where it has numbers."""
+        plain = numbers_in(tensor)
+        if plain is None:
+            return
+        numbers = numbers_of_pieces(pieces(plain))
+        self.stats[str(site)] = numbers
+        shown = (numbers.min, numbers.max, numbers.mean, numbers.nan, numbers.inf)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        numbers_as_text = ("-" if math.isnan(number) else f"{number:.4g}" for number in shown)
+        self.rows.append((label, dtype, shape_of(tensor), *numbers_as_text, note))
+
+    def text(self) -> str:
+        """Return the message."""
+        header = ("", "dtype", "shape", "min", "max", "mean", "nan", "inf", "")
+        width = len(header) if any(row[-1] for row in self.rows) else len(header) - 1
+        lines = Table(header[:width], [row[:width] for row in self.rows]).text(whole=True) if self.rows else ""
+        return "\n".join([clean(self.what), *([lines] if lines else []), *map(clean, self.then)])
+
+
+def of_forward(
+    site: Site,
+    finding: Finding,
+    value: Any,
+    call: Call,
+    model: nn.Module,
+    origin: Origin | None,
+    inside: Inside | None,
+    when: str,
+) -> BadValue:
+    """Say what is known of a bad value of a forward."""
+    report = Report("")
+    is_input = site.port in ("input", "inputs")
+    for where, tensor in () if is_input else _tensors(value):
+        report.add(f"output{where}", call.site._replace(index=call.site.index + where), tensor)
+    came, inputs = _add_inputs(report, call, value)
+    weights = _add_parameters(report, call.module, call.site.path)
+    if came and not is_input and not finding.over:
+        site, finding, is_input = *came[0], True
+    report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
+    origin = origin if came else None
+    hooks = changes(call, origin) if inside is None else []  # Else a run without them made it too.
+    report.then = _verdict(finding, origin, weights, call, model, inside, value, hooks)
+    if not (is_input or weights or finding.nan or finding.over):
+        report.then.append(_allowing(call.site))
+    error = _error(report, site, finding, value, inputs, call.number)
+    is_function = bool(call.site.function) and not is_input
+    error.function = inside.site if inside is not None else call.site if is_function else None
+    return error
+
+
+def of_gradient(
+    site: Site, finding: Finding, gradient: Tensor, number: int, before: Any, is_output: bool, when: str
+) -> BadValue:
+    """Say what is known of a bad gradient."""
+    report = Report(f"'{site}' got {_found(finding)}; backward, {when}")
+    report.add("gradient", site, gradient)
+    if is_output or not (site.path or site.member):
+        report.then = ["It came from outside the model: from the loss, or what is done with the output before it."]
+    elif before[0] is None:
+        report.then = ["It is the first gradient seen: what uses this output, the loss among it, made it."]
+    else:
+        seen = f"'{before[0].site._replace(port='grad_output')}'" + (f" (call #{before[1]})" if before[1] else "")
+        report.then = [f"The gradient before it, {seen}, was fine: the backward of what uses this output made it."]
+    report.then += _scaler_hint(finding, gradient.dtype)
+    if finding.nan:
+        report.then.append("To name the operation, run this step under torch.autograd.set_detect_anomaly(True).")
+    error = _error(report, site, finding, gradient, Cache(), number)
+    error.backward = True
+    return error
+
+
+def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient: Tensor, when: str) -> BadValue:
+    """Say what is known of the bad gradient of a parameter."""
+    report = Report(f"'{site}' has a gradient with {_found(finding)}; backward, {when}")
+    report.add("gradient", site._replace(port="grad_output"), gradient)
+    report.add("parameter", site, parameter.detach())
+    if finding.over and not finding.nan and not finding.inf:
+        report.then = ["Clip the gradients (torch.nn.utils.clip_grad_norm_), or lower the learning rate."]
+    else:
+        report.then = [
+            "No gradient that passed a watched output was bad: where the parameter is used made it, or an earlier "
+            "backward that was not watched."
+        ]
+        report.then += _scaler_hint(finding, gradient.dtype)
+    error = _error(report, site, finding, gradient, Cache({site: parameter.detach().clone()}), 0)
+    error.backward = True
+    return error
+
+
+def of_note(site: Site, number: float, what: str, call: int, backward: bool, when: str) -> BadValue:
+    """Say what is known of a bad value of a device that could not be seen a second time."""
+    largest = "NaN" if number != number else "Inf" if abs(number) == float("inf") else f"{number:.4g}"
+    kind = "backward" if backward else "forward"
+    is_input = site.port in ("input", "inputs")
+    report = Report(f"'{site}' {'got' if backward or is_input else 'gave'} {largest}: {what}; {kind}, {when}")
+    report.then = [
+        "It was read after the pass, and no second run has shown it again: what went in is gone. To see it, "
+        + (
+            "run the model uncompiled, under torch.compiler.set_stance('force_eager')."
+            if what == COMPILED
+            else "hl.watch(model, at_once=True) looks at each value as it passes, and waits for the device each time."
+        )
+    ]
+    if largest == "Inf" and not (backward or is_input):
+        report.then.append(_allowing(site))
+    error = BadValue(report.text())
+    error.site, error.call, error.backward, error.inputs = site, call, backward, Cache()
+    error.stats = Stats({})
+    return error
+
+
+def _error(report: Report, site: Site, finding: Finding, value: Any, inputs: Cache, number: int) -> BadValue:
+    error = BadValue(report.text())
+    error.site, error.call, error.inputs = site, number, inputs
+    error.value = share(value)
+    error.stats = Stats.of(report.stats)
+    return error
+
+
+def _found(finding: Finding) -> str:
+    """Say how much of what is in a tensor, and where the first of it is."""
+    kinds = {"NaN": finding.nan, "Inf": finding.inf, "over the limit": finding.over}
+    names = " and ".join(name for name, number in kinds.items() if number)
+    share = finding.bad / finding.elements
+    place = f"[{', '.join(map(str, finding.first))}]" if finding.first else "its only element"
+    value = f" ({finding.value:.4g})" if finding.over else ""
+    amount = f"{finding.bad:,} of {count(finding.elements, 'element')} ({100 * share:.3g}%)"
+    return f"{names}: {amount}, the first at {place}{value}"
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    for subscripts, tensor in zip(leaf_places(value), leaves(value), strict=True):
+        yield write_subscripts(subscripts) if subscripts else "", tensor
+
+
+def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
+    """Add what went in; return which of it was bad already, and all of it as a cache."""
+    if call.site.function:
+        bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
+    else:
+        own = getattr(type(call.module), call.site.method or "forward", None) or getattr(call.module, call.site.method)
+        bound = arguments.bind((call.args, dict(call.kwargs)), arguments.parameters_of(own))
+    written = {address(tensor) for tensor in leaves(value)} - {0}
+    came: list[tuple[Site, Finding]] = []
+    kept: dict[Site, Any] = {}
+    for name, one in bound.items():
+        for where, tensor in _tensors(one):
+            site = call.site._replace(port="inputs", index=write_subscripts((name,)) + where)
+            shares = address(tensor) in written and call.site.port not in ("input", "inputs")
+            overwritten = shares and _is_written(tensor, call.module)
+            report.add(f"input {name}{where}", site, tensor, "overwritten by the output" if overwritten else "")
+            kept[site] = share(tensor.detach())
+            plain = numbers_in(tensor)
+            found = examine(plain, _COMING_IN) if plain is not None and not overwritten else None
+            if found is not None:
+                came.append((site, found))
+    return came, Cache(kept)
+
+
+def _is_written(tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a module may have written to what it was given, where it returns the same memory, or passes it on."""
+    return bool(getattr(module, "inplace", False) if tensor.is_inference() else tensor._version)
+
+
+def _add_parameters(report: Report, module: nn.Module, path: str) -> list[str]:
+    """Add the parameters and buffers that the module holds itself; return which of them are bad."""
+    bad = []
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        report.add(name, Site(f"{path}.{name}".lstrip("."), "param"), tensor.detach())
+        plain = numbers_in(tensor)
+        if plain is not None and examine(plain, Rule()) is not None:
+            bad.append(name)
+    return bad
+
+
+def _verdict(
+    finding: Finding,
+    origin: Origin | None,
+    weights: list[str],
+    call: Call,
+    model: nn.Module,
+    inside: Inside | None,
+    value: Any,
+    hooks: list[str],
+) -> list[str]:
+    """Say whether it came in or was made there, by what, and where to look next."""
+    path, own = call.site.path, call.site._replace(port="output", index="")
+    kind = f"'{own}'" if own.member else type(call.module).__name__
+    if finding.over and not (finding.nan or finding.inf):
+        return [*_seen_inside(inside, "reached it first"), _advice(path)]
+    if origin is not None:
+        return _coming_in(origin, model, inside, hooks)
+    if weights:
+        are = "is" if len(weights) == 1 else "are"
+        return [f"{_listed(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
+    is_here = inside is None or not path or f"{inside.site.path}.".startswith(f"{path}.")
+    lines = [f"It was made here{_or_by(hooks)}: nothing that went into {kind} is bad."]
+    if not is_here:
+        lines = [f"It was made here or came in: {kind} has overwritten what it was given."]
+        path = inside.site.path if inside is not None else path
+    tensors = leaves(value)
+    if finding.inf and any(tensor.dtype is torch.float16 for tensor in tensors):
+        lines.append(f"float16 ends at {_LARGEST_HALF:,.0f}: compute this in bfloat16 or float32, or scale it down.")
+    if type(call.module).__module__.startswith("torch.nn") and inside is None:
+        return lines
+    return [*lines, *_seen_inside(inside, "made it"), _advice(path)]
+
+
+def _or_by(hooks: list[str]) -> str:
+    """Name the hooks that may have made it too."""
+    several = len(hooks) > 1
+    more = f" and {len(hooks) - 3} more" if len(hooks) > 3 else ""
+    return f" or by {'hooks' if several else 'a hook'} ({', '.join(hooks[:3])}{more})" if hooks else ""
+
+
+def _coming_in(origin: Origin, model: nn.Module, inside: Inside | None, hooks: list[str]) -> list[str]:
+    """Say who gave a module something bad."""
+    entered, around, is_sure = origin
+    site = entered.site._replace(port="output", index="")
+    name = f"'{site}'" if str(site) else type(model).__name__
+    told = f"It came in with the arguments of {name}"
+    if around is None and hooks:
+        return [f"{told}{_or_by(hooks)}."]
+    if around is None:
+        by_itself = f", which was called by itself, not in a forward of {type(model).__name__}: look at what calls it."
+        return [told + (by_itself if str(site) else ": look at the data.")]
+    kind, path = type(around.module).__name__, around.site.path
+    if not path and around.module is not model:
+        return [
+            f"{told}, from the forward of {kind} around it, which is not watched: watch {kind} to see what made it."
+        ]
+    what = f"{around.site.method!r}" if around.site.method else "the forward"
+    where = f"{what} of {path!r}" if path else f"{what} of {kind} itself"
+    told = f"It came in, and no place that is watched gave it: it was made between modules, in {where}"
+    told += _or_by(hooks)
+    told += "." if is_sure else ", or came in there: something has written into what it was given."
+    return [told, *_seen_inside(inside, "made it"), _advice(path)]
+
+
+def _seen_inside(inside: Inside | None, did: str) -> list[str]:
+    if inside is None:
+        return []
+    line = f", {inside.line}" if inside.line else ""
+    return [f"A second run shows the function: '{inside.site}' {did}{line}", *(f"    {one}" for one in inside.inputs)]
+
+
+def _allowing(site: Site) -> str:
+    """Say how to allow Inf where it is not a mistake."""
+    place = str(site._replace(index="", call=None))
+    return (
+        f"If it is meant, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore={place!r} leaves this out."
+    )
+
+
+def _advice(path: str) -> str:
+    return f'To see all that runs there: hl.sites(model, "{path}/*", run=(...))'
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
+
+
+def _scaler_hint(finding: Finding, dtype: torch.dtype) -> list[str]:
+    if dtype is not torch.float16 and not finding.inf:
+        return []
+    return ["If a GradScaler scales the loss, that is how it finds its scale: give it, hl.watch(..., scaler=scaler)."]

@@ -1,0 +1,244 @@
+"""Values of models that are themselves parallel: whole, in parts, and whether the ranks agree on them.
+
+| here | |
+|---|---|
+| `whole(value)` | every `DTensor` in it gathered, what is on its way waited for; all ranks have to call it |
+| `placement(tensor)` | as JSON text: how a `DTensor` is cut among which ranks; "null" for any other tensor |
+| `agree(ranks, value, what)` | raise, on all of them, unless these ranks hold the same value |
+| `Gathering` | the same for the hooks of one action, at each place once |
+| `replica(model)`, `meet(ranks, said)` | from ranks.py: which ranks hold a model together, and how they talk |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hookline._sites.language import Site
+from hookline._torch import is_running
+from hookline._values.copies import share_tensor
+from hookline._values.nested import children, describe, leaves, map_tensors, members, rebuild
+from hookline.errors import EditError, HooklineError
+from hookline.parallel.ranks import Replica, cut_apart, is_cut, meet, replica
+
+__all__ = ["Gathering", "Replica", "agree", "arrived", "cut", "meet", "placement", "replica", "whole"]
+
+_ROW, _SKETCHES, _ALIKE = 4096, 8, 0.05
+_CUT = (
+    "tensor parallelism has cut it and left no mark (use_local_output=True), or the ranks were given different "
+    "batches. Take it where it is marked, at the layer before or ':input' of the one after it; or use gather=False "
+    "for this rank's part"
+)
+
+
+def whole(value: Any) -> Any:
+    """Return a value with every DTensor gathered, and waited for. Autograd flows through; all ranks have to do it."""
+    return map_tensors(_whole_tensor, value)
+
+
+def _whole_tensor(tensor: Tensor) -> Tensor:
+    return arrived(tensor.full_tensor() if is_cut(tensor) else tensor)  # type: ignore[attr-defined]
+
+
+def arrived(tensor: Tensor) -> Tensor:
+    """Return a plain tensor in the place of the result of a collective that may still be on its way."""
+    if type(tensor).__name__ != "AsyncCollectiveTensor":
+        return tensor
+    return tensor.clone() if tensor.requires_grad else tensor.trigger_wait()  # type: ignore[attr-defined]
+
+
+def share_part(tensor: Any, device: Any, dtype: torch.dtype | None) -> Tensor:
+    """Copy this rank's part of a DTensor on write, and no other's: torch would make a sum that is yet to be."""
+    mesh, local = tensor.device_mesh, arrived(tensor.to_local())
+    if device is not None and torch.device(device).type != mesh.device_type:
+        raise HooklineError(f"a part of a DTensor stays on the {mesh.device_type} of its mesh; leave device= out")
+    copied = share_tensor(local.to(device, dtype or local.dtype))
+    size = {"shape": tensor.shape, "stride": tensor.stride()}
+    return type(tensor).from_local(copied, mesh, tensor.placements, run_check=False, **size)  # type: ignore[no-any-return]
+
+
+def cut(new: Any, old: Any, seen: Any) -> Any:
+    """Return `new` cut in parts again as `old` was, where `seen` is what was whole of it."""
+    if new is seen:
+        return old
+    if isinstance(old, Tensor):
+        is_plain = isinstance(new, Tensor) and not is_cut(new)
+        return _cut_tensor(new, old) if is_plain and is_cut(old) else new
+    parts, new_parts, seen_parts = _parts(old), _parts(new), _parts(seen)
+    if not parts or parts.keys() != new_parts.keys():
+        return new
+    return rebuild(new, {key: cut(new_parts[key], part, seen_parts[key]) for key, part in parts.items()})
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    parts = children(value)
+    return (members(value) if parts is None else parts) or {}
+
+
+def _cut_tensor(new: Tensor, old: Any) -> Tensor:
+    """Cut a whole tensor as a DTensor is; one that is a sum yet to be made becomes the sum, which is the same."""
+    same = replicate(new, old)
+    placements = [here if one.is_partial() else one for one, here in zip(old.placements, same.placements, strict=True)]
+    return same.redistribute(placements=placements)  # type: ignore[no-any-return]
+
+
+def replicate(new: Tensor, like: Any) -> Any:
+    """Return a whole tensor as a DTensor among the ranks of another, each of which has all of it."""
+    mesh = like.device_mesh
+    same = sys.modules[type(like).__module__].Replicate()  # That module has another name in torch 2.4.
+    return type(like).from_local(new, mesh, [same] * mesh.ndim, run_check=False)
+
+
+def placement(tensor: Any) -> str:
+    """Return as JSON text how a DTensor is cut, and among which ranks; "null" for any other value."""
+    if not isinstance(tensor, Tensor) or not is_cut(tensor):
+        return "null"
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    names = mesh.mesh_dim_names
+    told = {
+        "shape": list(tensor.shape),
+        "placements": [repr(one) for one in tensor.placements],  # type: ignore[attr-defined]
+        "mesh": mesh.mesh.tolist(),
+        "names": None if names is None else list(names),
+    }
+    return json.dumps(told)
+
+
+def agree(ranks: Iterable[int], value: Any, what: str) -> None:
+    """Raise, on every rank alike, unless these ranks hold the same value; each of them has to call it.
+
+    Tensors are compared by their shape and a sketch of their numbers: what is a part, or a sum yet to be made, differs
+    from another rank's, and what is the same but for the last digits does not.
+
+    Args:
+        what: The name of the value, for the error: a site.
+    """
+    _compare(ranks, what, leaves(value), True, _CUT)
+
+
+def _compare(ranks: Iterable[int], what: str, tensors: Sequence[Tensor], sketches: bool, why: str) -> None:
+    told = [(_described(one), _sketch(one) if sketches and not is_cut(one) else None) for one in tensors]
+    heard = meet(ranks, json.dumps([what, told]), what)
+    me = dist.get_rank()
+    for rank, said in heard.items():
+        other, values = json.loads(said)
+        if other != what:
+            raise HooklineError(
+                f"rank {rank} is at {other} while rank {me} is here; every rank of a parallel model has to have the "
+                "same hooks, in the same order"
+            )
+        for mine, theirs in zip(told, values, strict=False):
+            if mine[0] != theirs[0]:
+                raise HooklineError(f"{mine[0]} passes on rank {me}, and {theirs[0]} on rank {rank}: {why}")
+            if not _is_alike(mine[1], theirs[1]):
+                raise HooklineError(f"a {mine[0]} passes that is not the same on ranks {me} and {rank}: {why}")
+        if len(told) != len(values):
+            raise HooklineError(f"{len(told)} tensors pass on rank {me}, and {len(values)} on rank {rank}: {why}")
+
+
+def _described(tensor: Tensor) -> str:
+    placements: Sequence[Any] = getattr(tensor, "placements", ())
+    return " ".join([describe(tensor), *map(repr, placements)])
+
+
+def _sketch(tensor: Tensor) -> list[float] | None:
+    """Return the size of a tensor, and sums of its numbers with given signs, in units of that: a sketch of it.
+
+    For another tensor of the same size such sums are others, however large it is; for the same one, rounded otherwise,
+    they are nearly the same.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        return None
+    with torch.no_grad():
+        numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        flat = arrived(numbers.detach()).flatten().to(torch.float64 if tensor.is_cpu else torch.float32)
+        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % _ROW)).view(-1, _ROW)
+        generator = torch.Generator().manual_seed(0)  # Of its own: the user's random numbers are not touched.
+        columns = torch.randint(0, 2, (_ROW, _SKETCHES), generator=generator).to(flat).mul_(2).sub_(1)
+        rows = torch.randint(0, 2, (flat.shape[0], _SKETCHES), generator=generator).to(flat).mul_(2).sub_(1)
+        size = flat.norm()
+        sums = ((flat @ columns) * rows).sum(0) / (size if size > 0 else 1)
+        return [float(size), *sums.tolist()]
+
+
+def _is_alike(mine: list[float] | None, theirs: list[float] | None) -> bool:
+    if mine is None or theirs is None:
+        return mine is theirs
+    if not all(map(math.isfinite, (*mine, *theirs))):
+        return [*map(str, mine)] == [*map(str, theirs)]
+    if abs(mine[0] - theirs[0]) > _ALIKE * max(mine[0], theirs[0]):
+        return False
+    return all(abs(one - other) <= _ALIKE for one, other in zip(mine[1:], theirs[1:], strict=True))
+
+
+class Gathering:
+    """Makes values whole for the hooks of one action, once all ranks have said that they are at the same place.
+
+    A model is looked at when the hooks are made, and again when the first value passes: it may be made parallel after
+    its hooks.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._agreed: set[Site] = set()
+        self._is_settled = False
+        self.alike: tuple[int, ...] = ()  # The ranks among which values may be cut and left without a mark.
+        self._look()
+
+    def _look(self) -> None:
+        model = self._model()
+        found = replica(model) if model is not None else None
+        self.alike = found.alike if found is not None else ()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is known that the model's values are whole here, but for those that say otherwise."""
+        return self._is_settled and not self.alike
+
+    def whole(self, value: Any, site: Site) -> Any:
+        """Return a value whole, the very same if it is; raise if it may be a part that nothing marks as one."""
+        return self._whole(value, site)[0]
+
+    def _whole(self, value: Any, site: Site) -> tuple[Any, tuple[int, ...]]:
+        """Return a value whole, and the ranks that have just met over it."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._look()
+        if type(value) is Tensor and not self.alike:
+            return value, ()
+        tensors = leaves(value)
+        parts = [tensor for tensor in tensors if is_cut(tensor)]
+        met: tuple[int, ...] = ()
+        if site not in self._agreed and (parts or self.alike):
+            met = tuple({*self.alike, *(rank for part in parts for rank in cut_apart(part))})
+            _compare(met, f"'{site}'", tensors, bool(self.alike), _CUT)
+            self._agreed.add(site)
+        return whole(value) if parts else value, met
+
+    def change(self, value: Any, site: Site, function: Callable[[Any], Any]) -> Any:
+        """Return what a function makes of a value when it is whole, cut in parts again as the value was."""
+        seen, met = self._whole(value, site)
+        new = function(seen)
+        if met:
+            self._check_result(met, site, new)
+        return value if new is seen else cut(new, value, seen)
+
+    def _check_result(self, ranks: tuple[int, ...], site: Site, new: Any) -> None:
+        why = "what is put here has to be the same on every rank; seed what is random, and give all the same tensors"
+        try:
+            _compare(ranks, f"'{site}', changed", leaves(new), True, why)
+        except HooklineError as error:
+            raise EditError(str(error)) from None
+
+
+def gathering_of(model: nn.Module, gather: bool) -> Gathering | None:
+    """Return what makes values whole for the hooks of one action; None in a process that is alone, or if not asked."""
+    return Gathering(model) if gather and is_running() else None

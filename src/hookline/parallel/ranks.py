@@ -1,0 +1,192 @@
+"""The processes that run one model together: which they are, what they tell each other, what their pipelines do.
+
+Nothing here is a collective. Ranks meet at the key-value store through which torch joined them, so that one that does
+not come is missed in words, and never takes part in a collective of another place.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hookline._sites.tree import unwrap
+from hookline._torch import is_running
+from hookline.errors import HooklineError, warn
+
+PATIENCE = 20.0  # Seconds after which a rank says for whom it waits.
+_changing = threading.Lock()
+_meetings: Counter[tuple[int, ...]] = Counter()  # How often this process has met these ranks.
+
+
+class Replica(NamedTuple):
+    """The ranks that hold one model together, this one among them.
+
+    `ranks` have to run as many forwards as each other. Among them `alike` see the same batch, for tensor parallelism
+    cuts the values of one forward among them; with sharded data parallelism alone there are none.
+    """
+
+    ranks: tuple[int, ...]
+    alike: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the first of them: the one that picks, and writes."""
+        return dist.get_rank() == self.ranks[0]
+
+
+def replica(model: nn.Module) -> Replica | None:
+    """Return the ranks that hold one model together; None for a model that is whole here, as each of DDP's is."""
+    if not is_running():
+        return None
+    ranks: set[int] = set()
+    alike: set[int] = set()
+    managed: set[int] = set()
+    for state in _states(model):
+        for group in _groups(state):
+            ranks |= _shared_by(group)
+            for one in group.fsdp_params:
+                managed.add(id(one.sharded_param))
+                if one.is_dtensor:  # Cut by tensor parallelism before.
+                    ranks |= cut_apart(one.sharded_param)
+                    alike |= cut_apart(one.sharded_param, set(group.mesh_info.mesh.mesh.flatten().tolist()))
+    for module in model.modules():
+        strategy: Any = getattr(module, "sharding_strategy", None)  # Of FSDP1.
+        if hasattr(module, "_fsdp_wrapped_module") and strategy.name != "NO_SHARD":
+            ranks |= set(dist.get_process_group_ranks(module.process_group))  # type: ignore[arg-type]
+    for parameter in unwrap(model).parameters():
+        if type(parameter).__name__ == "DTensor" and id(parameter) not in managed:
+            alike |= cut_apart(parameter)
+    ranks |= alike
+    if len(ranks) < 2:
+        return None
+    return Replica(tuple(sorted(ranks)), tuple(sorted(alike)) if len(alike) > 1 else ())
+
+
+def _shared_by(group: Any) -> set[int]:
+    """Return the ranks among which FSDP2 shards a group of parameters: of two dimensions one only repeats them."""
+    process_group = getattr(group.mesh_info, "shard_process_group", None)
+    return set() if process_group is None else set(dist.get_process_group_ranks(process_group))
+
+
+def cut_apart(tensor: Any, but: Iterable[int] = ()) -> set[int]:
+    """Return the ranks that hold the parts of a DTensor, not along dimensions of its mesh that are all of `but`."""
+    mesh = tensor.device_mesh
+    here = mesh.get_coordinate()
+    if here is None:
+        return set()
+    along: list[Any] = list(here)
+    for dimension, one in enumerate(tensor.placements):
+        line = mesh.mesh[tuple(slice(None) if other == dimension else at for other, at in enumerate(here))]
+        if not one.is_replicate() and not set(line.tolist()) <= set(but):
+            along[dimension] = slice(None)
+    return set(mesh.mesh[tuple(along)].flatten().tolist())
+
+
+def _states(model: nn.Module) -> Iterator[Any]:
+    """Return what FSDP2 keeps on the modules of a model, each once."""
+    seen: dict[int, Any] = {}
+    for module in model.modules():
+        find = getattr(module, "_get_fsdp_state", None)
+        if find is not None:
+            state = find()
+            seen.setdefault(id(state), state)
+    return iter(seen.values())
+
+
+def _groups(state: Any) -> list[Any]:
+    several = getattr(state, "_fsdp_param_groups", None)  # Before torch 2.11 there is one.
+    groups = several if several is not None else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 shards parameters of the model."""
+    return is_running() and any(_groups(state) for state in _states(model))
+
+
+def after_stop(model: nn.Module, is_over: bool) -> None:
+    """Shard again what FSDP2 gathered for modules that never came to their end.
+
+    Else these would stay whole, and the next forward take them for gathered, also when an optimizer has changed them.
+    The model's own call may still go on to its end, for FSDP2 to see: it is over, if that was ended from outside.
+    """
+    own = None if is_over else getattr(model, "_get_fsdp_state", lambda: None)()
+    for state in _states(model):
+        groups, now = _groups(state), state._training_state
+        for group in groups:
+            if getattr(group, "_all_gather_result", None) is not None:  # Prefetched, and never used.
+                group.wait_for_unshard()
+                group.reshard()
+        if now.name != "FORWARD":
+            continue
+        for group in groups:
+            group._training_state = type(now).IDLE
+            group.reshard()
+        if state is own:
+            continue
+        state._training_state = type(now).IDLE
+        getattr(state, "_modules_to_run_forward", set()).clear()
+        if state._state_ctx.iter_forward_root is state:
+            state._state_ctx.iter_forward_root = None
+
+
+def meet(ranks: Iterable[int], said: str, what: str = "this") -> dict[int, str]:
+    """Tell something to all these ranks, and return what each of them said, by rank; every one has to come.
+
+    Args:
+        what: What is waited for, for the words with which a rank that does not come is missed.
+    """
+    ranks, me = tuple(sorted(ranks)), dist.get_rank()
+    if len(ranks) < 2 or dist.get_backend() == "fake":
+        return {me: said}
+    store: Any = dist.distributed_c10d._get_default_store()
+    with _changing:
+        number = _meetings[ranks]
+        _meetings[ranks] += 1
+    keys = {rank: f"hookline/{'-'.join(map(str, ranks))}/{number}/{rank}" for rank in ranks}
+    store.set(keys[me], said)
+    missing = _wait(store, keys, what)
+    if missing:
+        _meetings[ranks] -= 1
+        store.delete_key(keys[me])
+        raise HooklineError(f"{_waited(missing, what)} for {store.timeout.total_seconds():.0f} s")
+    heard = {rank: store.get(key).decode() for rank, key in keys.items()}
+    if number:  # All have come here, so nobody reads what was said at the meeting before.
+        store.delete_key(f"hookline/{'-'.join(map(str, ranks))}/{number - 1}/{me}")
+    return heard
+
+
+def _wait(store: Any, keys: dict[int, str], what: str) -> list[int]:
+    """Wait until every key is there; return whose are not, when nobody can be expected to come any more."""
+    end = time.monotonic() + store.timeout.total_seconds()
+    for seconds in (PATIENCE, None):
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            store.wait(list(keys.values()), datetime.timedelta(seconds=min(seconds or left, left)))
+            return []
+        except RuntimeError:
+            missing = [rank for rank, key in keys.items() if not store.check([key])]
+            if seconds is not None and missing:
+                warn(_waited(missing, what))
+    return [rank for rank, key in keys.items() if not store.check([key])]
+
+
+def _waited(missing: list[int], what: str) -> str:
+    who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    return (
+        f"{what}: waited for {who}; every rank of a parallel model has to have the same hooks, and to run it as often"
+    )
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor: this rank's part of one, with its placement."""
+    return type(tensor).__name__ == "DTensor"

@@ -1,1 +1,0 @@
-"""HOW: the only code that touches a model."""

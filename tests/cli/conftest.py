@@ -1,0 +1,34 @@
+"""A folder of models and data, made once, in which commands run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.folder import made, with_pictures
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_pictures(made(tmp_path_factory.mktemp("original")))
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, in which this test is."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield path
+    sys.modules.pop("mine", None)  # The next test has a file of this name elsewhere.
+
+
+@pytest.fixture
+def folder(original: Path, empty: Path) -> Path:
+    """A copy of the folder of models and data, in which this test is."""
+    return shutil.copytree(original, empty, dirs_exist_ok=True)

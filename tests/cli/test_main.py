@@ -1,0 +1,231 @@
+"""The command line as a whole: versions and help, errors and exit statuses, in process and as a real one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import hookline as hl
+from hookline._cli import demo as demo_command
+from hookline._cli import main as cli
+from hookline.errors import HooklineError
+
+# A module that is None in sys.modules can't be imported: an environment in which that extra is missing.
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+sys.argv = ["hookline", *{arguments!r}]
+import hookline
+from hookline._cli import main as cli
+cli.main()
+"""
+HOOKLINE = [sys.executable, "-m", "hookline"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(hl.__file__).parent.parent)}
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.application(), arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def run_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = WITHOUT.format(missing=missing, arguments=arguments)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def acts(tmp_path):
+    path = tmp_path / "acts.safetensors"
+    hl.Cache({f"h.{number}": torch.ones(2, 3) for number in range(400)}).save(path)
+    return path
+
+
+def test_the_version_is_that_of_the_package():
+    assert invoke("--version") == f"hookline {hl.__version__}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of Unix")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_one_that_nobody_reads(closed, acts):
+    line = shlex.join([*HOOKLINE, "show", str(acts)])
+    done = subprocess.run(f"{line} {closed}", shell=True, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_that_is_not_here_is_told_as_such():
+    pytest.importorskip("transformers")
+    result = CliRunner().invoke(cli.application(), ["scan", "./nosuch"])
+    assert result.exit_code == 1
+    assert "can't load './nosuch': there is no such folder here" in result.output
+
+
+def test_help_lists_every_command_with_its_first_line():
+    output = invoke("--help")
+    assert len(cli.COMMANDS) == 6
+    for name in cli.COMMANDS:
+        (line,) = [line for line in output.splitlines() if line.startswith(f"  {name} ")]
+        assert line.endswith(".")  # Not cut.
+        assert not line.endswith("...")
+
+
+def test_a_command_imports_only_what_it_needs():
+    code = (
+        "import sys, hookline._cli.main as cli; cli.application(['show'])\n"
+        "print([name for name in ('transformers', 'numpy', 'hookline._harvest', 'hookline._cli.demo', 'rich') "
+        "if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=120, check=True
+    )
+    assert done.stdout == "['numpy']\n" or done.stdout == "[]\n"  # torch imports numpy where it is installed.
+
+
+def test_demo_passes_its_options_on(monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo_command, "main", lambda *options: asked.append(options))
+    invoke("demo", "--epochs", "3", "--to", "digits.html")
+    invoke("demo")
+    assert asked == [(3, "digits.html"), (12, "hookline-demo.html")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("demo", "--epochs", "0"), "--epochs"),
+        (("show",), "FILE"),
+        (("show", "x", "--att", "h"), "--att"),
+        (("capture", "m:f", "--to", "x"), "--at"),
+        (("nonsense",), "nonsense"),
+    ],
+    ids=" ".join,
+)
+def test_a_line_that_makes_no_sense_is_status_2_and_says_what_is_wrong(arguments, told):
+    result = CliRunner().invoke(cli.application(), arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert told in result.stderr
+
+
+def failing(error: BaseException):
+    def fail(epochs, to):
+        raise error
+
+    return fail
+
+
+def test_an_error_of_hookline_is_one_line_and_status_1(monkeypatch, capsys):
+    error = HooklineError("'h.3.mpl' matches nothing in GPT;\ndid you mean 'h.3.mlp'?")
+    monkeypatch.setattr(demo_command, "main", failing(error))
+    monkeypatch.setattr(sys, "argv", ["hookline", "demo"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 1
+    assert capsys.readouterr() == ("", "hookline: 'h.3.mpl' matches nothing in GPT; did you mean 'h.3.mlp'?\n")
+
+
+def test_any_other_error_is_one_line_too_and_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setattr(demo_command, "main", failing(RuntimeError("shapes\ndo not fit")))
+    result = CliRunner().invoke(cli.application(), ["demo"])
+    assert result.exit_code == 1
+    assert result.stderr == "hookline: RuntimeError: shapes do not fit (--debug shows where)\n"
+    with pytest.raises(RuntimeError, match="shapes"):
+        CliRunner().invoke(cli.application(), ["demo", "--debug"], catch_exceptions=False)
+
+
+def test_an_interrupted_command_is_status_130(monkeypatch):
+    monkeypatch.setattr(demo_command, "main", failing(KeyboardInterrupt()))
+    result = CliRunner().invoke(cli.application(), ["demo"])
+    assert result.exit_code == 130
+    assert result.stderr == "hookline: interrupted\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there, Ctrl-C is no signal to one process")
+def test_a_real_interrupt_is_one_line_and_status_130(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\n\ndef model():\n    open('began', 'w').close()\n    time.sleep(60)\n"
+    )
+    line = [*HOOKLINE, "scan", "slow:model", "--shape", "1"]
+    process = subprocess.Popen(line, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "hookline: interrupted\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_ends_it_quietly(options, acts):
+    shown = subprocess.Popen(
+        [*HOOKLINE, "show", str(acts), *options], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert shown.stdout is not None
+    assert shown.stderr is not None
+    shown.stdout.read(10)
+    shown.stdout.close()
+    errors = shown.stderr.read()
+    shown.stderr.close()
+    assert shown.wait(60) in (0, cli.PIPE_CLOSED)
+    assert errors == b""
+
+
+def test_signs_that_a_stream_has_no_code_for_do_no_harm(acts):
+    done = subprocess.run(
+        [*HOOKLINE, "show", str(acts)],
+        env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert b"400 sites" in done.stdout
+    assert b"\n????" in done.stdout
+
+
+def test_the_shell_completes_commands_and_options():
+    asked = {
+        **ENVIRONMENT,
+        "_HOOKLINE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "hookline show --st",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(HOOKLINE, env=asked, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["--stats"]
+
+
+def test_the_script_for_a_shell_is_shown():
+    pytest.importorskip("shellingham")
+    line = f"'{sys.executable}' -m hookline --show-completion; true"  # With the shell as its parent.
+    done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True)
+    assert "complete -o default -F _hookline_completion hookline" in done.stdout
+
+
+def test_without_typer_one_line_says_how_to_install_it():
+    done = run_without("typer", "demo")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "hookline: the command line needs typer: pip install 'hookline[cli]'\n"
+
+
+def test_the_demo_without_scikit_learn_is_one_line_too():
+    done = run_without("sklearn", "demo")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "hookline: the demo needs scikit-learn: pip install 'hookline[demo]'\n"
+
+
+def test_commands_are_plain_functions_that_typer_can_read():
+    names = [command.name for command in cli.application().registered_commands]
+    assert isinstance(cli.application(), typer.Typer)
+    assert names == list(cli.COMMANDS)

@@ -1,0 +1,523 @@
+"""What a function is told of the call it takes part in, what it is given, and hooks that need not fire."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+from hookline._engine.actions import Call
+from tests.models import GPT, mlp, tokens
+
+
+class Pair(nn.Module):
+    """Takes several tensors, and returns some of them nested."""
+
+    def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
+        return x * scale, {"sum": x + pair[0], "other": pair[1] * 2}
+
+
+def test_the_hooks_of_one_call_share_its_notes_in_the_backward_too() -> None:
+    model, x = nn.Sequential(*[nn.Linear(3, 3)] * 2), torch.ones(1, 3)
+    found: list[Any] = []
+
+    def note(value: Tensor, call: Call) -> None:
+        call.notes["output"] = value.detach()
+
+    def read(_gradient: Tensor, call: Call) -> None:
+        found.append((call.number, call.notes["output"]))
+
+    with hl.edit(model, "0", note, with_call=True), hl.edit(model, "0:grad_output", read, with_call=True):
+        output = model(x)
+        output.sum().backward()
+    assert [number for number, _ in found] == [1, 0]
+    torch.testing.assert_close(found[0][1], output.detach())
+    torch.testing.assert_close(found[1][1], model[0](x).detach())
+
+
+def test_the_notes_of_a_call_are_those_of_its_recomputation() -> None:
+    layer, x = nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+    found: list[int] = []
+    hooks = hl.Hooks(layer)
+    hooks.edit("", lambda value, call: call.notes.update(sum=value.sum().item()), with_call=True)
+    hooks.edit(":grad_output", lambda gradient, call: found.append(call.notes["sum"]), with_call=True)
+    output = checkpoint(layer, x, use_reentrant=False)
+    output.sum().backward()
+    assert found == [output.sum().item()]
+    hooks.remove()
+
+
+def test_notes_go_with_the_graph() -> None:
+    layer, x = nn.Linear(3, 3), torch.ones(1, 3)
+
+    class Thing: ...
+
+    alive: list[weakref.ref[Thing]] = []
+
+    def note(_value: Tensor, call: Call) -> None:
+        call.notes["thing"] = thing = Thing()
+        alive.append(weakref.ref(thing))
+
+    hooks = hl.Hooks(layer)
+    hooks.edit("", note, with_call=True)
+    hooks.edit(":grad_output", lambda gradient: None)
+    output = layer(x)
+    assert alive[0]() is not None
+    del output
+    assert alive[0]() is None
+    hooks.remove()
+
+
+def test_a_star_tells_the_function_which_place_it_is_at() -> None:
+    layer, found = nn.Linear(2, 3), []
+    with hl.edit(layer, "[:, *]", lambda value, call: found.append((str(call.site), value.shape)), with_call=True):
+        layer(torch.ones(4, 2))
+    assert found == [(f"[:, {i}]", (4,)) for i in range(3)]
+
+
+def test_the_gradients_of_a_nested_value_tell_where_each_belongs() -> None:
+    model = Pair()
+    values = [torch.ones(2, requires_grad=True) for _ in range(3)]
+    found: dict[str, Tensor] = {}
+    hooks = hl.Hooks(model)
+    for port in ("grad_inputs", "grad_output"):
+        hooks.edit(
+            hl.Site("", port), lambda gradient, call: found.update({str(call.site): gradient.clone()}), with_call=True
+        )
+    first, rest = model(values[0], (values[1], values[2]), scale=3.0)
+    (first.sum() + 5 * rest["sum"].sum() + 7 * rest["other"].sum()).backward()
+    hooks.remove()
+    assert {site: gradient[0].item() for site, gradient in found.items()} == {
+        ":grad_output[0]": 1,
+        ':grad_output[1]["sum"]': 5,
+        ':grad_output[1]["other"]': 7,
+        ':grad_inputs["x"]': 8,
+        ':grad_inputs["pair"][0]': 5,
+        ':grad_inputs["pair"][1]': 14,
+    }
+
+
+def test_a_transform_may_ask_for_the_call_and_is_called_once_for_each() -> None:
+    layer, x = nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
+    hooks = hl.Hooks(layer)
+    acts = hooks.capture(
+        "", keep="all", with_call=True, transform=lambda value, call: (call.number, call.args[0].sum())
+    )
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    layer(2 * x)
+    assert [(number, total.item()) for number, total in acts.calls("")] == [(0, 3.0), (1, 6.0)]
+    hooks.remove()
+
+
+def test_the_call_is_for_a_transform() -> None:
+    with pytest.raises(hl.HooklineError, match="with_call=True gives the call to a transform; give one"):
+        hl.capture(mlp(), "0", with_call=True)
+
+
+def test_a_transform_of_a_gradient_gets_the_call_to_which_it_belongs() -> None:
+    layer = nn.Linear(2, 2)
+    numbers: list[int] = []
+    with hl.capture(
+        layer,
+        ":grad_output",
+        keep="all",
+        with_call=True,
+        transform=lambda value, call: numbers.append(call.number) or 1,
+    ):
+        (layer(torch.ones(1, 2)) + layer(torch.ones(1, 2))).sum().backward()
+    assert sorted(numbers) == [0, 1]
+
+
+@pytest.mark.parametrize("keep", ["last", "all", 2])
+def test_a_transform_that_returns_none_keeps_nothing_of_that_call(keep: Any) -> None:
+    layer = nn.Identity()
+    positive = lambda value: value if value.sum() > 0 else None  # noqa: E731
+    with hl.capture(layer, "", keep=keep, transform=positive) as acts:
+        layer(-torch.ones(1))
+        with pytest.raises(hl.NotCaptured, match="the transform has kept nothing of ''"):
+            acts[""]
+        for value in (1.0, -2.0, 3.0, -4.0):
+            layer(torch.tensor([value]))
+    assert [value.item() for value in acts.calls("")] == ([3.0] if keep == "last" else [1.0, 3.0])
+
+
+def test_a_module_that_returns_none_is_captured_as_none() -> None:
+    class Nothing(nn.Module):
+        def forward(self, _x: Tensor) -> None:
+            return None
+
+    _, acts = hl.run(Nothing(), torch.ones(1), capture="")
+    assert acts[""] is None
+
+
+def test_a_value_of_the_graph_is_right_also_after_it_was_overwritten() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
+    x = torch.randn(4, 3)
+    before = model[0](x)
+    with hl.capture(model, "0", "1", detach=False) as acts:
+        loss = model(x).sum()
+    assert torch.equal(acts["0"], before)
+    acts["0"].sum().backward()
+    assert torch.equal(model[0].bias.grad, torch.full((3,), 4.0))
+    (gradient,) = torch.autograd.grad(loss, acts["1"])
+    assert torch.equal(gradient, model[2].weight.expand(4, 3))
+    model.zero_grad()
+
+
+def test_the_graphs_own_value_is_given_while_nobody_overwrote_it() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with hl.capture(model, "0", detach=False) as acts:
+        output = model(x)
+    acts["0"].retain_grad()
+    output.sum().backward()
+    assert acts["0"].grad is not None
+    model.zero_grad()
+
+
+def test_a_transform_sees_the_graphs_own_value_and_may_not_write_to_it() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with hl.capture(model, "0", detach=False, transform=lambda value: value) as acts:
+        output = model(x)
+    (gradient,) = torch.autograd.grad(output.sum(), acts["0"])
+    assert gradient.shape == (2, 8)
+    with pytest.raises(hl.EditError, match="'0': the transform wrote into the model's own value"):
+        with hl.capture(model, "0", detach=False, transform=lambda value: value.detach().zero_()):
+            model(x)
+
+
+def test_an_edit_may_be_given_the_models_own_tensor() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    kept: list[Tensor] = []
+
+    def zero(value: Tensor) -> None:
+        value.data.zero_()
+
+    with hl.edit(model, "0", zero, clone=False), hl.edit(model, "1", kept.append, clone=False):
+        output = model(x)
+    assert torch.equal(output, model[2].bias.expand(2, 2))
+    (gradient,) = torch.autograd.grad(output.sum(), kept[0])
+    assert torch.equal(gradient, model[2].weight.sum(0).expand(2, 8))
+
+
+def test_what_an_edit_of_the_models_own_tensor_returns_is_checked_like_any_other() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    with (
+        pytest.raises(hl.EditError, match=r"'0': .*\(2, 8\)"),
+        hl.edit(model, "0", lambda value: value[:1], clone=False),
+    ):
+        model(x)
+    with hl.edit(model, "0", lambda value: value[:1], clone=False, check=False):
+        assert model(x).shape == (1, 2)
+    with hl.edit(model, "0[:, 0]", lambda value: 7.0, clone=False), hl.capture(model, "0") as acts:
+        model(x)
+    assert acts["0"][:, 0].eq(7).all()
+
+
+def test_any_object_can_be_patched_in_without_the_check() -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    model = Takes()
+    hooks = hl.Hooks(model)
+    hooks.patch({":input": None}, check=False)
+    assert model(torch.ones(2)) is None
+    hooks.remove()
+    with pytest.raises(hl.EditError), hl.patch(model, {":input": None}):
+        model(torch.ones(2))
+
+
+def test_hooks_that_need_not_fire_say_nothing_and_a_reading_still_says_why() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
+    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
+    with hl.capture(model, "unused", "used").when_missing("ignore") as acts:
+        model(torch.ones(1, 2))
+    with pytest.raises(hl.NotCaptured, match="'unused' was not called"):
+        acts["unused"]
+    with pytest.warns(hl.HooklineWarning, match="'unused' was not called"):
+        with hl.capture(model, "unused").when_missing("warn"):
+            model(torch.ones(1, 2))
+    with pytest.raises(hl.NeverFired, match="'unused' was not called"):
+        with hl.capture(model, "*").when_missing("raise"):
+            model(torch.ones(1, 2))
+    del model.forward
+
+
+def test_a_gradient_that_need_not_come_is_no_reason_to_complain() -> None:
+    layer = nn.Linear(2, 2)
+    hooks = hl.Hooks(layer)
+    acts = hooks.capture(":grad_output")
+    hooks.when_missing("ignore")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(torch.ones(1, 2))
+    with pytest.raises(hl.NotCaptured, match=r"can get no gradient: torch\.no_grad is on"):
+        acts[":grad_output"]
+    hooks.remove()
+
+
+def test_what_happens_when_something_is_missing_is_one_of_three() -> None:
+    with pytest.raises(hl.HooklineError, match='when_missing takes "raise", "warn" or "ignore", not \'error\''):
+        hl.Hooks(mlp()).when_missing("error")
+
+
+def test_an_edit_of_the_inputs_may_add_arguments_that_go_by_position_alone() -> None:
+    class Only(nn.Module):
+        def forward(self, x: int, y: int = 0, /) -> tuple[int, int]:
+            return x, y
+
+    class Rest(nn.Module):
+        def forward(self, x: int, scale: int = 1, *rest: int, last: int = 0) -> tuple[Any, ...]:
+            return x, scale, rest, last
+
+    only, rest = Only(), Rest()
+    with hl.edit(only, ":inputs", lambda bound: {**bound, "y": 5}, check=False):
+        assert only(1) == (1, 5)
+    with hl.edit(rest, ":inputs", lambda bound: {**bound, "scale": 9, "rest": (8, 7), "last": 6}, check=False):
+        assert rest(1) == (1, 9, (8, 7), 6)
+        assert rest(1, last=2) == (1, 9, (8, 7), 6)
+
+
+def test_a_gradient_of_which_torch_gives_none_is_passed_over() -> None:
+    lstm, x = nn.LSTM(3, 2), torch.randn(4, 3, requires_grad=True)
+    with hl.capture(lstm, ":grad_output") as acts:
+        _, (_, cell) = lstm(x)
+        cell.sum().backward()
+    output, (hidden, cell_gradient) = acts[":grad_output"]
+    assert output is None
+    assert hidden is None
+    assert torch.equal(cell_gradient, torch.ones(1, 2))
+
+
+def test_functions_of_one_factory_are_not_taken_for_the_same() -> None:
+    model = mlp()
+
+    def times(number: float) -> Any:
+        return lambda value: value * number
+
+    first, second = hl.Hooks(model), hl.Hooks(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.edit("0", times(2))
+        second.edit("0", times(3))
+        second.edit("0", lambda value: value * 4)
+        first.edit("0", lambda value: value * 5)
+    first.remove()
+    second.remove()
+
+
+def test_own_values_hold_nothing_once_the_cache_is_gone() -> None:
+    model, x = GPT(), tokens()
+    with hl.capture(model, "h.*.mlp.0", detach=False) as acts:
+        model(x).sum()
+    alive = weakref.ref(acts["h.0.mlp.0"])
+    del acts
+    gc.collect()
+    assert alive() is None
+
+
+def sae() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def test_hooks_on_another_model_act_when_a_function_calls_it() -> None:
+    model, inner, x = mlp(), sae(), torch.ones(2, 4)
+    with hl.capture(inner, "1") as acts, hl.edit(model, "0", inner):
+        output = model(x)
+    hidden = inner[1](inner[0](model[0](x)))
+    assert torch.equal(acts["1"], hidden)
+    with hl.edit(model, "0", inner), hl.patch(inner, {"1[:, 3]": 50.0}):
+        assert not torch.allclose(model(x), output)
+    hooks = hl.Hooks(inner)
+    hooks.patch({"1": 0.0})
+    with hl.edit(model, "0", inner):
+        torch.testing.assert_close(model(x), model[2](inner[2].bias.relu()).expand(2, 2))
+    with hl.capture(model, "0", transform=inner) as kept:
+        model(x)
+    assert torch.equal(kept["0"], inner[2].bias.expand(2, 8))
+    hooks.remove()
+
+
+def test_hooks_on_the_model_itself_rest_while_a_function_of_one_runs() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    bare = model(x)
+    seen: list[Tensor] = []
+
+    def again(value: Tensor) -> None:
+        seen.append(model(x))
+        seen.append(model[2](value.relu()))
+
+    others = hl.Hooks(model)
+    acts = others.capture("*", keep="all")
+    with hl.edit(model, "0", again), hl.edit(model, "2", lambda value: value + 1):
+        assert torch.equal(model(x), bare + 1)
+    assert all(torch.equal(one, bare) for one in seen)
+    assert [len(acts.calls(name)) for name in "012"] == [1, 1, 1]
+    others.remove()
+
+
+def test_a_block_that_a_function_opens_acts_on_the_model_itself() -> None:
+    model, x = mlp(), torch.ones(2, 4)
+    found: list[Tensor] = []
+
+    def look(_value: Tensor) -> None:
+        with hl.patch(model, {"0": 0.0}):
+            found.append(hl.run(model, x, capture="1")[1]["1"])
+
+    with hl.edit(model, "0", look):
+        model(x)
+    assert not found[0].any()
+
+
+def test_an_edit_may_make_a_value_require_grad() -> None:
+    frozen = mlp().requires_grad_(False)
+    ids = torch.ones(2, 4)
+    with (
+        hl.edit(frozen, "0", Tensor.requires_grad_),
+        hl.capture(frozen, "0:grad_output", "2:grad_output") as acts,
+    ):
+        frozen(ids).sum().backward()
+    assert acts["0:grad_output"].shape == (2, 8)
+    with (
+        pytest.raises(hl.EditError, match="wrote into its argument but returned None"),
+        hl.edit(frozen, "0", lambda value: value.requires_grad_() is None or None),
+    ):
+        frozen(ids)
+
+
+def test_the_call_knows_the_model() -> None:
+    model = mlp()
+    found: list[Any] = []
+    with hl.edit(model, "2", lambda value, call: found.append(call.model), with_call=True):
+        model(torch.ones(2, 4))
+    assert found == [model]
+
+
+def test_a_module_that_is_no_child_has_the_name_of_its_attribute() -> None:
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(2, 2)
+            self.__dict__["second"] = self.first
+            self.__dict__["hidden"] = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.hidden(self.first(x))
+
+    model = nn.Sequential(Second())
+    _, acts = hl.run(model, torch.ones(1, 2), capture=["0.second", "0.hidden"])
+    assert torch.equal(acts["0.second"], model[0].first(torch.ones(1, 2)))
+    assert torch.equal(acts["0.first"], acts["0.second"])
+    assert torch.equal(acts["0.hidden"], model(torch.ones(1, 2)))
+    assert [str(site) for site in hl.sites(model, "0.*")] == ["0.first"]
+
+
+def test_a_place_that_says_output_means_no_other_port() -> None:
+    hooks = hl.Hooks(mlp())
+    hooks.edit("0", torch.relu)
+    hooks.edit("0:input", torch.relu)
+    hooks.edit("0:grad_output", torch.relu)
+    assert len(hooks.at("0")) == 3
+    assert [str(hook.site) for hook in hooks.at("0:output")] == ["0"]
+    assert [str(hook.site) for hook in hooks.at((nn.Linear, ":output"))] == ["0"]
+    hooks.remove()
+
+
+class Locked:
+    """An object that can't be copied."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.lock = threading.Lock()
+
+
+class Gives(nn.Module):
+    """Returns what it is made with, whatever it is given."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, _x: Any) -> Any:
+        return self.value
+
+
+def test_a_value_of_the_graph_that_cannot_be_copied_is_the_models_own() -> None:
+    for value in (Locked(torch.ones(2)), iter([1, 2]), {torch.ones(2)}):
+        model = Gives(value)
+        with pytest.raises(hl.HooklineError), hl.capture(model, ""):
+            model(0)
+        with hl.capture(model, "", detach=False) as acts:
+            model(0)
+        assert acts[""] is value
+
+
+def test_an_object_that_is_patched_in_without_the_check_is_that_object() -> None:
+    given = Locked(torch.ones(2))
+    model = nn.Sequential(Gives(1))
+    with hl.patch(model, {"0": given}, check=False):
+        assert model(0) is given
+    tensor = torch.ones(2)
+    with hl.patch(model, {"0": (tensor, given)}, check=False), pytest.raises(hl.HooklineError):
+        model(0)
+    with hl.patch(model, {"0": tensor}, check=False):
+        assert model(0) is not tensor  # It is the caller's, and the model may write into what it gets.
+
+
+def test_a_module_that_is_replaced_may_be_said_to_be_no_matter() -> None:
+    class Replaces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.head = nn.Linear(2, 2)
+            return self.head(x)
+
+    model, x = Replaces(), torch.ones(1, 2)
+    with pytest.raises(hl.NeverFired), hl.capture(model, "head"):
+        model(x)
+    with pytest.warns(hl.HooklineWarning, match="'head' was"), hl.capture(model, "head").when_missing("warn"):
+        model(x)
+    with hl.capture(model, "head").when_missing("ignore"):
+        model(x)
+
+
+def test_objects_that_are_called_are_not_taken_for_the_same() -> None:
+    model = mlp()
+    first, second = hl.Hooks(model), hl.Hooks(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.edit("1", nn.Linear(8, 8))
+        second.edit("1", nn.Linear(8, 8))
+    first.remove()
+    second.remove()
+
+
+def test_a_part_of_a_model_that_runs_by_itself_is_said_to_be_a_part() -> None:
+    model = mlp()
+    with pytest.raises(hl.NeverFired, match="'2' was not called, nor Sequential itself: a part of it ran"):
+        with hl.capture(model, "0", "2"):
+            model[0](torch.ones(2, 4))
+
+
+def test_hooks_that_rested_whenever_something_passed_are_told() -> None:
+    model = mlp()
+    model.add_module("inner", sae())
+    model.forward = lambda x: model[2](model[1](model[0](x)))  # type: ignore[method-assign]
+    with pytest.raises(
+        hl.NeverFired, match="'1' was passed over: it ran inside a function of a hook on the same model"
+    ):
+        with hl.capture(model.inner, "1") as acts, hl.edit(model, "0", model.inner):
+            model(torch.ones(2, 4))
+    with pytest.raises(hl.NotCaptured, match="open the block inside that function"):
+        acts["1"]
+    del model.forward

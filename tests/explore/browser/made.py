@@ -1,0 +1,48 @@
+"""The pages that the tests look at, written by hl.explore itself."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline._cli import demo
+
+SENTENCE = "The cat sat on the mat and looked at the dog that was eating its food"
+TOKENS = [f" {word}" for word in SENTENCE.split()]
+
+
+def _language_model() -> tuple[nn.Module, Tensor, Tensor]:
+    """Return a GPT-2 of 12 layers, two sentences, and the same with one word changed."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 192, "n_layer": 12, "n_head": 12, "vocab_size": 500, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.11, attn_implementation="eager", use_cache=False))
+    ids = torch.randint(500, (2, len(TOKENS)))
+    other = ids.clone()
+    other[:, 5] = 11
+    return model.eval(), ids, other
+
+
+def gpt2(to: str | os.PathLike[str]) -> None:
+    model, ids, other = _language_model()
+    hl.explore(
+        model,
+        to=to,
+        run=(ids,),
+        against=(other,),
+        at=[lambda name, module: "attn_dropout" not in name, "transformer.h.*.attn/softmax"],
+        loss=lambda output: nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()),
+        names=["clean", "corrupted"],
+        tokens=[TOKENS, TOKENS],
+        title="GPT-2, 12 layers",
+    )
+
+
+def digits(to: str | os.PathLike[str]) -> None:
+    data = demo.digits()
+    model = demo.trained(data, 2)
+    demo.browse(model, data, demo.zero_each_layer(model, data), to)

@@ -1,0 +1,17 @@
+"""The page without its front end: what the tests of its data need."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from hookline._explore import page as explorer
+
+STUB = '<!doctype html><title>hookline</title><script type="application/json" id="hookline-data">{}</script>'
+
+
+@pytest.fixture(autouse=True)
+def a_template(monkeypatch):
+    if not files("hookline._explore").joinpath("explorer.html").is_file():
+        monkeypatch.setattr(explorer, "template", lambda: STUB.format(explorer.MARK))

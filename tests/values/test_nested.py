@@ -1,0 +1,413 @@
+"""Nested values: parts are found and replaced in any structure, and nothing the caller holds is modified."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, deque, namedtuple
+from collections.abc import Callable
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hookline as hl
+from hookline._values.copies import copy_tensor, share
+from hookline._values.fit import agree, fit
+from hookline._values.nested import STAR, describe, expand, get_part, leaves, map_tensors, put_part, split
+from hookline.errors import EditError, HooklineError, SiteError
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Result:
+    first: Any
+    second: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    first: Any
+
+
+class Holder:
+    """An object that is not a container, as a distribution or a key-value cache."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+def photo(value: Any) -> Any:
+    """Return all there is to a value, as something that can be compared: types, shapes, bits."""
+    if isinstance(value, Tensor):
+        return (value.dtype, tuple(value.shape), value.detach().contiguous().numpy().tobytes())
+    if isinstance(value, dict):
+        return (type(value), [(key, photo(part)) for key, part in value.items()])
+    if isinstance(value, (tuple, list)):
+        return (type(value), [photo(part) for part in value])
+    if isinstance(value, (Result, Frozen)):
+        return (type(value), [photo(getattr(value, field.name)) for field in dataclasses.fields(value)])
+    return (type(value), photo(value.inside)) if isinstance(value, Holder) else value
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.bool]))
+    seed = draw(st.integers(0, 2**16))
+    return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def trees() -> st.SearchStrategy[Any]:
+    keys = st.text("abc.:[]\"'", min_size=1, max_size=3)
+    return st.recursive(
+        tensors() | st.sampled_from([None, 3, 0.5, "text"]),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(keys, inner, max_size=3),
+            st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
+            st.builds(Pair, inner, inner),
+            st.builds(Result, inner, inner),
+            st.builds(Frozen, inner),
+            st.builds(Holder, inner),
+        ),
+        max_leaves=6,
+    )
+
+
+def draw_subscript(data: st.DataObject, tensor: Tensor) -> Any:
+    """Draw a subscript that a tensor can take."""
+    items: list[Any] = []
+    for size in tensor.shape[: data.draw(st.integers(0, tensor.dim()))]:
+        if size == 0:
+            break
+        start = data.draw(st.integers(0, size - 1))
+        step = data.draw(st.integers(1, 2))
+        items.append(
+            data.draw(st.sampled_from([start, start - size, slice(None), slice(start, None, step), slice(None, -1)]))
+        )
+    if data.draw(st.booleans()):
+        items.append(Ellipsis)
+    if data.draw(st.booleans()):
+        items.insert(data.draw(st.integers(0, len(items))), None)
+    return items[0] if len(items) == 1 else tuple(items)
+
+
+def draw_path(data: st.DataObject, value: Any) -> tuple[Any, ...]:
+    """Draw subscripts that lead somewhere into a value."""
+    path: list[Any] = []
+    while data.draw(st.booleans()) and len(path) < 5:
+        if isinstance(value, Tensor):
+            path.append(draw_subscript(data, value))
+        elif isinstance(value, dict) and value:
+            path.append(data.draw(st.sampled_from(list(value))))
+        elif isinstance(value, Pair) and data.draw(st.booleans()):
+            path.append(data.draw(st.sampled_from(["left", "right"])))
+        elif isinstance(value, (tuple, list)) and value:
+            path.append(data.draw(st.integers(-len(value), len(value) - 1)))
+        elif isinstance(value, (Result, Frozen)):
+            path.append("first")
+        elif isinstance(value, Holder):
+            path.append("inside")
+        else:
+            break
+        value = get_part(value, path[-1:])
+    return tuple(path)
+
+
+@settings(deadline=None)
+@given(trees(), st.data())
+def test_putting_back_what_was_got_is_the_identity(value: Any, data: st.DataObject) -> None:
+    path = draw_path(data, value)
+    before = photo(value)
+    assert photo(put_part(value, path, get_part(value, path))) == before
+    assert photo(value) == before
+
+
+@settings(deadline=None)
+@given(trees(), st.data())
+def test_what_was_put_is_what_is_got_and_the_old_value_is_as_it_was(value: Any, data: st.DataObject) -> None:
+    path = draw_path(data, value)
+    before, old = photo(value), get_part(value, path)
+    new = old.logical_not() if isinstance(old, Tensor) else "new"
+    if isinstance(old, Tensor):
+        new = new.to(old.dtype)
+    result = put_part(value, path, new)
+    assert photo(get_part(result, path)) == photo(new)
+    assert photo(value) == before
+
+
+@settings(deadline=None)
+@given(trees())
+def test_mapping_keeps_the_structure_and_meets_every_tensor_in_order(value: Any) -> None:
+    before, found = photo(value), leaves(value)
+    seen: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor.clone()
+
+    assert photo(map_tensors(note, value)) == before
+    assert [id(tensor) for tensor in seen] == [id(tensor) for tensor in found]
+    assert leaves(map_tensors(lambda _: None, value)) == []
+    assert photo(value) == before
+
+
+@settings(deadline=None)
+@given(trees())
+def test_a_shared_or_fitted_value_is_equal_and_a_write_on_either_side_leaves_the_other_alone(value: Any) -> None:
+    before = photo(value)
+    for copied in (share(value), fit(value, value)):
+        assert photo(copied) == before
+        for tensor in leaves(copied):
+            tensor.zero_()
+        assert photo(value) == before
+    shared, fitted = share(value), fit(value, value)
+    for tensor in leaves(value):
+        tensor.fill_(1)
+    assert photo(shared) == photo(fitted) == before
+
+
+@settings(deadline=None)
+@given(trees())
+def test_a_value_agrees_with_itself_and_not_with_one_of_another_shape(value: Any) -> None:
+    agree(value, value)
+    agree(map_tensors(torch.clone, value), value)
+    other = map_tensors(lambda tensor: tensor.unsqueeze(0), value)
+    if not leaves(value) or any(isinstance(part, Holder) for part in _parts(value)):
+        return
+    with pytest.raises(EditError, match="shape"):
+        agree(other, value)
+
+
+def _parts(value: Any) -> list[Any]:
+    inside = vars(value).values() if isinstance(value, (Holder, Result)) else ()
+    inside = [value.first] if isinstance(value, Frozen) else inside
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else inside
+    return [value, *(part for one in inside for part in _parts(one))]
+
+
+@settings(deadline=None)
+@given(tensors(), st.data())
+def test_a_star_stands_for_every_index_of_its_dimension(tensor: Tensor, data: st.DataObject) -> None:
+    if tensor.dim() == 0:
+        return
+    dimension = data.draw(st.integers(0, tensor.dim() - 1))
+    subscripts = ((*[slice(None)] * dimension, STAR),)
+    found = expand({"a": tensor}, ("a", *subscripts))
+    assert torch.stack([get_part({"a": tensor}, one) for one in found], dimension).equal(tensor)
+    from_the_end = ((Ellipsis, STAR, *[slice(None)] * (tensor.dim() - 1 - dimension)),)
+    assert [get_part(tensor, one).tolist() for one in expand(tensor, from_the_end)] == [
+        part.tolist() for part in tensor.unbind(dimension)
+    ]
+
+
+def test_stars_go_into_containers_and_stand_in_several_places() -> None:
+    value = {"a": (torch.zeros(2), torch.zeros(3)), "b": [torch.zeros(1)]}
+    assert expand(value, (STAR,)) == [("a",), ("b",)]
+    assert expand(value, (STAR, STAR, STAR)) == [
+        ("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("a", 1, 1), ("a", 1, 2), ("b", 0, 0),
+    ]  # fmt: skip
+    assert expand(torch.zeros(2, 2), ((STAR, STAR),)) == [((0, 0),), ((0, 1),), ((1, 0),), ((1, 1),)]
+    assert expand(torch.zeros(2, 3), ((None, STAR),)) == [((None, 0),), ((None, 1),)]
+    assert expand(torch.zeros(2), (0,)) == [(0,)]
+    with pytest.raises(SiteError, match=r"2 indices for float32 \(2,\)"):
+        expand(torch.zeros(2), ((STAR, STAR),))
+
+
+def test_subscripts_are_split_where_a_tensor_begins() -> None:
+    tensor = torch.zeros(2, 2)
+    part, rest = split({"a": [tensor]}, ("a", 0, slice(1), 0))
+    assert part is tensor
+    assert rest == (slice(1), 0)
+    assert split({"a": 3}, ("a",)) == (3, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "subscripts", "message"),
+    [
+        ({"logits": 1}, ("logit",), "'logit'.*dict of logits; did you mean 'logits'"),
+        ((1, 2), (2,), "2.*tuple of 2"),
+        (torch.zeros(2, 3), ((0, 3),), r"float32 \(2, 3\).*out of (bounds|range)"),
+        (torch.zeros(2, 3, 4), ((..., 16),), "index 16 is out of bounds for dimension 2 with size 4"),
+        (torch.zeros(2, 3, 4), ((None, ..., -5, 0),), "index -5 is out of bounds for dimension 1 with size 3"),
+        (torch.zeros(2, 3, 4), (7,), "index 7 is out of bounds for dimension 0 with size 2"),
+        (torch.zeros(2), ((0, 0),), r"float32 \(2,\).*too many"),
+        (torch.zeros(2), ("key",), r"'key'.*float32 \(2,\)"),
+        (torch.zeros(2), (slice(None, None, -1),), r"float32 \(2,\).*step"),
+        (None, (0,), "None"),
+        (Result(1), ("frst",), "'frst'.*Result.*did you mean 'first'"),
+        (Pair(1, 2), ("count",), "'count'.*Pair"),
+        (torch.distributions.Normal(0.0, 1.0), ("mean",), "'mean'.*Normal"),
+    ],
+)
+def test_a_part_that_is_not_there_says_what_is(value: Any, subscripts: tuple[Any, ...], message: str) -> None:
+    for look in (lambda: get_part(value, subscripts), lambda: put_part(value, subscripts, 0)):
+        with pytest.raises(SiteError, match=message):
+            look()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        deque([torch.ones(2), 3]),
+        MappingProxyType({"a": torch.ones(2)}),
+        UserDict({"a": torch.ones(2)}),
+        torch.max(torch.eye(2), 0),
+        torch.nn.utils.rnn.pack_sequence([torch.ones(2)]),
+        type("Rows", (list,), {})([torch.ones(2)]),
+        type("Text", (), {"__slots__": "inside", "__init__": lambda self: setattr(self, "inside", torch.ones(2))})(),
+        torch.distributions.Categorical(torch.ones(2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_less_usual_containers_are_rebuilt_in_their_own_type(value: Any) -> None:
+    found = leaves(value)
+    assert found
+    result = share(value)
+    assert type(result) is type(value)
+    assert [tensor.tolist() for tensor in leaves(result)] == [tensor.tolist() for tensor in found]
+    assert not any(one is other for one, other in zip(leaves(result), found, strict=True))
+
+
+class Boxes(tuple):
+    """A tuple whose constructor does not take its items."""
+
+    def __new__(cls, left: Any, right: Any) -> Boxes:
+        return super().__new__(cls, (left, right))
+
+
+def test_what_cannot_be_rebuilt_is_refused_by_its_name() -> None:
+    for value in (
+        {torch.ones(1)},
+        iter([torch.ones(1)]),
+        (tensor for tensor in [torch.ones(1)]),
+        Boxes(torch.ones(1), 2),
+    ):
+        with pytest.raises(HooklineError, match=type(value).__name__):
+            map_tensors(torch.clone, value)
+
+
+def test_a_value_that_holds_itself_is_not_followed_forever() -> None:
+    value: list[Any] = [torch.ones(2)]
+    value.append(value)
+    assert len(leaves(value)) == 1
+    assert map_tensors(torch.clone, value)[0].tolist() == [1.0, 1.0]
+
+
+def test_modules_and_functions_inside_a_value_are_left_alone() -> None:
+    layer = nn.Linear(2, 2)
+    value = share({"layer": layer, "function": len, "tensor": torch.ones(1)})
+    assert value["layer"] is layer
+    assert value["function"] is len
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "expected"),
+    [
+        (0.0, torch.ones(2), [0.0, 0.0]),
+        (3, torch.ones(2, dtype=torch.int64), [3, 3]),
+        (True, torch.zeros(2, dtype=torch.bool), [True, True]),
+        (torch.ones(1), torch.zeros(2, 2), [[1.0, 1.0], [1.0, 1.0]]),
+        (torch.tensor(5.0), torch.zeros(2), [5.0, 5.0]),
+        (2.0, torch.zeros(1, dtype=torch.int32), [2]),
+    ],
+)
+def test_numbers_and_tensors_broadcast_and_take_the_place_whole(new: Any, old: Tensor, expected: Any) -> None:
+    result = fit(new, old)
+    assert result.tolist() == expected
+    assert (result.dtype, result.shape) == (old.dtype, old.shape)
+    result.zero_()
+    assert not isinstance(new, Tensor) or new.all()
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "message"),
+    [
+        (0.5, torch.ones(2, dtype=torch.int64), r"0\.5 given where int64 \(2,\) passes; .*fraction"),
+        (1j, torch.ones(2), "complex"),
+        (torch.ones(3), torch.ones(2), r"\(3,\) does not fit where \(2,\)"),
+        (torch.ones(2, 2), torch.ones(2), r"\(2, 2\) does not fit where \(2,\)"),
+        (
+            torch.ones(2).double(),
+            torch.ones(2),
+            r"float64 given where torch.float32 passes; cast it with \.to\(torch\.float32\)",
+        ),
+        (None, torch.ones(2), "None given where"),
+        ([torch.ones(2)], torch.ones(2), "list of 1 given where"),
+        (0.0, (torch.ones(2), 1), r"0\.0 given where tuple of 2 passes; name the part"),
+        ({"a": 1}, {"b": 1}, "dict of a given where dict of b passes: the keys differ"),
+    ],
+)
+def test_what_does_not_fit_names_both_sides(new: Any, old: Any, message: str) -> None:
+    with pytest.raises(EditError, match=message):
+        fit(new, old)
+
+
+def test_autograd_flows_through_a_part_that_was_put() -> None:
+    old, new = torch.ones(2, 2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    (put_part((old * 2,), (0, 0), new)[0] ** 2).sum().backward()
+    assert old.grad is not None
+    assert new.grad is not None
+    assert old.grad.tolist() == [[0.0, 0.0], [8.0, 8.0]]
+    assert new.grad.tolist() == [6.0, 6.0]
+
+
+def test_an_expanded_tensor_is_copied_without_filling_its_memory() -> None:
+    copied = copy_tensor(torch.ones(1, 3).expand(1000, 3))
+    assert copied.shape == (1000, 3)
+    assert copied.untyped_storage().nbytes() == 12
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.zeros(2, 3), "float32 (2, 3)"),
+        ((1, 2), "tuple of 2"),
+        ({"a": 1, "b": 2}, "dict of a, b"),
+        (None, "None"),
+        (0.5, "0.5"),
+        (Holder(1), "Holder"),
+    ],
+)
+def test_values_are_described_in_a_few_words(value: Any, text: str) -> None:
+    assert describe(value) == text
+
+
+@pytest.mark.parametrize(
+    "function", [lambda value: put_part(value, (0,), 1), lambda value: put_part(value, (slice(0, 2),), (1, 2))]
+)
+def test_tuples_are_rebuilt_when_an_item_or_a_slice_is_put(function: Callable[[Any], Any]) -> None:
+    assert function((0, 0, 0))[0] == 1
+    assert type(function([0, 0, 0])) is list
+    with pytest.raises(EditError, match="tuple of 1 given where tuple of 2 passes"):
+        put_part((0, 0, 0), (slice(0, 2),), (1,))
+
+
+def test_an_edit_of_a_whole_tensor_inside_a_tuple_must_have_its_shape() -> None:
+    model, x = nn.Sequential(nn.LSTM(3, 3)), torch.ones(2, 3)
+    with pytest.raises(EditError, match=r"shape \(1, 3\) given where \(2, 3\) passes"):
+        hl.run(model, x, edit={"0[0]": lambda value: value[:1]})
+
+
+def test_an_edit_writes_into_no_object_of_the_model() -> None:
+    class Configured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = SimpleNamespace(scale=2.0)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.settings
+
+    def rescale(settings: Any) -> Any:
+        settings.scale = 5.0
+        return settings
+
+    model = Configured()
+    assert hl.run(model, torch.ones(1), edit={"": rescale}).scale == 5.0
+    assert model.settings.scale == 2.0
