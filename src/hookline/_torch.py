@@ -1,45 +1,433 @@
-"""Every private name of torch that hookline uses, and every look at a frame.
+"""The one file that names private things of torch, and the one that walks Python frames.
 
-Each says what it is for, and what happens where this torch does not have it.
-No other file names a private thing of torch, or walks frames.
+Each entry says what it is for, and what happens where the installed torch does not have it: "always there" means that
+every torch from 2.4 on has it. This file imports nothing of hookline. `tests/test_private_torch.py` keeps private
+names and frames out of every other file. Two exceptions stay where they are:
+
+- `_parameters`, `_buffers` and `_modules` of a module. They are private by name only: every subclass of `nn.Module`
+  that stores its own tensors relies on them.
+- `_version` and `_cdata` in `hot_path`, in `_engine/shadow.py`. An attribute is faster there than a call.
+
+Names such as `graph_task` are bound to torch's own C function, so that using them adds no Python call to a forward.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from types import FrameType
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from operator import attrgetter
+from types import CodeType, FrameType
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn, overrides
+from torch._C import _functorch
+from torch._compile import _disable_dynamo
+from torch._subclasses import fake_tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.fx import _symbolic_trace
+from torch.nn.modules import batchnorm, conv, dropout, pooling
+from torch.utils import _python_dispatch, checkpoint
+
+# Python frames.
+
+# Return a frame of this thread: frame_at(0) is that of the caller itself, frame_at(1) that of whoever called it.
+frame_at: Callable[[int], FrameType] = sys._getframe
+# Return the variables of a frame by name. Up to Python 3.12 reading them keeps their values alive until the frame ends.
+variables: Callable[[FrameType], dict[str, Any]] = attrgetter("f_locals")
+
+caller_of: Callable[[FrameType], FrameType | None] = attrgetter("f_back")
+
+
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Return a frame and all that are around it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def frames_of(code: CodeType) -> list[FrameType]:
+    """Return the running frames of one function, innermost first.
+
+    This is a plain loop, because every call with an edit looks through the whole stack.
+    """
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def outside(packages: Collection[str], frame: FrameType) -> tuple[FrameType | None, int]:
+    """Return the nearest frame around `frame` whose module is not in these packages, and how many steps away it is."""
+    steps = 0
+    for one in frames(frame):
+        if one.f_globals.get("__name__", "").split(".")[0] not in packages:
+            return one, steps
+        steps += 1
+    return None, steps
+
+
+def first_argument(frame: FrameType) -> Any:
+    """Return the first argument of the function that a frame runs, such as a method's `self`; None without one."""
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+
+
+# Calls of modules and functions.
+
+MODULE_CALL = nn.Module._call_impl.__code__  # What runs between `model(x)` and `forward`. Always there.
+MODULE_CALLS = (MODULE_CALL, nn.Module._wrapped_call_impl.__code__)
+_FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+# `DataParallel` copies a module by the method of this name. Without it there would be nothing to refuse.
+REPLICATE = "_replicate_for_data_parallel"
+# Modules of torch that run functions of their own while they trace. One that does not exist is in no frame.
+TRACING_MODULES = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")
+
+# The files of torch whose lines call a function, and are not where a model asked for it. One that does not exist
+# matches nothing: then a listing shows a line of torch instead of the model's.
+_CALLING = ("overrides", "functional", "_tensor", "_ops", "nn/functional", "nn/modules/module", "nn/utils/stateless",
+            "_functorch/functional_call", "utils/_contextlib")  # fmt: skip
+CALLING_FILES = tuple(os.path.join(os.path.dirname(torch.__file__), *f"{file}.py".split("/")) for file in _CALLING)
+
+
+def autograd_function_around(frame: FrameType | None) -> type | None:
+    """Return the `autograd.Function` that runs between a frame and the call of the nearest module; None without one.
+
+    Reentrant checkpointing is such a function too, but runs what it holds again, and does not count.
+    """
+    for one in frames(frame):
+        if one.f_code is MODULE_CALL:
+            return None
+        if one.f_code is _FUNCTION_APPLY and one.f_locals.get("cls") is not checkpoint.CheckpointFunction:
+            found: type | None = one.f_locals.get("cls")
+            return found
+    return None
+
+
+def operator_schemas(function: Any) -> tuple[Any, ...]:
+    """Return the signatures of a builtin's overloads, none for what is not an operator of torch. Always there."""
+    if isinstance(function, torch._ops.OpOverload):
+        return (function._schema,)
+    name = str(getattr(function, "__name__", "")).partition(".")[0]
+    return tuple(torch._C._jit_get_schemas_for_operator(f"aten::{name}")) if name else ()
+
+
+# Function modes: the stack of `TorchFunctionMode`s that see every torch function. All are always there.
+
+current_function_mode: Callable[[], Any] = overrides._get_current_function_mode
+function_mode_stack: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
+push_function_mode: Callable[[Any], None] = overrides._push_mode
+pop_function_mode: Callable[[], Any] = overrides._pop_mode
+# Context managers in which functions are not seen by modes and subclasses of tensors, or by subclasses alone.
+unseen_by_modes_and_subclasses = torch._C.DisableTorchFunction
+unseen_by_subclasses = torch._C.DisableTorchFunctionSubclass
+# A context manager in which no `TorchDispatchMode` sees an operation, such as one that makes every tensor fake.
+unseen_by_dispatch_modes = _python_dispatch._disable_current_modes
+
+# Tracing and transforms. All are always there, but for what `is_traced` says.
+
+FakeTensor = fake_tensor.FakeTensor  # A tensor with a shape and no data.
+FakeTensorMode = fake_tensor.FakeTensorMode
+FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"  # What a fake tensor cannot do is logged here.
+# Return the innermost transform of torch.func that runs here, None outside of all.
+current_transform: Callable[[], Any] = _functorch.peek_interpreter_stack
+# Return True for a tensor that belongs to such a transform, and means nothing after it.
+is_transformed: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+
+
+class _NoFlag:
+    _is_exporting_flag = False  # Before torch 2.6 there is no such flag.
+
+
+_exporting = cast("type[_NoFlag]", torch.compiler if hasattr(torch.compiler, "_is_exporting_flag") else _NoFlag)
+_tracing_state = torch._C._get_tracing_state
+_dispatch_mode = torch._C._get_dispatch_mode
+_MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace, torch.export or make_fx runs the model to make a graph of it."""
+    if _tracing_state() is not None:
+        return True
+    if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
+        return True
+    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
+    return _exporting._is_exporting_flag
+
+
+def is_traced_by_fx() -> bool:
+    """Return True while torch.fx traces a model."""
+    return _symbolic_trace._is_fx_tracing_flag
+
+
+def is_in_forward_ad() -> bool:
+    """Return True inside a level of forward-mode AD, where a tensor may have a tangent."""
+    return forward_ad._current_level >= 0
+
+
+# Dynamo and what it compiles. Its modules are looked up only if somebody imported them: that takes a second.
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+# Return True if something in this process may have been compiled.
+is_dynamo_loaded: Callable[[], bool] = partial(sys.modules.__contains__, _EVAL_FRAME)
+uncompiled: Callable[[Any], Any] = (
+    _disable_dynamo  # Make a function that dynamo runs, and does not trace. Always there.
+)
+
+
+def has_compiled() -> bool:
+    """Return True if dynamo has compiled something; also where it does not count that, but is loaded."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    return dynamo is not None and bool(getattr(dynamo, "FRAME_COUNTER", 1))
+
+
+def keep_out_of_graphs(code: CodeType) -> None:
+    """Keep dynamo from compiling a function when it is called from Python, and from warning about it."""
+    sys.modules[_EVAL_FRAME].skip_code(code)
+
+
+def has_given_up() -> bool:
+    """Return True where dynamo runs a model uncompiled, having made as many graphs of it as it may.
+
+    Before torch 2.6 it does not tell, and nobody is warned.
+    """
+    return getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)() is False
+
+
+def most_graphs() -> int:
+    """Return how many graphs dynamo makes of one function."""
+    return int(sys.modules["torch._dynamo.config"].cache_size_limit)
+
+
+def is_any_compiled(model: nn.Module) -> bool:
+    """Return True if torch.compile has wrapped a module of the model, and its graphs are in use."""
+    dynamo = sys.modules.get(_EVAL_FRAME)
+    stance = getattr(dynamo, "_stance", None)  # Since torch 2.6; before it there is no way to turn graphs off.
+    if dynamo is None or getattr(stance, "stance", "") == "force_eager":
+        return False
+    return any(
+        module.__dict__.get("_compiled_call_impl") is not None
+        or hasattr(type(module).forward, "_torchdynamo_orig_callable")
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
+def _cuda_graphs(tensor: Tensor) -> Any:
+    """Return what manages the CUDA graphs of torch.compile on a tensor's device, None if it has made none.
+
+    It raises an AssertionError on a thread that is not the one that has the graphs.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    return None if trees is None else trees.get_manager(tensor.get_device(), create_if_none_exists=False)
+
+
+def may_be_of_cuda_graph(tensor: Tensor) -> bool:
+    """Return True if a CUDA graph of torch.compile may own the memory of a tensor."""
+    try:
+        return _cuda_graphs(tensor) is not None
+    except AssertionError:
+        return True
+
+
+def is_replayed_over(tensor: Tensor) -> bool:
+    """Return True if a CUDA graph of torch.compile made this tensor, and another run has got its memory since.
+
+    Torch raises when one reads such a tensor while graphs are being recorded, and says nothing when they are replayed.
+    """
+    if not tensor.is_cuda:
+        return False
+    try:
+        manager = _cuda_graphs(tensor)
+        memory = storage_id(tensor.untyped_storage())
+    except (AssertionError, RuntimeError):  # Another thread has the graphs; torch knows of it.
+        return False
+    if manager is None or torch._C._has_Standard_Deleter(memory):
+        return False
+    latest = manager.current_node  # What ran last, and what ran before it in the same forward.
+    return latest is None or memory not in [held() for held in latest.path_live_weakrefs()]
+
+
+# Tensors: versions, views and hooks. All are always there.
+
+version_of: Callable[[Tensor], int] = attrgetter("_version")  # How often a tensor was written to.
+is_view: Callable[[Tensor], bool] = Tensor._is_view
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")  # What a view is a view of, None for any other tensor.
+gradient_hooks: Callable[[Tensor], Any] = attrgetter("_backward_hooks")  # None if there never was one.
+make_subclass: Callable[..., Any] = Tensor._make_subclass  # Make a tensor of a class with the memory of another one.
+norms_together: Callable[..., tuple[Tensor, ...]] = torch._foreach_norm  # The norms of many tensors at once.
+# Return True for a tensor that wraps others, such as a DTensor. Then `__tensor_flatten__` names them.
+wraps_tensors: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
+# The parts of a sparse COO tensor as they are stored. `indices()` and `values()` refuse one that is not coalesced.
+stored_indices: Callable[[Tensor], Tensor] = Tensor._indices
+stored_values: Callable[[Tensor], Tensor] = Tensor._values
+
+
+def known_version(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; -1 for one of inference mode, for which `version_of` raises."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor without communication or autograd, and any other tensor as it is."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+# The memory of tensors. Where torch lacks one of these, hookline copies more than it has to.
+
+# Copy a tensor when somebody writes to it, or to the copy. Without it the copy is made at once.
+lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
+# Return True for a tensor whose memory is copied on write. Without it none is.
+is_lazy_clone: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+# Count what holds a tensor in C++: Python, autograd, a DLPack capsule. Without it: Python alone.
+count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
+# Return what identifies a storage, and so the memory of a tensor and all its views. Always there.
+storage_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+# Count the tensors that hold a storage, by its `storage_id`. Without it 0, which proves nothing, so all is copied.
+count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+# Return the hooks that pack what autograd saves, None without any. Before torch 2.5 it is not known, so there may be.
+saving_hooks: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
+# Return the number of a device's current CUDA stream, 0 for the default one. Without CUDA nobody calls it.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
+# Give pinned memory that nobody uses back. Without it torch keeps it.
+empty_pinned_cache: Callable[[], None] = getattr(torch._C, "_host_emptyCache", lambda: None)
+to_dlpack: Callable[[Tensor], object] = torch._C._to_dlpack  # Lend a tensor's memory to another library. Always there.
+# Return where a tensor's storage begins. `data_ptr` would make a lazy clone copy itself. Without it there is none.
+storage_address: Callable[[Tensor], int] = getattr(torch._C, "_data_address", Tensor.data_ptr)
+
+
+def first_element(tensor: Tensor) -> int:
+    """Return the address of a tensor's first element, without making a lazy clone copy itself where that can be."""
+    if storage_address is Tensor.data_ptr:
+        return tensor.data_ptr()
+    return storage_address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
+
+
+# Autograd.
+
+# Return the number of the backward that runs on this thread, -1 outside of one. Always there.
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def saves_its_output(node: type) -> bool:
+    """Return True if a node of this class keeps the output of its forward; asking the node itself would unpack it."""
+    return hasattr(node, "_saved_result") or hasattr(node, "_saved_output")
+
+
+def when_backward_ends(function: Callable[[], Any]) -> None:
+    """Call a function when the backward that runs now has computed all its gradients. Always there."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+# Activation checkpointing: torch keeps what recomputes a segment in variables of its own functions.
+
+_reentrant_code = checkpoint.CheckpointFunction.forward.__code__
+_checkpoint_file = checkpoint.__file__
+
+
+def is_in_reentrant_checkpoint() -> bool:
+    """Return True during the first pass of a reentrant checkpoint: it has no gradients, but its recomputation has."""
+    return bool(frames_of(_reentrant_code))
+
+
+def is_in_checkpoint() -> bool:
+    """Return True if a function of torch's checkpointing runs here."""
+    return any(frame.f_code.co_filename == _checkpoint_file for frame in frames(sys._getframe(1)))
+
+
+def recomputations() -> list[tuple[Any, str]]:
+    """Return, for each checkpointed segment that runs for the first time, the object and attribute that recompute it.
+
+    Where torch names these variables otherwise, a non-reentrant segment is not found, and a reentrant one raises a
+    KeyError.
+    """
+    if not torch.is_grad_enabled():  # Only a reentrant one runs like that, and will run again with gradients.
+        return [(frame.f_locals["ctx"], "run_function") for frame in frames_of(_reentrant_code)]
+    if saving_hooks(True) is None:
+        return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
+    found: list[tuple[Any, str]] = []
+    for frame in frames(sys._getframe(1)):
+        if frame.f_code is _reentrant_code:
+            found.append((frame.f_locals["ctx"], "run_function"))
+        elif frame.f_code.co_filename == _checkpoint_file and "gen" in frame.f_locals:
+            suspended = frame.f_locals["gen"].gi_frame
+            segment = suspended.f_locals.get("new_frame") if suspended is not None else None
+            if segment is not None:
+                found.append((segment, "recompute_fn"))
+    return found
+
+
+# Modules. All are always there.
+
+# Return the names of a module's buffers that are not in its state_dict.
+non_persistent_buffers: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
+
+# Layers of torch.nn, by the classes that their variants share. All are always there.
+
+AnyNorm = batchnorm._NormBase
+AnyBatchNorm = batchnorm._BatchNorm
+AnyConvolution = conv._ConvNd
+AnyDropout = dropout._DropoutNd
+AnyMaxPool = pooling._MaxPoolNd
+AnyAvgPool = pooling._AvgPoolNd
+
+# Torch's own hooks: the attributes that hold them, and what each is called. A table that torch lacks holds nothing.
+
+MODULE_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_pre_hooks": "state_dict pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
+    "_load_state_dict_post_hooks": "load_state_dict post-hook",
+}
+forward_hooks: Callable[[nn.Module], dict[int, Any]] = attrgetter("_forward_hooks")
+TENSOR_HOOKS = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks": "accumulated gradient hook"}
+
+
+# Several processes.
 
 _STAGES = "torch.distributed.pipelining.stage"
 REHEARSAL = -1  # In the place of a microbatch's number: a stage runs on no data, to learn its shapes.
 
 
 def is_running() -> bool:
-    """Whether this process is one of several, or was started as such."""
+    """Return True if this process is one of several, or was started as such."""
     return dist.is_available() and dist.is_initialized()
+
+
+def default_store() -> Any:
+    """Return the key-value store through which the processes met. Always there."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def microbatch() -> int | None:
     """Return the number of the microbatch that a stage of a pipeline runs now, REHEARSAL, or None outside of one."""
     if not may_be_a_stage():
         return None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames(sys._getframe(1)):
         if frame.f_globals.get("__name__") == _STAGES:
             if frame.f_code.co_name == "forward_one_chunk":
                 return int(frame.f_locals["fwd_chunk_id"])
             if frame.f_code.co_name == "_prepare_forward_infra":
                 return REHEARSAL
-        frame = frame.f_back
     return None
 
 
 def is_rehearsal() -> bool:
-    """Whether a stage of a pipeline runs on no data: the first step learns its shapes so."""
+    """Return True if a stage of a pipeline runs on no data: in its first step it learns its shapes that way."""
     return _STAGES in sys.modules and microbatch() == REHEARSAL
 
 
 def may_be_a_stage() -> bool:
-    """Whether this process may hold one stage of a pipeline, and other processes other modules."""
+    """Return True if this process may hold one stage of a pipeline, and other processes other modules."""
     return _STAGES in sys.modules and is_running()

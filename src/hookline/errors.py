@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import dis
 import os
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+from hookline._torch import frame_at, outside
+
+_NOT_THE_USERS = ("hookline", "torch", "contextlib", "functools", "_collections_abc", "copy")
 Line = tuple[CodeType, int]  # A line of a program, by its code and number.
 
 
@@ -91,24 +93,24 @@ class StopForward(BaseException):
 
 def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
     """Warn at the line of the user: the nearest that is neither hookline's nor torch's."""
-    warnings.warn(message, category, stacklevel=_of_user()[1])
+    warnings.warn(message, category, stacklevel=_user_frame()[1])
 
 
 def user_line() -> Line | None:
     """Return the line of the user that runs."""
-    frame = _of_user()[0]
+    frame = _user_frame()[0]
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
 
 def calling_line() -> Line:
     """Return the line that called the function that asks."""
-    frame = sys._getframe(2)
+    frame = frame_at(2)
     return frame.f_code, frame.f_lineno
 
 
 def is_thrown_away(line: Line | None) -> bool:
     """Whether a statement on this line runs and drops what it has made itself, and not what a variable held."""
-    frame = _of_user()[0]
+    frame = _user_frame()[0]
     if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
         return False  # By identity: a cell of a notebook that runs again has other code that is equal.
     return not _gives_up_variable(frame)
@@ -116,7 +118,7 @@ def is_thrown_away(line: Line | None) -> bool:
 
 def is_given_up() -> bool:
     """Whether the user's statement that runs drops what a variable held on purpose: by `del`, or for something else."""
-    frame = _of_user()[0]
+    frame = _user_frame()[0]
     return frame is not None and _gives_up_variable(frame)
 
 
@@ -129,21 +131,10 @@ def line_text(line: Line) -> str:
     return f"{os.path.basename(line[0].co_filename)}:{line[1]}"
 
 
-def _of_user() -> tuple[FrameType | None, int]:
-    """Return the nearest frame that is neither hookline's nor torch's, and its stacklevel, as seen by the caller."""
-    level = 2
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
-        "hookline",
-        "torch",
-        "contextlib",
-        "functools",
-        "_collections_abc",
-        "copy",
-    ):
-        frame = frame.f_back
-        level += 1
-    return frame, level
+def _user_frame() -> tuple[FrameType | None, int]:
+    """Return the nearest frame of the user's own code, and its stacklevel as seen by the caller."""
+    frame, steps = outside(_NOT_THE_USERS, frame_at(2))
+    return frame, 2 + steps
 
 
 def note_stop(error: BaseException, model: str) -> None:

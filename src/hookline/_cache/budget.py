@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hookline._cache import files
 from hookline._cache.records import EMPTY, Guarded, Held, Record
 from hookline._sites.language import Site
+from hookline._torch import stored_indices, stored_values, unseen_by_modes_and_subclasses, wraps_tensors
 from hookline._values.copies import address
 from hookline._values.nested import leaves, map_tensors
 from hookline._values.serialize import Later, Problem, check
@@ -252,7 +252,7 @@ class Budget:
 
     def _move(self, kept: Kept, folder: Folder) -> None:
         try:
-            with torch._C.DisableTorchFunction():  # What is done here is not a function of the model's.
+            with unseen_by_modes_and_subclasses():  # What is done here is not a function of the model's.
                 kept.move(folder)
         except Unwritable as problem:
             kept.stuck = f"'{kept.site}' can't be on disk, since it is or holds {problem}"
@@ -322,11 +322,11 @@ def _dense_parts(tensor: Any) -> list[Tensor]:
     """Return the tensors that a sparse one, or one that wraps others, is made of."""
     if type(tensor) is Tensor and tensor.layout is torch.strided:
         return [tensor]
-    if is_traceable_wrapper_subclass(tensor):
+    if wraps_tensors(tensor):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # Of a DTensor its mesh, too.
         return [part for one in inner if isinstance(one, Tensor) for part in _dense_parts(one)]
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return [stored_indices(tensor), stored_values(tensor)]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hookline._blocks import Others
 from hookline._sites.language import Site
-from hookline._values.copies import address, is_replayed_over, share_for_now
+from hookline._torch import is_replayed_over, is_transformed, version_of
+from hookline._values.copies import address, share_for_now
 from hookline._values.nested import leaves, map_tensors
 from hookline._values.stats import Histogram, glimpse
 from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
@@ -141,7 +141,7 @@ class Shared(Held):
             shares = source is self.value or address(source) == address(self.value) != 0
             if not shares:  # What has parted from its copy can't harm it any more, and need not be held.
                 self.source = None
-            elif source._version != self.version:
+            elif version_of(source) != self.version:
                 raise StaleValue(_overwritten(site, self.version, source, is_copy=source is not self.value))
         return self.value
 
@@ -171,7 +171,7 @@ class Guarded(Held):
         if self.spares:
             self._replace_overwritten(self.spares, site)
         for source, version, copy in self.sources:
-            if source._version != version and (copy is None or address(source) == address(copy) != 0):
+            if version_of(source) != version and (copy is None or address(source) == address(copy) != 0):
                 raise StaleValue(_overwritten(site, version, source, is_copy=copy is not None))
         # Those that have parted from their copies can't harm it any more, and need not be held.
         self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
@@ -186,7 +186,7 @@ class Guarded(Held):
         others = {
             id(own): spares[id(own)].read(site)
             for own, version, _ in self.sources
-            if id(own) in spares and (own._version != version or _has_parted(own, spares[id(own)].value))
+            if id(own) in spares and (version_of(own) != version or _has_parted(own, spares[id(own)].value))
         }
         if others:
             self.value = map_tensors(lambda tensor: others.get(id(tensor), tensor), self.value)
@@ -203,7 +203,7 @@ def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str
     `x.copy_(x)` or `x.unsqueeze_(0)`. Both leave the same count, the same address and the same sharing behind. Only the
     bytes differ, and to know those of before, every value would have to be read when it is captured.
     """
-    counted = f"(version {version}, now {source._version})"
+    counted = f"(version {version}, now {version_of(source)})"
     if is_copy:
         return (
             f"'{site}' may have been overwritten after it was captured {counted}: torch counted a write that made no "
@@ -426,7 +426,7 @@ def read_value(value: Any, site: Site, how: str = "read") -> Any:
 
 def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
     if type(value) is Tensor:
-        if is_functorch_wrapped_tensor(value):
+        if is_transformed(value):
             raise HooklineError(INSIDE_TRANSFORM)
         if not value.is_inference():
             return value

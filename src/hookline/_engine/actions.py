@@ -7,7 +7,6 @@ returns what passes on: the very same object, if it leaves the value alone.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from numbers import Number
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 
 from hookline._blocks import call_user
 from hookline._cache.budget import Budget
@@ -24,6 +22,7 @@ from hookline._engine import offload
 from hookline._engine.guards import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._engine.operands import Operand, plain
 from hookline._sites.language import Site
+from hookline._torch import current_transform, may_be_of_cuda_graph, raw_stream, version_of
 from hookline._values.copies import (
     Loan,
     copy_all,
@@ -44,7 +43,6 @@ from hookline.parallel.gather import Gathering, arrived, replicate, share_part, 
 from hookline.parallel.ranks import is_cut
 
 NOTHING: Any = object()
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
 
 
 class Call(NamedTuple):
@@ -122,12 +120,12 @@ class Save:
         moves = is_new or (self.clone is None and may_move(value))  # Before there is a second tensor with its memory.
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
         try:
-            version = source._version
+            version = version_of(source)
         except RuntimeError:  # Torch counts no writes in inference mode.
             return self.keep_part(value, False, call)
         if self.clone is False:
             return Shared(source, source, version)
-        if value.is_quantized or peek_interpreter_stack() is not None:
+        if value.is_quantized or current_transform() is not None:
             return self.keep_part(value, False, call)
         if value.is_cuda:
             if not _may_share_on_cuda(value) or not moves:  # The first refuses to keep what a graph records.
@@ -157,7 +155,7 @@ class Save:
             if not self.keeps_own:
                 raise
             # It can't be copied: then it is the model's own, as was asked.
-            return Guarded(value, [(one, one._version, None) for one in leaves(value) if not one.is_inference()])
+            return Guarded(value, [(one, version_of(one), None) for one in leaves(value) if not one.is_inference()])
         if sources and self.keeps_own and self.clone is not False:
             return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
         return offload.together(Guarded(kept, sources) if sources else kept, sent)
@@ -209,7 +207,7 @@ class Save:
         if tensor.is_inference():
             return self._keep_inference(source, moves, is_part)
         if (self.keeps_own or self.clone is False) and not is_part:
-            sources.append((source, source._version, None))
+            sources.append((source, version_of(source), None))
             return source
         if self.clone or is_part or is_parameter(tensor):
             return copy_tensor(source)
@@ -422,19 +420,15 @@ def _shared(source: Tensor, tensor: Tensor, moves: bool, sources: list[Source]) 
     if not source.is_cuda or not _may_share_on_cuda(tensor) or not moves:
         return share_tensor(source, moves)
     kept = share_on_any_device(source)
-    sources.append((source, source._version, kept))
+    sources.append((source, version_of(source), kept))
     return kept
 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
     """Whether torch copies this CUDA tensor right when somebody writes."""
-    if _raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
+    if raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
         refuse_recording()
         return False
     if is_parameter(tensor):  # Fused optimizers write into parameters unseen.
         return False
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")  # The memory of compiled CUDA graphs can't be shared.
-    try:
-        return trees is None or trees.get_manager(tensor.get_device(), create_if_none_exists=False) is None
-    except AssertionError:  # Another thread has them.
-        return False
+    return not may_be_of_cuda_graph(tensor)  # The memory of compiled CUDA graphs can't be shared.

@@ -7,7 +7,6 @@ torch.jit.script begins, which are refused. The last tap to go takes them away.
 from __future__ import annotations
 
 import copyreg
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -18,15 +17,17 @@ from typing import Any
 
 from torch import nn
 
+from hookline import _torch
 from hookline._blocks import Blocks, Others, call_user, current_task
 from hookline._cache.records import Session
 from hookline._engine import calls, checkpoints, functions, gradients, parameters, shadow
 from hookline._engine import stop as forwards
 from hookline._engine.guards import refuse_scripting
-from hookline._engine.shadow import GONE, REPLICATE, SCRIPT, Watch, code_for, gone, hot_path, plain_tap, watch_of
+from hookline._engine.shadow import GONE, SCRIPT, Watch, code_for, gone, hot_path, plain_tap, watch_of
 from hookline._engine.taps import Tap, blame
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
+from hookline._torch import REPLICATE, is_dynamo_loaded
 from hookline._values.copies import Loan, address, state_of
 
 # The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
@@ -38,7 +39,7 @@ _changing = threading.RLock()
 
 def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
     """Let taps act; if the blocks are given in which they will, the first call need not look that up."""
-    if "torch._dynamo.eval_frame" in sys.modules:
+    if is_dynamo_loaded():
         _keep_dynamo_out()
     noted: dict[type, Common | None] = {}
     with _changing:
@@ -284,16 +285,16 @@ def forget_locks() -> None:
 @cache
 def _keep_dynamo_out() -> None:
     """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""
-    skip = sys.modules["torch._dynamo.eval_frame"].skip_code
     traced = (calls.trace, calls._trace_input, calls._skipped)
     ours = (calls, checkpoints, forwards, functions, gradients)
     found = [function for one in ours for function in vars(one).values()]
     found = [function for function in found if function not in traced]
+    found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
     found += [Tap.act, Tap.pass_by, *vars(Others).values(), *vars(Loan).values()]
     found += [current_task, blame, call_user, state_of, address]
     for function in found:
         if isinstance(function, FunctionType):
-            skip(function.__code__)
+            _torch.keep_out_of_graphs(function.__code__)
 
 
 def _is_filled(cell: CellType) -> bool:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.compiler import is_dynamo_compiling
 
 from hookline._blocks import Blocks, is_called_in_backward, note_skip, open_blocks
 from hookline._engine import arguments, checkpoints, functions, gradients, operands
@@ -18,7 +17,7 @@ from hookline._engine.actions import NOTHING, Apply, Call, Skip, Stop
 from hookline._engine.guards import refuse_tracing
 from hookline._engine.operands import plain
 from hookline._engine.taps import Sequences, Tap, blame
-from hookline._torch import is_rehearsal
+from hookline._torch import graph_task, is_rehearsal, is_transformed, uncompiled
 from hookline._values import copies
 from hookline._values.containers import Exchange, private_containers
 from hookline._values.copies import is_private
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from hookline._engine.shadow import Watch
 
 Taps = tuple[Tap, ...]
-_current_graph_task = torch._C._current_graph_task_id
 
 
 def run(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +52,7 @@ def _run(
 ) -> Any:
     here = open_blocks.get()
     refuse_tracing()
-    if around and (_current_graph_task() == -1 or is_called_in_backward(here)):
+    if around and (graph_task() == -1 or is_called_in_backward(here)):
         following = forwards.following(around, here)
         if following:
             token = copies.begin(module, args, kwargs)
@@ -143,7 +141,7 @@ def pass_through(
 def _can_be_kept(output: Any) -> bool:
     """Whether a function gave what a pattern of functions means: a tensor, and none of a torch.func transform."""
     tensors = leaves(output)
-    return bool(tensors) and not any(map(is_functorch_wrapped_tensor, tensors))
+    return bool(tensors) and not any(map(is_transformed, tensors))
 
 
 def _call(
@@ -204,11 +202,11 @@ def _skipped(tap: Tap, module: nn.Module, passed: arguments.Arguments, watch: Wa
 
 def _runs_own(watch: Watch | Function, module: nn.Module) -> bool:
     """Whether the forward that would run is the class's, as far as its instance says."""
-    found = None if torch.compiler.is_dynamo_compiling() or watch.is_function else watch.found  # type: ignore[union-attr]
+    found = None if is_dynamo_compiling() or watch.is_function else watch.found  # type: ignore[union-attr]
     return found is None or wraps_own(found, module)
 
 
-_run_uncompiled = torch._disable_dynamo(run)  # type: ignore[attr-defined]
+_run_uncompiled = uncompiled(run)
 
 
 def trace(watch: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,21 +7,19 @@ what happened at each call of each watched module in it.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import checkpoint
 
 from hookline._blocks import Blocks, is_called_in_backward, open_blocks
 from hookline._cache.records import ticks
 from hookline._engine.taps import NO_BLOCKS, Tap
+from hookline._torch import graph_task, is_in_checkpoint, recomputations
 from hookline._values.containers import Exchange
 from hookline._values.nested import leaves
 from hookline.errors import HooklineError
@@ -30,11 +28,7 @@ from hookline.errors import HooklineError
 attached: Callable[[list[Tap]], AbstractContextManager[Any]] = nullcontext
 Count = tuple[int, bool]  # The number of a call, and whether it is wanted.
 
-_current_graph_task = torch._C._current_graph_task_id
-_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)  # Since torch 2.5.
 _replaying: ContextVar[Replay | None] = ContextVar("replaying", default=None)
-_reentrant_code = checkpoint.CheckpointFunction.forward.__code__
-_checkpoint_file = checkpoint.__file__
 
 
 class Event:
@@ -122,7 +116,7 @@ class Replay:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.left = {called: deque(events) for called, events in self.events.items()}
-        self.task = self.parent.task if self.parent is not None else _current_graph_task()
+        self.task = self.parent.task if self.parent is not None else graph_task()
         taps = {tap: None for events in self.events.values() for event in events for tap, _ in event.taps}
         before, blocks = _replaying.get(), open_blocks.get()
         try:
@@ -137,7 +131,7 @@ class Replay:
 
 def event_of(called: Any, taps: Iterable[Tap], here: Blocks, count: Callable[[Tap], Count] = Tap.next_call) -> Event:
     """Return this call of a module, a method or an operation on a parameter: which of its taps act on it."""
-    if _current_graph_task() != -1 and not (is_called_in_backward(here) and any([tap.acts(here) for tap in taps])):
+    if graph_task() != -1 and not (is_called_in_backward(here) and any([tap.acts(here) for tap in taps])):
         return _event_again(called, taps)
     acting = []
     changes = False
@@ -157,23 +151,18 @@ def event_of(called: Any, taps: Iterable[Tap], here: Blocks, count: Callable[[Ta
 
 def is_replaying() -> bool:
     """Whether a checkpointed segment is being recomputed here, in which hooks took part."""
-    return _current_graph_task() != -1 and _replaying.get() is not None
+    return graph_task() != -1 and _replaying.get() is not None
 
 
 def is_only_backward() -> bool:
     """Whether a backward runs here that recomputes nothing in which hooks took part."""
-    return _current_graph_task() != -1 and _replaying.get() is None
-
-
-def is_first_pass_of_reentrant() -> bool:
-    """Whether this is the first pass of a reentrant checkpoint: without gradients, but its recomputation has them."""
-    return bool(_frames_of(_reentrant_code))
+    return graph_task() != -1 and _replaying.get() is None
 
 
 def _event_again(called: Any, taps: Iterable[Tap]) -> Event:
     replay = _replaying.get()
     if replay is None:
-        if any(frame.f_code.co_filename == _checkpoint_file for frame in _frames()):
+        if is_in_checkpoint():
             return Event([])  # Torch recomputes what no hook of ours took part in.
         # On CUDA backward runs on a thread of autograd's own, where no block is open: any block counts.
         open_taps = [tap for tap in taps if (tap.active or tap.blocks) and tap.changes and not tap.site.is_gradient]
@@ -210,7 +199,7 @@ def _log(called: Any, event: Event) -> int:
 def _segments() -> list[Replay]:
     """Return the recomputation of each checkpointed segment that is running for the first time, wrapped."""
     found = []
-    for holder, name in _recomputations():
+    for holder, name in recomputations():
         replay = _wrapped(getattr(holder, name))
         setattr(holder, name, replay)
         found.append(replay)
@@ -219,47 +208,11 @@ def _segments() -> list[Replay]:
 
 def _depth() -> int:
     """Return how many checkpointed segments are running for the first time."""
-    return len(_recomputations())
-
-
-def _recomputations() -> list[tuple[Any, str]]:
-    """Return where the recomputation of each segment that is running for the first time is held."""
-    if not torch.is_grad_enabled():  # Only a reentrant one runs like that, and will run again with gradients.
-        return [(frame.f_locals["ctx"], "run_function") for frame in _frames_of(_reentrant_code)]
-    if _saving_hooks(True) is None:
-        return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
-    found: list[tuple[Any, str]] = []
-    for frame in _frames():
-        if frame.f_code is _reentrant_code:
-            found.append((frame.f_locals["ctx"], "run_function"))
-        elif frame.f_code.co_filename == _checkpoint_file and "gen" in frame.f_locals:
-            suspended = frame.f_locals["gen"].gi_frame
-            segment = suspended.f_locals.get("new_frame") if suspended is not None else None
-            if segment is not None:
-                found.append((segment, "recompute_fn"))
-    return found
+    return len(recomputations())
 
 
 def _wrapped(recompute: Callable[..., Any]) -> Replay:
     return recompute if isinstance(recompute, Replay) else Replay(recompute)
-
-
-def _frames() -> Iterable[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _frames_of(code: CodeType) -> list[FrameType]:
-    """Return the frames of one function. In a plain loop: every call that an edit is on looks through the stack."""
-    found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is code:
-            found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
@@ -17,14 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
-from torch.utils.checkpoint import CheckpointFunction
+from torch.overrides import TorchFunctionMode
 
 from hookline._blocks import call_user, open_blocks
 from hookline._engine import arguments, gradients
@@ -34,6 +26,24 @@ from hookline._engine.guards import refuse_fx
 from hookline._engine.taps import Tap
 from hookline._sites.language import Site
 from hookline._sites.tree import Names
+from hookline._torch import (
+    MODULE_CALL,
+    MODULE_CALLS,
+    TRACING_MODULES,
+    autograd_function_around,
+    base_of,
+    caller_of,
+    current_function_mode,
+    first_argument,
+    frame_at,
+    frames,
+    function_mode_stack,
+    is_view,
+    known_version,
+    operator_schemas,
+    pop_function_mode,
+    push_function_mode,
+)
 from hookline._values.nested import leaves, map_tensors
 from hookline.errors import HooklineError
 
@@ -176,15 +186,7 @@ _KINDS: dict[type, tuple[str, ...]] = {
 }
 
 
-@lru_cache(maxsize=1024)
-def _schemas(function: Any) -> tuple[Any, ...]:
-    """Return what torch knows of a builtin's overloads."""
-    if isinstance(function, torch._ops.OpOverload):
-        return (function._schema,)
-    name = str(getattr(function, "__name__", "")).partition(".")[0]
-    return tuple(torch._C._jit_get_schemas_for_operator(f"aten::{name}")) if name else ()
-
-
+_schemas = lru_cache(maxsize=1024)(operator_schemas)
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _UNSEEN = "which runs later, and the functions that it calls then can't be seen; hook the modules and methods it calls"
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -198,15 +200,15 @@ def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numb
     if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
         return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
     inside = Inside(watch, module, taps, event, act)
-    inside.home = sys._getframe()
+    inside.home = frame_at(0)
     output = None
     try:
         with inside:
             output = watch.forward(module, *passed)
         return output
     finally:
-        if _get_current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
-            _pop_mode()
+        if current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
+            pop_function_mode()
         inside.home = None  # A frame that is held holds all its variables.
         for tap in inside.waiting:
             if not tap.fired:
@@ -252,7 +254,7 @@ def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
 
 def entering(watch: Watch, module: nn.Module) -> Event | None:
     """Return this call of a method, with the taps on functions for which it is called by itself; None without any."""
-    mode, here, taps = _get_current_function_mode(), open_blocks.get(), []
+    mode, here, taps = current_function_mode(), open_blocks.get(), []
     is_running = isinstance(mode, Inside) and mode.module is module  # Its forward runs, or another of its methods.
     for entry in watch.entries:
         tap: Tap = entry.action.tap  # type: ignore[union-attr]
@@ -272,13 +274,13 @@ def entering(watch: Watch, module: nn.Module) -> Event | None:
 
 def _caller(model: nn.Module | None) -> nn.Module | None:
     """Return the module of a model whose forward is the innermost that runs here."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not call_user.__code__:
-        if frame.f_code is CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
-            owner = _first_argument(frame)
+    for frame in frames(frame_at(1)):
+        if frame.f_code is call_user.__code__:
+            return None
+        if frame.f_code is MODULE_CALL or (frame.f_code.co_name.endswith("forward") and _is_called_directly(frame)):
+            owner = first_argument(frame)
             if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
                 return owner
-        frame = frame.f_back
     return None
 
 
@@ -297,9 +299,9 @@ def _is_called_directly(frame: FrameType) -> bool:
 
     Up to Python 3.12 reading a frame's variables keeps them alive; those of `__call__` are alive anyway.
     """
-    caller = frame.f_back
+    caller = caller_of(frame)
     return caller is None or (
-        caller.f_code is not CALL and caller.f_globals.get("__name__", "").split(".")[0] != "hookline"
+        caller.f_code is not MODULE_CALL and caller.f_globals.get("__name__", "").split(".")[0] != "hookline"
     )
 
 
@@ -307,14 +309,14 @@ def without_modes(run: Callable[[], Any]) -> Any:
     """Run something with the modes taken away that stand on top, as long as they are ours."""
     taken = []
     try:
-        while isinstance(mode := _get_current_function_mode(), Inside):
+        while isinstance(mode := current_function_mode(), Inside):
             taken.append(mode)
-            _pop_mode()
+            pop_function_mode()
         return run()
     finally:
         for mode in reversed(taken):
-            if mode not in _get_current_function_mode_stack():  # Ctrl-C may have come before it was taken away.
-                _push_mode(mode)
+            if mode not in function_mode_stack():  # Ctrl-C may have come before it was taken away.
+                push_function_mode(mode)
 
 
 def may_be_fused() -> bool:
@@ -350,7 +352,7 @@ class Inside(TorchFunctionMode):
             return function(*args, **kwargs) if kwargs else function(*args)
         if taps is None:
             taps = self.choices[function] = _meant_for(function, self.taps)
-        if not taps or not self._is_own(sys._getframe(1)):
+        if not taps or not self._is_own(frame_at(1)):
             if self.waiting:
                 self.seen[function] = None
             return function(*args, **kwargs) if kwargs else function(*args)
@@ -367,20 +369,23 @@ class Inside(TorchFunctionMode):
         refuse_in_autograd_function(event)
         return operate(Function(function, name, args, kwargs or {}, event), self.module, self.act)
 
-    def _is_own(self, frame: FrameType | None) -> bool:
+    def _is_own(self, caller: FrameType) -> bool:
         """Whether the module's own forward or method called a function, and not that of another module."""
         forwards, is_method = [], self.watch.is_method
-        while frame is not self.home:
-            if frame is None or id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in _MACHINERY:
+        for frame in frames(caller):
+            if frame is self.home:
+                break
+            if id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in TRACING_MODULES:
                 return False
             if frame.f_code is self.watch.code or (is_method and _is_method(frame)):
                 forwards.append(frame)
             elif frame.f_code.co_name.endswith("forward") and self._is_of_another(frame):
                 return False
-            frame = frame.f_back
+        else:
+            return False
         # The outermost is the module's. Others are of its class, and may be of a child that was not called as a module.
         if is_method:
-            owners = (_first_argument(one) for one in forwards[:-1])
+            owners = (first_argument(one) for one in forwards[:-1])
             return next((one is self.module for one in owners if isinstance(one, nn.Module)), True)
         return not any(map(self._is_of_another, forwards[:-1]))
 
@@ -389,7 +394,7 @@ class Inside(TorchFunctionMode):
 
         Up to Python 3.12 reading a frame's variables keeps them alive, so the module's own forward is not asked.
         """
-        owner = _first_argument(frame)
+        owner = first_argument(frame)
         return isinstance(owner, nn.Module) and owner is not self.module
 
 
@@ -398,41 +403,30 @@ def _is_method(frame: FrameType) -> bool:
     code = frame.f_code
     if code.co_varnames[:1] == ("self",):
         return True
-    owner = _first_argument(frame)
+    owner = first_argument(frame)
     own = inspect.getattr_static(type(owner), code.co_name, None) if isinstance(owner, nn.Module) else None
     return getattr(inspect.unwrap(own), "__code__", None) is code  # type: ignore[arg-type]
 
 
-def _first_argument(frame: FrameType) -> Any:
-    return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
-
-
-CALL = nn.Module._call_impl.__code__
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-_MACHINERY = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")  # Torch's own, that run functions too.
-
 # What runs inside these is not the module's own: it is a child's, a user's function's or hookline's.
 _FOREIGN = frozenset(
-    id(function.__code__)  # Code that dynamo made can't be hashed.
-    for function in (
-        nn.Module._call_impl, nn.Module._wrapped_call_impl, call_user, Tap.act, gradients._watch, Event.check,
-        Skip.output, run,
+    id(code)  # Code that dynamo made can't be hashed.
+    for code in (
+        *MODULE_CALLS,
+        *(one.__code__ for one in (call_user, Tap.act, gradients._watch, Event.check, Skip.output, run)),
     )
-)  # fmt: skip
+)
 
 
 def refuse_in_autograd_function(event: Event) -> None:
     """Raise for a change inside a torch.autograd.Function, whose backward would not know of it."""
     changing = next((tap for tap, _ in event.taps if tap.changes), None)
-    frame: FrameType | None = sys._getframe(2) if changing is not None else None
-    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
-        if frame.f_code is _APPLY and frame.f_locals.get("cls") is not CheckpointFunction:
-            name = getattr(frame.f_locals.get("cls"), "__name__", "")
-            raise HooklineError(
-                f"'{changing.site}' runs inside {name}, a torch.autograd.Function, whose backward would not know of "  # type: ignore[union-attr]
-                "the change; edit what goes in, or what comes out"
-            )
-        frame = frame.f_back
+    around = autograd_function_around(frame_at(2)) if changing is not None else None
+    if changing is not None and around is not None:
+        raise HooklineError(
+            f"'{changing.site}' runs inside {around.__name__}, a torch.autograd.Function, whose backward would not "
+            "know of the change; edit what goes in, or what comes out"
+        )
 
 
 def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
@@ -474,12 +468,12 @@ class Function:
             result = self.function(*args, **kwargs)
             return args[0] if self.name == "setitem" else result
         args, kwargs = self._apart(args, kwargs)
-        versions = [(old, new, _version(new)) for old, new in self._pairs(args, kwargs)]
+        versions = [(old, new, known_version(new)) for old, new in self._pairs(args, kwargs)]
         result = self.function(*args, **kwargs)
         result = args[0] if self.name == "setitem" else result
         results = leaves(result)
         for old, new, version in versions:
-            if _version(new) == version and not self._is_known_to_write(new, args, kwargs):
+            if known_version(new) == version and not self._is_known_to_write(new, args, kwargs):
                 continue
             self.event.written += [old, new]
             position = next((number for number, one in enumerate(results) if one is new), None)
@@ -565,11 +559,7 @@ def _write(target: Tensor, value: Any) -> Tensor:
     return target.copy_(value)
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _shares(one: Tensor, other: Tensor) -> bool:
     """Whether one tensor is a view of the other, or both of a third."""
-    base = one._base if one._is_view() else one
-    return base is (other._base if other._is_view() else other)
+    base = base_of(one) if is_view(one) else one
+    return base is (base_of(other) if is_view(other) else other)

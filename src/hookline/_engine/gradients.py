@@ -20,6 +20,7 @@ from hookline._engine.actions import NOTHING, Call, Save
 from hookline._engine.guards import refuse_tracers
 from hookline._engine.taps import IGNORE, RAISE, TOGETHER, Tap, blame
 from hookline._sites.language import Site, write_subscripts
+from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant_checkpoint, is_view, version_of
 from hookline._values.containers import Exchange, mutable_containers
 from hookline._values.copies import Alias, alias_of
 from hookline._values.fit import agree
@@ -80,11 +81,11 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event, giv
     def alias(tensor: Tensor) -> Tensor | None:
         # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
         entered = any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
-        if not (tensor.is_leaf or entered or tensor._backward_hooks):
+        if not (tensor.is_leaf or entered or gradient_hooks(tensor)):
             return tensor
         if id(tensor) in fixed:
             return None
-        if tensor.is_leaf or entered or tensor._is_view():
+        if tensor.is_leaf or entered or is_view(tensor):
             return alias_of(tensor)
         return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -209,9 +210,9 @@ def _watch_part(
         if not tensor.requires_grad or id(tensor) in followed:
             continue
         hook = arrival.hook([number for number, other in enumerate(tensors) if other is tensor])
-        base = _private_base(tensor, call) if tensor._is_view() else None
+        base = _private_base(tensor, call) if is_view(tensor) else None
         passed = tensor
-        if event.written and tensor._is_view() and any([tensor is one for one in event.written]):
+        if event.written and is_view(tensor) and any([tensor is one for one in event.written]):
             _follow_written(tensor, hook, tap)
         elif base is not None:
             base.register_hook(_reshaped(hook, tensor.shape))
@@ -247,24 +248,24 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     """
     layer = call.module
     if (
-        tensor._backward_hooks  # What is followed inside the layer comes after it in backward.
+        gradient_hooks(tensor)  # What is followed inside the layer comes after it in backward.
         or call.site.port != "grad_output"
         or call.site.member
         or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
     ):
         return None
-    base = tensor._base
+    base = base_of(tensor)
     if base is None or base.is_leaf or base.numel() != tensor.numel() or len(list(layer.children())):
         return None
     entered = leaves((call.args, dict(call.kwargs)))
-    if any(other is base or other._base is base for other in entered):
+    if any(other is base or base_of(other) is base for other in entered):
         return None
     return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
 def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
     """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
-    base = tensor._base
+    base = base_of(tensor)
     if base is None or not base.is_contiguous():
         raise NeverFired(f"'{tap.site}' can get no gradient: it writes into a view of a tensor in another memory order")
     place = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
@@ -363,7 +364,7 @@ class Arrival:
 
     def _refuse_second_part(self, number: int) -> None:
         """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
-        part = (torch._C._current_graph_task_id(), number)
+        part = (graph_task(), number)
         if part in self.came and not (self.action.observes and getattr(self.action, "transform", None) is None):
             raise HooklineError(
                 "the gradient comes in two parts, since the value is used and then overwritten in place; it can be "
@@ -385,7 +386,7 @@ class Arrival:
             if record.value is EMPTY:
                 record.explain(f"the transform has kept nothing of '{record.site}'")
             return
-        task = self.task if self.task is not None else torch._C._current_graph_task_id()
+        task = self.task if self.task is not None else graph_task()
         found = self.passes.get(task)
         gradient = found() if found is not None else None
         if gradient is None:
@@ -429,8 +430,9 @@ def _plain(kept: Any) -> Any:
 
 def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: checkpoints.Event) -> None:
     views = _views.get()
-    if views is not None and tensor._is_view() and tensor._base is not None:
-        views.append(View(tensor, tensor._version, tensor._base.grad_fn, hook, tap, event.stamp))
+    base = base_of(tensor) if views is not None and is_view(tensor) else None
+    if views is not None and base is not None:
+        views.append(View(tensor, version_of(tensor), base.grad_fn, hook, tap, event.stamp))
 
 
 def _settle(view: View) -> None:
@@ -438,8 +440,8 @@ def _settle(view: View) -> None:
 
     Torch makes such a write a node of the view's base, CopySlices, whose own gradient is that of the value before.
     """
-    tensor, base = view.tensor, view.tensor._base
-    if tensor._version == view.version or base is None:
+    tensor, base = view.tensor, base_of(view.tensor)
+    if version_of(tensor) == view.version or base is None:
         return
     if base.grad_fn is view.before:  # Written past autograd: torch has made the view anew, without its hook.
         tensor.register_hook(view.hook)
@@ -470,7 +472,7 @@ def _settle(view: View) -> None:
 
 def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[Any, ...]) -> None:
     """Raise, or warn for a site found by a pattern, when no gradient can ever come."""
-    if not torch.is_grad_enabled() and checkpoints.is_first_pass_of_reentrant():
+    if not torch.is_grad_enabled() and is_in_reentrant_checkpoint():
         tap.fired = True
         return
     if not tensors:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.fx import _symbolic_trace
 
 from hookline._cache.records import INSIDE_TRANSFORM
 from hookline._sites.language import Site
+from hookline._torch import is_in_forward_ad, is_traced, is_traced_by_fx, is_transformed
 from hookline._values.nested import leaves
 from hookline.errors import HooklineError
 
 
-class _NoFlag:
-    _is_exporting_flag = False  # Older versions of torch have no such flag.
-
-
-_exporting = cast("type[_NoFlag]", torch.compiler if hasattr(torch.compiler, "_is_exporting_flag") else _NoFlag)
-_tracing_state = torch._C._get_tracing_state
-_dispatch_mode = torch._C._get_dispatch_mode
-_MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
-
-
 def refuse_opening() -> None:
     """Raise where a forward that is being traced or exported opens a block itself, and can't leave it first."""
-    if _symbolic_trace._is_fx_tracing_flag or _is_traced():
+    if is_traced_by_fx() or is_traced():
         raise HooklineError(
             "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
             "let that forward return or change the value in its own code, or use torch.compile, which breaks the graph "
@@ -36,18 +26,9 @@ def refuse_opening() -> None:
         )
 
 
-def _is_traced() -> bool:
-    if _tracing_state() is not None:
-        return True
-    if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
-        return True
-    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
-    return _exporting._is_exporting_flag
-
-
 def refuse_tracing() -> None:
     """Raise while the model is being traced or exported: the result would keep what the hooks do for ever."""
-    if _is_traced():
+    if is_traced():
         raise HooklineError(
             "the model is being traced or exported, and the result would keep the hooks; leave the block first"
         )
@@ -60,7 +41,7 @@ def refuse_scripting() -> NoReturn:
 
 def refuse_fx(site: Site) -> None:
     """Raise while torch.fx traces the model, at a place where no stand-in of its tells that it does."""
-    if _symbolic_trace._is_fx_tracing_flag:
+    if is_traced_by_fx():
         raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
 
 
@@ -76,7 +57,7 @@ def refuse_tracers(value: Any) -> None:
 
 def refuse_transforms(value: Any) -> None:
     """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in leaves(value)):
+    if any(is_transformed(tensor) for tensor in leaves(value)):
         raise HooklineError(INSIDE_TRANSFORM)
 
 
@@ -88,7 +69,7 @@ def refuse_recording() -> None:
 
 def refuse_tangent(tensor: Tensor) -> None:
     """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    if is_in_forward_ad() and forward_ad.unpack_dual(tensor).tangent is not None:
         raise HooklineError(
             "a tangent of forward-mode AD can't outlive its level; beside detach=False, take it with "
             "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"

@@ -11,17 +11,16 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
 from hookline._cache.records import Guarded, Held
 from hookline._engine.guards import refuse_recording
 from hookline._sites.language import Site
+from hookline._torch import current_transform, empty_pinned_cache, raw_stream
 from hookline._values.copies import unexpanded
 from hookline._values.nested import map_tensors
 
@@ -148,7 +147,7 @@ class Pinned:
     def _note_most(self, size: int) -> None:
         self.most[size] = self.buffers[size]
         if sum(size * number for size, number in self.most.items()) > 2 * self.limit:  # Values of other shapes came.
-            getattr(torch._C, "_host_emptyCache", lambda: None)()
+            empty_pinned_cache()
             self.most = +self.buffers
 
 
@@ -158,7 +157,6 @@ pinned = Pinned()
 SMALL = 1 << 18  # Bytes.
 ENOUGH = 1 << 22  # Bytes of small values.
 
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
 _asides: dict[int, torch.cuda.Stream] = {}  # One for each device, for large values.
 
 
@@ -346,7 +344,7 @@ def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
             return send(tensor, dtype)
-    stream = _raw_stream(index)
+    stream = raw_stream(index)
     if stream != 0:  # Nothing is ever recorded on the default stream.
         refuse_recording()
     _follow_forks()
@@ -405,7 +403,7 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and tensor.numel() > 0
-        and peek_interpreter_stack() is None
+        and current_transform() is None
     )
 
 

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from hookline._torch import make_subclass, unseen_by_subclasses
 from hookline._values.containers import Exchange
 from hookline._values.nested import leaves, map_tensors
 
@@ -47,7 +48,7 @@ class Operand(Tensor):
         plain_args = tuple([_plain(one, found) for one in args])
         plain_kwargs = {name: _plain(one, found) for name, one in (kwargs or {}).items()}
         if not found:  # It is in a value of a kind that is not looked into.
-            with torch._C.DisableTorchFunctionSubclass():
+            with unseen_by_subclasses():
                 return function(*args, **(kwargs or {}))
         return found[0].follow(function, plain_args, plain_kwargs, found)
 
@@ -74,7 +75,7 @@ def _make(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand |
     if type(tensor) in (Tensor, torch.nn.Parameter):
         return operand(tensor, origins, follow)
     if type(tensor).__name__ == "FakeTensor":
-        return _fill(Tensor._make_subclass(Operand, _SPARE), tensor, origins, follow)
+        return _fill(make_subclass(Operand, _SPARE), tensor, origins, follow)
     return None
 
 

@@ -8,13 +8,11 @@ that is told when an operation takes it.
 from __future__ import annotations
 
 import copyreg
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
@@ -37,6 +35,7 @@ from hookline._engine.guards import refuse_fx, refuse_tracing
 from hookline._engine.operands import Role, operand, watched
 from hookline._engine.taps import Tap
 from hookline._sites.tree import refuse_data_parallel
+from hookline._torch import REPLICATE, frame_at, is_dynamo_loaded, uncompiled
 from hookline.errors import HooklineError
 
 KEY = "_hookline_reads"
@@ -84,7 +83,7 @@ class Reads:
 
     def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
         """Whether this is read by attention that may take a fast path, which must not change by looking at it."""
-        return id(sys._getframe(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
+        return id(frame_at(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
 
     def trace(self, name: str, value: Tensor) -> Tensor:
         """Return the same inside a graph that dynamo is tracing."""
@@ -121,7 +120,7 @@ class Reads:
         return self.taps.get(name, ()) + self.operations.get(name, ())
 
 
-_read_uncompiled = torch._disable_dynamo(Reads.read)  # type: ignore[attr-defined]
+_read_uncompiled: Callable[[Reads, str, Tensor], Tensor] = uncompiled(Reads.read)
 
 
 def attach(tap: Tap) -> None:
@@ -205,7 +204,7 @@ def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module
     made = _made.get((kind, names))
     if made is None:
         made = _made[kind, names] = _make_class(kind, names)
-        if "torch._dynamo.eval_frame" in sys.modules:
+        if is_dynamo_loaded():
             _kept.append(made)
     return made
 
@@ -213,7 +212,7 @@ def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module
 def _make_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     members: dict[str, Any] = {name: _reader(name) for name in names}
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    members |= {"__reduce_ex__": _reducer(kind), "_replicate_for_data_parallel": refuse_data_parallel, _KIND: kind}
+    members |= {"__reduce_ex__": _reducer(kind), REPLICATE: refuse_data_parallel, _KIND: kind}
     if hasattr(kind, "__deepcopy__"):
         members["__deepcopy__"] = _copier(kind)
     try:
@@ -238,7 +237,7 @@ def _reader(name: str) -> property:
             return value
         if is_dynamo_compiling():
             return reads.trace(name, value)
-        if sys._getframe(1).f_code in _REGISTERING:  # Asks whether there is such a name, and reads nothing.
+        if frame_at(1).f_code in _REGISTERING:  # Asks whether there is such a name, and reads nothing.
             return value
         try:
             return reads.read(name, value)
@@ -291,7 +290,7 @@ def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: 
     """Run an operation that takes operands: what only shows their numbers again is one too, anything else is tapped."""
     name = name_of(function)
     origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
-    if name == "grad_fn" and sys._getframe(2).f_code in _REGISTERING and (taps := origins[0][0].of(origins[0][1])):
+    if name == "grad_fn" and frame_at(2).f_code in _REGISTERING and (taps := origins[0][0].of(origins[0][1])):
         site = taps[0].site
         raise HooklineError(f"'{site}' can't be assigned to another name while it is hooked: tie it outside the block")
     if not gives_tensors(function) or checkpoints.is_only_backward():
@@ -362,4 +361,4 @@ def _trace_operands(result: Any, origins: tuple[Any, ...]) -> Any:
     return result
 
 
-_tapped_uncompiled = torch._disable_dynamo(_tapped)  # type: ignore[attr-defined]
+_tapped_uncompiled = uncompiled(_tapped)

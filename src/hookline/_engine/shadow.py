@@ -10,14 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import sys
 import weakref
 from collections.abc import Callable, Set
 from sys import getrefcount
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
@@ -29,8 +27,20 @@ from hookline._engine.actions import Call, Skip, Stop
 from hookline._engine.guards import refuse_scripting, refuse_tracing
 from hookline._engine.taps import Tap, blame
 from hookline._sites.language import Site
-from hookline._torch import is_rehearsal
-from hookline._values.copies import ALONE, ALONE_IN_MEMORY, count_holders, is_result, lazy_clone
+from hookline._torch import (
+    MODULE_CALL,
+    REPLICATE,
+    count_holders,
+    frame_at,
+    frames,
+    graph_task,
+    is_dynamo_loaded,
+    is_rehearsal,
+    lazy_clone,
+    uncompiled,
+    variables,
+)
+from hookline._values.copies import ALONE, ALONE_IN_MEMORY, is_result
 
 
 class Stand:
@@ -84,10 +94,8 @@ def is_method_shadow(held: object, codes: Set[Any]) -> bool:
 METHOD_CODE = method_shadow(None, "", None).__code__  # type: ignore[arg-type]
 
 
-_graph_task = torch._C._current_graph_task_id
 _open_blocks = open_blocks.get
 _OUTPUTS = ("output", "grad_output")
-REPLICATE = "_replicate_for_data_parallel"  # By this torch makes the copies that DataParallel runs on other devices.
 SCRIPT = "__prepare_scriptable__"  # This torch.jit.script calls first, if a module has it.
 _order = operator.attrgetter("order")
 
@@ -104,7 +112,7 @@ def hot_path(held: Tap) -> Any:
         if is_dynamo_compiling():
             return _trace(tap, self, args, kwargs)
         # The very set of open blocks in which the tap is known to act: nobody has to look into it.
-        if tap.here is not _open_blocks() or self is not tap.module or _graph_task() != -1:
+        if tap.here is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
         stamp = next(ticks)
         output = type(self).forward(self, *args, **kwargs)  # Looked up now: lazy modules change their class.
@@ -157,7 +165,7 @@ def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
     here, method = open_blocks.get(), tap.watch
     if is_rehearsal():
         return type(module).forward(module, *args, **kwargs)
-    if type(method) is not MethodType or module is not tap.module or _graph_task() != -1 or RESTING in here:
+    if type(method) is not MethodType or module is not tap.module or graph_task() != -1 or RESTING in here:
         return calls.run(watch_for(tap), module, args, kwargs)
     if not tap.active and tap.blocks.isdisjoint(here):
         tap.pass_by(here)
@@ -190,7 +198,7 @@ def _trace(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     return tap.trace(type(module).forward(module, *args, **kwargs))
 
 
-_otherwise_uncompiled = torch._disable_dynamo(_otherwise)  # type: ignore[attr-defined]
+_otherwise_uncompiled = uncompiled(_otherwise)
 
 
 def _keep_otherwise(tap: Tap, output: Any, error: Exception) -> Any:
@@ -442,9 +450,8 @@ def running() -> list[Call]:
     wrong. The call of a module that is not watched has the site ''.
     """
     found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        held = frame.f_locals if frame.f_code in _PLAIN_CODES or frame.f_code is _PASSING else {}
+    for frame in frames(frame_at(1)):
+        held = variables(frame) if frame.f_code in _PLAIN_CODES or frame.f_code is _PASSING else {}
         tap = held.get("tap")
         if "self" in held and tap is not None and tap.record is not None:
             found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], tap.record.count, {}))
@@ -454,11 +461,10 @@ def running() -> list[Call]:
             name = held["watch"].name
             site = Site(tap.path, member="" if name == "forward" else f"{name}()")
             found.append(Call(site, held["module"], args, kwargs, number, {}))
-        elif frame.f_code is functions.CALL:
-            held = frame.f_locals
+        elif frame.f_code is MODULE_CALL:
+            held = variables(frame)
             if not found or found[-1].module is not held["self"] or found[-1].site.member:
                 found.append(Call(Site(""), held["self"], held["args"], held["kwargs"], 0, {}))
-        frame = frame.f_back
     return found
 
 
@@ -468,7 +474,7 @@ def code_for(kind: type, is_plain: bool) -> CodeType | None:
     Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
     each other.
     """
-    if "torch._dynamo.eval_frame" not in sys.modules:
+    if not is_dynamo_loaded():
         return None
     codes = _codes_of.get(kind)
     if codes is None:

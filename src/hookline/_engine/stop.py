@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from itertools import compress
-from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
-from torch._C._functorch import peek_interpreter_stack
 
 from hookline._blocks import Blocks, Others, current_runner, resting
 from hookline._cache.records import INSIDE_TRANSFORM
@@ -21,7 +17,18 @@ from hookline._engine import gradients
 from hookline._engine.actions import NOTHING, Save
 from hookline._engine.taps import IGNORE, RAISE, Tap
 from hookline._sites.tree import Children, Names, leads_to, replaced_by, way_to
-from hookline._torch import REHEARSAL, is_running, microbatch
+from hookline._torch import (
+    REHEARSAL,
+    AnyBatchNorm,
+    current_transform,
+    frame_at,
+    frames,
+    has_given_up,
+    is_dynamo_loaded,
+    is_running,
+    microbatch,
+    version_of,
+)
 from hookline._values.nested import leaves
 from hookline.errors import HooklineError, StopForward, warn
 from hookline.parallel.ranks import after_stop
@@ -144,10 +151,10 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
             return run()
     for tap in following:
         forward: Forward = tap.action  # type: ignore[assignment]
-        if peek_interpreter_stack() is not None:
+        if current_transform() is not None:
             _refuse_transforms(forward)
         tap.session.forwards += not chunk or not tap.session.since  # The microbatches of one step are one forward.
-        if "torch._dynamo.eval_frame" in sys.modules and _has_given_up():
+        if is_dynamo_loaded() and has_given_up():
             tap.session.gave_up = True
         if forward.stops:
             waiting |= forward.left(here)
@@ -207,7 +214,7 @@ def _note_backward(output: Any, following: list[Tap]) -> None:
     """Let those who change gradients know when a backward goes through what the model returned."""
     changing = [tap.session for tap in following if tap.action.changes_gradients]  # type: ignore[union-attr]
     sessions = [(session, session.forwards) for session in changing]
-    if not sessions or peek_interpreter_stack() is not None:
+    if not sessions or current_transform() is not None:
         return
 
     def arrived(_: Any) -> None:
@@ -252,12 +259,6 @@ def reached(tap: Tap) -> None:
             waiting.discard(tap)
             if not waiting:
                 raise StopForward(waiting)
-
-
-def _has_given_up() -> bool:
-    """Whether dynamo runs this compiled model as it is, having made as many graphs of it as it may."""
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
-    return callback is False
 
 
 def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
@@ -331,10 +332,7 @@ def _warn_of_generator(tap: Tap) -> None:
     generator = tap.session.generator
     if generator is None or generator.runner != current_runner():
         return  # It may wait for this thread or task, which runs the model for it.
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (id(frame), frame.f_code) != generator[:2]:
-        frame = frame.f_back
-    if frame is None:
+    if not any((id(frame), frame.f_code) == generator[:2] for frame in frames(frame_at(1))):
         tap.session.generator = None  # Once is enough.
         warn(
             f"{type(tap.module).__name__} runs under a block of a generator that has yielded inside it: the block acts "
@@ -346,13 +344,13 @@ def _counters(model: nn.Module) -> list[tuple[Any, int]]:
     """Return what BatchNorm layers in train mode count with, to tell afterwards which of them ran."""
     if not model.training:
         return []
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    layers = [module for module in model.modules() if isinstance(module, AnyBatchNorm)]
     counters = [layer.num_batches_tracked for layer in layers if layer.training and layer.track_running_stats]
-    return [(counter, counter._version) for counter in counters if counter is not None]
+    return [(counter, version_of(counter)) for counter in counters if counter is not None]
 
 
 def _warn_of_batchnorm(counters: list[tuple[Any, int]]) -> None:
-    if any(counter._version != version for counter, version in counters):
+    if any(version_of(counter) != version for counter, version in counters):
         warn(
             "a forward was ended early in train mode: the BatchNorm layers before the stop have updated their running "
             "statistics; call model.eval() first if that is not meant"

@@ -12,8 +12,6 @@ from typing import Any
 from urllib.parse import quote
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from hookline import Cache
 from hookline._explore.capturing import Loss, captured, scanned
@@ -23,6 +21,7 @@ from hookline._kernel import bytes_of, describe, model_of, unwrap
 from hookline._scan.scan import Scan
 from hookline._store.store import Store
 from hookline._tables import count
+from hookline._torch import AnyDropout, AnyNorm
 from hookline.errors import HooklineError, NotCaptured, StoreError
 
 MARK = "/*HOOKLINE-DATA*/"
@@ -201,7 +200,7 @@ def _chosen(what: Any, at: Any) -> Any:
 def _trains(what: Any) -> bool:
     """Whether a model has something that does otherwise in training mode, and is in it."""
     modules = what.modules() if isinstance(what, nn.Module) else ()
-    return any(module.training for module in modules if isinstance(module, (_DropoutNd, _NormBase)))
+    return any(module.training for module in modules if isinstance(module, (AnyDropout, AnyNorm)))
 
 
 def _names(names: Sequence[str] | None, wanted: int) -> list[str]:

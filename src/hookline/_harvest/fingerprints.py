@@ -24,16 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from hookline._kernel import children, is_shadow, unwrap
+from hookline._torch import non_persistent_buffers, stored_indices, stored_values
 
 _SMALL = 1 << 14  # Bytes of a tensor that is hashed as it is.
 _ROW = 1 << 16  # Numbers that are added up.
 _ROWS = 64  # Of a GPU at once; a processor takes what stays in its cache.
 _SPARSE = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_coo: (stored_indices, stored_values),
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
 }
 
 
@@ -79,7 +80,7 @@ def _pieces(tensor: Tensor) -> Iterator[bytes]:
         about, parts = _quantized(tensor)
         yield repr(about).encode()
     elif tensor.layout in _SPARSE:
-        parts = [getattr(tensor, name)() for name in _SPARSE[tensor.layout]]
+        parts = [part(tensor) for part in _SPARSE[tensor.layout]]
     else:
         yield from _sums(tensor.detach().as_subclass(Tensor))
         return
@@ -443,7 +444,7 @@ class ModelDigest:
         for path, module in self.modules:
             self.known.name(module, f"module {path}")
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if tensor is not None and name not in module._non_persistent_buffers_set:
+                if tensor is not None and name not in non_persistent_buffers(module):
                     self.known.name(tensor, f"weight {path}.{name}")
 
     def told(self) -> dict[str, Any]:
@@ -481,7 +482,7 @@ class ModelDigest:
         seen: set[int] = set()
         for path, module in self.modules:
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if tensor is not None and id(tensor) not in seen and name not in module._non_persistent_buffers_set:
+                if tensor is not None and id(tensor) not in seen and name not in non_persistent_buffers(module):
                     seen.add(id(tensor))
                     yield f"{path}.{name}", _at_hand(module, name, tensor)
 
@@ -515,7 +516,7 @@ class ModelDigest:
         if inspect.ismethod(own):
             yield "fingerprint()", own()
             return
-        for name in sorted(module._non_persistent_buffers_set):
+        for name in sorted(non_persistent_buffers(module)):
             yield name, module._buffers.get(name)
         forward = vars(module).get("_old_forward", vars(module).get("forward"))
         for name, value in sorted({**vars(module), "forward": forward}.items()):

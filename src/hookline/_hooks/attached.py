@@ -14,19 +14,8 @@ from hookline._engine.stop import Forward
 from hookline._engine.taps import NO_BLOCKS
 from hookline._sites.tree import Names, is_scripted
 from hookline._tables import Table, Tabular
+from hookline._torch import MODULE_HOOKS, TENSOR_HOOKS
 from hookline.errors import SiteError
-
-_TORCH_TABLES = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_state_dict_pre_hooks": "state_dict pre-hook",
-    "_state_dict_hooks": "state_dict hook",
-    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
-    "_load_state_dict_post_hooks": "load_state_dict post-hook",
-}
-_TENSOR_TABLES = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks": "accumulated gradient hook"}
 
 
 class Attachment(NamedTuple):
@@ -111,11 +100,11 @@ def _foreign(name: str, module: nn.Module) -> list[Attachment]:
     if is_scripted(module):
         return found
     names = module.__dict__
-    for attribute, kind in _TORCH_TABLES.items():
+    for attribute, kind in MODULE_HOOKS.items():
         for hook in list((names.get(attribute) or {}).values()):
             found.append(Attachment(name, kind, _owner(hook), _name(hook)))
     for key, parameter in module._parameters.items():
-        for attribute, kind in _TENSOR_TABLES.items():
+        for attribute, kind in TENSOR_HOOKS.items():
             for hook in list((getattr(parameter, attribute, None) or {}).values()):
                 found.append(Attachment(f"{name}.{key}".lstrip("."), kind, _owner(hook), _name(hook)))
     forward = names.get("forward")

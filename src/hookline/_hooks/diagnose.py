@@ -13,6 +13,7 @@ from hookline._engine.taps import Tap
 from hookline._sites.members import has_method
 from hookline._sites.tree import Names, is_container, is_scripted
 from hookline._tables import count
+from hookline._torch import MODULE_CALLS
 from hookline.errors import did_you_mean
 
 # What computes attention in one kernel, and what of it can't be seen then.
@@ -24,7 +25,7 @@ _FAST_PATH = (
     "takes a fused fast path in eval mode without gradients. "
     "Turn it off with torch.backends.mha.set_fastpath_enabled(False)."
 )
-_LEADS_TO_FORWARD = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", "super"}
+_LEADS_TO_FORWARD = {"forward", "__call__", "super", *(code.co_name for code in MODULE_CALLS)}
 _INSIDE_FUSED = ("softmax", "_softmax", "matmul", "bmm", "baddbmm", "einsum", "dropout", "masked_fill", "mul", "div")
 
 

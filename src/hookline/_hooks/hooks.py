@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -32,6 +31,7 @@ from hookline._sites.language import Site, matches_name
 from hookline._sites.resolve import Found, Where, find_modules, find_places
 from hookline._sites.tree import Names, unwrap
 from hookline._tables import Table, Tabular, count
+from hookline._torch import frame_at
 from hookline._values.fit import number_tensor
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, note_stop, warn
 from hookline.parallel.gather import gathering_of
@@ -382,7 +382,7 @@ class Hooks(Tabular):
 
     def __enter__(self) -> Cache:
         self._open[self._ledger.enter(self._taps, renew=self._brief)] = None
-        opener = sys._getframe(1)
+        opener = frame_at(1)
         if opener.f_code.co_flags & GENERATOR:
             self._ledger.session.generator = yielding(opener)
         return self._cache

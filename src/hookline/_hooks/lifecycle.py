@@ -44,6 +44,7 @@ from hookline._sites.language import Site
 from hookline._sites.resolve import Where, find_places
 from hookline._sites.tree import Names, unwrap
 from hookline._tables import count
+from hookline._torch import frames, is_any_compiled, is_dynamo_loaded, most_graphs, version_of
 from hookline.errors import HooklineError, Line, NeverFired, is_given_up, is_thrown_away, line_text, user_line, warn
 
 if TYPE_CHECKING:
@@ -208,9 +209,8 @@ def still_open(hooks: Hooks) -> list[Block]:
 
 def yielding(frame: FrameType) -> Generating | None:
     """Return the generator that a frame is of, unless a context manager, a fixture or the like runs it: on purpose."""
-    driver: FrameType | None = frame
-    while driver is not None and driver.f_code.co_flags & GENERATOR:  # One that another yields from has no other.
-        driver = driver.f_back
+    # A generator that another one yields from is run by that one.
+    driver = next((one for one in frames(frame) if not one.f_code.co_flags & GENERATOR), None)
     name = driver.f_globals.get("__name__", "") if driver is not None else ""
     return None if name.split(".")[0] in _DRIVERS else Generating(id(frame), frame.f_code, current_runner())
 
@@ -594,7 +594,7 @@ class Ledger:
         """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
         if not self.session.gave_up:
             return []
-        name, limit = type(self.model).__name__, sys.modules["torch._dynamo.config"].cache_size_limit
+        name, limit = type(self.model).__name__, most_graphs()
         why = f"torch makes at most {limit} graphs of one function, and each set of hooks takes one"
         advice = "raise torch._dynamo.config.recompile_limit, or compile the blocks of the model instead of the whole"
         return [Message(False, f"{name} ran uncompiled: {why}; {advice}")]
@@ -661,7 +661,7 @@ class Ledger:
 
     def _settle(self, taps: list[Tap]) -> None:
         """Take what compiled graphs have stored out of their memory: what runs next may use that."""
-        for tap in taps if "torch._dynamo" in sys.modules else ():
+        for tap in taps if is_dynamo_loaded() else ():
             if tap.record is not None and tap.record.is_traced:
                 tap.record.settle()
 
@@ -690,25 +690,11 @@ class Ledger:
             raise HooklineError(
                 "these hooks are open on another thread or task, and captures would mix; make a Hooks for each"
             )
-        if "torch._dynamo.eval_frame" not in sys.modules:
+        if not is_dynamo_loaded():
             return
         others = any([not tap.blocks <= here for tap in following(self.model)])
-        if others and is_compiled(self.wrapped):
+        if others and is_any_compiled(self.wrapped):
             raise HooklineError("a compiled graph acts for all threads, and another one has a block open on this model")
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has wrapped the model or a module in it, and its graphs are in use."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    stance = getattr(dynamo, "_stance", None)
-    if dynamo is None or getattr(stance, "stance", "") == "force_eager":
-        return False  # Nothing in this process was compiled, or nothing compiled is used.
-    return any(
-        module.__dict__.get("_compiled_call_impl") is not None
-        or hasattr(type(module).forward, "_torchdynamo_orig_callable")
-        or type(module).__name__ == "OptimizedModule"
-        for module in model.modules()
-    )
 
 
 def _living_taps(taps: Iterable[Tap]) -> list[Tap]:
@@ -728,7 +714,7 @@ def _ran_elsewhere(tap: Tap, taps: list[Tap]) -> bool:
 def _grads(model: nn.Module) -> Grads:
     """Return the gradients of a model's parameters, without holding them."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
-    return {id(grad): (weakref.ref(grad), grad._version) for grad in grads if grad is not None}
+    return {id(grad): (weakref.ref(grad), version_of(grad)) for grad in grads if grad is not None}
 
 
 def _is_elsewhere(tap: Tap) -> bool:

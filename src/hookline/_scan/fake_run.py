@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -35,6 +34,7 @@ from hookline._kernel import (
     unwrap,
 )
 from hookline._scan.restore import Surroundings, is_same
+from hookline._torch import FAKE_TENSOR_LOGGER, FakeTensor, FakeTensorMode, unseen_by_subclasses
 
 T = TypeVar("T")
 Watch = Callable[[], tuple[list[Tap], Callable[[], T]]]
@@ -211,7 +211,7 @@ def _living_tensors() -> Iterator[Tensor]:
 def _storage(tensor: Tensor) -> list[StorageWeakRef]:
     """Return a weak reference to a tensor's memory, if it is of a kind that has some; subclasses are not asked."""
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with unseen_by_subclasses():
             return [StorageWeakRef(tensor.untyped_storage())]
     except Exception:
         return []
@@ -231,7 +231,7 @@ def _eagerly() -> AbstractContextManager[Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from printing a traceback for what a fake tensor can't do: the real run follows."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     before, logger.disabled = logger.disabled, True
     try:
         yield

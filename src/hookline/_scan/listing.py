@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, overload
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -32,13 +30,11 @@ from hookline._kernel import (
 from hookline._scan import fake_run as trial
 from hookline._scan.fake_run import try_out
 from hookline._tables import Table, Tabular
+from hookline._torch import CALLING_FILES, frame_at, frames
 from hookline.errors import HooklineError, SiteError
 
 # A line of these is not where something was called, but a part of calling it.
-_TORCH = os.path.dirname(torch.__file__)
-_FILES = ("overrides", "functional", "_tensor", "_ops", "nn/functional", "nn/modules/module", "nn/utils/stateless",
-          "_functorch/functional_call", "utils/_contextlib")  # fmt: skip
-_PASSED_OVER = (os.path.dirname(__file__), *(os.path.join(_TORCH, *f"{file}.py".split("/")) for file in _FILES))
+_PASSED_OVER = (os.path.dirname(__file__), *CALLING_FILES)
 _LONGEST_LINE = 72
 
 
@@ -138,7 +134,7 @@ class Listing:
         """Note a value."""
         self.calls[call.site] = self.calls.get(call.site, 0) + 1
         if call.site not in self.seen:
-            self.seen[call.site] = Passing(_describe(value), line_of(sys._getframe(1)))
+            self.seen[call.site] = Passing(_describe(value), line_of(frame_at(1)))
         return value
 
 
@@ -192,15 +188,16 @@ def _describe(value: Any) -> str:
     return f"{kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
 
 
-def line_of(frame: FrameType | None) -> str:
+def line_of(frame: FrameType) -> str:
     """Return the line that called for something: the nearest outside hookline and the calling of a function."""
-    while frame is not None and frame.f_code.co_filename.startswith(_PASSED_OVER):
-        if frame.f_code.co_filename == trial.__file__:  # Of the model itself.
+    for one in frames(frame):
+        file, number = one.f_code.co_filename, one.f_lineno
+        if file == trial.__file__:  # The model itself was called.
             return ""
-        frame = frame.f_back
-    if frame is None:
+        if not file.startswith(_PASSED_OVER):
+            break
+    else:
         return ""
-    file, number = frame.f_code.co_filename, frame.f_lineno
-    text = " ".join(linecache.getline(file, number, frame.f_globals).split())
+    text = " ".join(linecache.getline(file, number, one.f_globals).split())
     text = text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
     return f"{os.path.basename(file)}:{number}" + (f"  {text}" if text else "")

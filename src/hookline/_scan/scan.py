@@ -22,6 +22,7 @@ from hookline._kernel import (
 )
 from hookline._scan.fake_run import try_out
 from hookline._tables import Table, Tabular
+from hookline._torch import known_version
 from hookline.errors import HooklineError, SiteError, did_you_mean
 
 
@@ -92,7 +93,7 @@ class Observe:
             return value
         self.calls[path] = self.calls.get(path, 0) + 1
         self.latest[path] = leaves(value)
-        versions = [(tensor, -1 if tensor.is_inference() else tensor._version) for tensor in leaves(value)]
+        versions = [(tensor, known_version(tensor)) for tensor in leaves(value)]
         self.seen.setdefault(path, []).extend(versions)
         return value
 
@@ -156,5 +157,5 @@ def _hazards(name: str, module: nn.Module, model: nn.Module, observe: Observe) -
         yield "never called" + why_not_called(name, module, model)
     if calls > 1:
         yield "called several times: keep='all' or '#n'"
-    if any(version >= 0 and tensor._version != version for tensor, version in observe.seen.get(name, [])):
+    if any(version >= 0 and known_version(tensor) != version for tensor, version in observe.seen.get(name, [])):
         yield "overwritten in place later"

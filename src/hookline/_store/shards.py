@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import zlib
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -18,12 +17,11 @@ from torch import Tensor
 from hookline._kernel import stored_dtype
 from hookline._store.manifest import Array, File
 from hookline._store.places import Place, Sink
+from hookline._torch import first_element
 
 POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
 _PAGE = 4096
 _MOST_ROWS = 1 << 62
-# The address of a tensor's storage. It leaves a copy-on-write tensor shared, where `data_ptr` would copy it.
-_address: Callable[[Tensor], int] | None = getattr(torch._C, "_data_address", None)
 
 
 class Shard:
@@ -89,5 +87,5 @@ def memory_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor where they lie; the tensor must be held as long as they are."""
     if not tensor.nbytes:
         return memoryview(b"")
-    start = tensor.data_ptr() if _address is None else _address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
+    start = first_element(tensor)
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(start)).cast("B")

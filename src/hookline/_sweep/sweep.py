@@ -16,6 +16,7 @@ from hookline._kernel import NOTHING, TOGETHER, WARN, Where, describe, refuse_fl
 from hookline._progress import Bar
 from hookline._tables import Table, Tabular, count
 from hookline._tables.cells import bar
+from hookline._torch import AnyDropout
 from hookline.errors import EditError, HooklineError, NotCaptured, did_you_mean, warn
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _refuse_measure(measure: Any) -> None:
 def _warn_of_dropout(model: Any) -> None:
     """Warn that what is measured also varies by what dropout draws, in each run."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+        if isinstance(module, AnyDropout) and module.training and module.p > 0:
             warn(
                 f"'{Site(name)}' is in train mode, and drops other elements in each run of the sweep, so what is "
                 "measured varies by that too; call model.eval() first"

@@ -1,22 +1,34 @@
 """Copies of tensors: on write where torch does that right, else now.
 
-`torch._lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a
-public function: where there is none, everything is copied at once.
+`lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a public
+function of torch: where there is none, everything is copied at once.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from contextvars import ContextVar, Token
 from sys import getrefcount
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import BackwardCFunction
 
+from hookline._torch import (
+    base_of,
+    count_holders,
+    count_uses,
+    current_transform,
+    is_lazy_clone,
+    is_view,
+    lazy_clone,
+    saves_its_output,
+    saving_hooks,
+    storage_address,
+    storage_id,
+    to_dlpack,
+    version_of,
+)
 from hookline._values.nested import ATOMS, attributes_of, children, held_by, leaves, map_tensors, members
 
 
@@ -33,12 +45,6 @@ def _count(value: Any) -> int:
     return getrefcount(value)
 
 
-_is_cow: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
-_count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
-_saving_hooks: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
-count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)  # Since torch 2.1.
-
-
 class RunningForward:
     """A forward of a model that runs now: what it was given, and what the model holds."""
 
@@ -53,7 +59,7 @@ class RunningForward:
         memory = memory_of(tensor)
         if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # A copy is cheaper than looking closer.
             return False
-        is_given_away = not tensor.requires_grad and _count_uses(tensor) > 1  # As DLPack does, and autograd.
+        is_given_away = not tensor.requires_grad and count_uses(tensor) > 1  # As DLPack does, and autograd.
         if is_given_away or not _is_alone_in_memory(tensor):
             return False
         if self._outside is None:
@@ -84,7 +90,7 @@ def may_move(tensor: Tensor) -> bool:
 def is_copied_on_write(tensor: Tensor) -> bool:
     """Return True if torch copies a tensor's memory when somebody writes into it."""
     try:
-        return _is_cow(tensor)
+        return is_lazy_clone(tensor)
     except (NotImplementedError, RuntimeError):  # Sparse, nested, inside vmap.
         return False
 
@@ -100,7 +106,7 @@ def is_result(tensor: Tensor) -> bool:
     """Return True if torch has just made the memory of a tensor, given that one variable alone holds the tensor."""
     if not _is_alone_in_memory(tensor):
         return False
-    base = None if tensor.is_inference() else tensor._base
+    base = None if tensor.is_inference() else base_of(tensor)
     return base is None or getrefcount(base) == _ALONE_AS_BASE
 
 
@@ -110,18 +116,18 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
     An array of numpy holds a tensor of its own.
     """
     try:
-        others = count_holders(tensor.untyped_storage()._cdata) - ALONE_IN_MEMORY
+        others = count_holders(storage_id(tensor.untyped_storage())) - ALONE_IN_MEMORY
     except (NotImplementedError, RuntimeError):  # Sparse, nested.
         return False
     if others != 1 or tensor.is_inference():
         return others == 0
-    if tensor._is_view():  # A linear layer, for one, returns a view of what nobody else holds.
+    if is_view(tensor):  # A linear layer, for one, returns a view of what nobody else holds.
         return True
-    # Asked of the class: to ask the node itself would unpack what it saved. Hooks that pack keep something else.
+    # Hooks that pack keep something else.
     made_by: Any = type(tensor.grad_fn)
-    if tensor._version != 0 or issubclass(made_by, BackwardCFunction) or _saving_hooks(True) is not None:
+    if version_of(tensor) != 0 or issubclass(made_by, BackwardCFunction) or saving_hooks(True) is not None:
         return False
-    return hasattr(made_by, "_saved_result") or hasattr(made_by, "_saved_output")
+    return saves_its_output(made_by)
 
 
 def is_parameter(tensor: Tensor) -> bool:
@@ -130,8 +136,8 @@ def is_parameter(tensor: Tensor) -> bool:
     CUDA graphs and FSDP hold the address of their memory.
     """
     root: Tensor | None = tensor
-    if tensor._is_view() and not tensor.is_inference():
-        root = tensor._base
+    if is_view(tensor) and not tensor.is_inference():
+        root = base_of(tensor)
     if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
         return root.requires_grad and root.is_leaf
     return isinstance(root, nn.Parameter) or (root is not None and root.requires_grad and root.is_leaf)
@@ -140,7 +146,7 @@ def is_parameter(tensor: Tensor) -> bool:
 def memory_of(tensor: Tensor) -> int:
     """Return what identifies a tensor's memory, the same for all its views; 0 if there is no such thing."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return storage_id(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # Sparse, nested, a subclass that wraps others.
         return 0
 
@@ -172,11 +178,11 @@ def _calibrate() -> tuple[int, int, int]:
     if type(tensor) is not Tensor:  # Imported under a mode that makes tensors of its own: then nothing is proved.
         return -1, -1, -1
     view = torch.empty(1, device="cpu").view(1)
-    base = view._base
-    holders = count_holders(tensor.untyped_storage()._cdata)
+    base = base_of(view)
+    holders = count_holders(storage_id(tensor.untyped_storage()))
     found = getrefcount(tensor), getrefcount(base), holders
-    capsule = torch._C._to_dlpack(tensor)
-    is_seen = getrefcount(tensor) > found[0] or count_holders(tensor.untyped_storage()._cdata) > holders
+    capsule = to_dlpack(tensor)
+    is_seen = getrefcount(tensor) > found[0] or count_holders(storage_id(tensor.untyped_storage())) > holders
     del capsule
     return found if is_seen and holders else (-1, -1, -1)
 
@@ -185,9 +191,6 @@ ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
 _SMALL = 1 << 20  # Bytes.
 _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # Among memory: there is more than was looked at.
-
-
-lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
 
 
 def share(value: Any, objects: bool = False) -> Any:
@@ -221,7 +224,7 @@ def share_detached(tensor: Tensor) -> Tensor:
 def share_for_now(tensor: Tensor) -> Tensor:
     """Copy a tensor on write, wherever its memory comes from: it is hookline's own, or the copy is gone after a run."""
     # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
-    if not tensor.is_cpu or tensor.is_quantized or peek_interpreter_stack() is not None or is_parameter(tensor):
+    if not tensor.is_cpu or tensor.is_quantized or current_transform() is not None or is_parameter(tensor):
         return copy_tensor(tensor)
     if not tensor.numel():  # As an `out=` it may be given memory, which fails where an empty one is shared.
         return copy_tensor(tensor)
@@ -240,7 +243,7 @@ def copy_tensor(tensor: Tensor) -> Tensor:
     """Copy a tensor now; dimensions of stride 0 stay expanded."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0 or tensor.is_quantized:
         return tensor.clone()
-    if peek_interpreter_stack() is not None or 0 not in tensor.stride():
+    if current_transform() is not None or 0 not in tensor.stride():
         return tensor.clone()
     return unexpanded(tensor).clone().expand(tensor.shape)
 
@@ -252,42 +255,23 @@ def unexpanded(tensor: Tensor) -> Tensor:
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-def is_replayed_over(tensor: Tensor) -> bool:
-    """Whether a CUDA graph of torch.compile made this tensor, and its memory has been given to another run since.
-
-    Torch raises when one reads such a tensor while graphs are being recorded, and says nothing when they are replayed.
-    """
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is None or not tensor.is_cuda:
-        return False
-    try:
-        manager = trees.get_manager(tensor.get_device(), create_if_none_exists=False)
-        memory = tensor.untyped_storage()._cdata
-    except (AssertionError, RuntimeError):  # Another thread has the graphs; torch knows of it.
-        return False
-    if manager is None or torch._C._has_Standard_Deleter(memory):
-        return False
-    latest = manager.current_node  # What ran last, and what ran before it in the same forward.
-    return latest is None or memory not in [held() for held in latest.path_live_weakrefs()]
-
-
 def address(tensor: Tensor) -> int:
     """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
     try:
-        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
+        return int(storage_address(tensor))
     except RuntimeError:  # No memory of its own: sparse, nested, a subclass that wraps others.
         return 0
 
 
 def versions(value: Any) -> list[Any]:
     """Return what changes when somebody writes into the tensors of a value."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in leaves(value)]
+    return [-1 if tensor.is_inference() else version_of(tensor) for tensor in leaves(value)]
 
 
 def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
     """Return what changes when somebody writes into a value: its parts, and its tensors' versions."""
     if isinstance(value, Tensor):
-        return id(value), 0 if value.is_inference() else value._version, value.requires_grad
+        return id(value), -1 if value.is_inference() else version_of(value), value.requires_grad
     parts = children(value)
     if parts is None:
         parts = members(value)
@@ -333,9 +317,7 @@ def _is_untouched(copy: Tensor, own: Tensor) -> bool:
         return False
     if address(copy) == address(own) != 0:
         return True
-    is_odd = (
-        own.is_quantized or own.layout is not torch.strided or own.is_nested or peek_interpreter_stack() is not None
-    )
+    is_odd = own.is_quantized or own.layout is not torch.strided or own.is_nested or current_transform() is not None
     if is_odd or type(own) not in (Tensor, nn.Parameter):
         return True  # Its memory can't be written to past torch's own functions.
     return torch.equal(copy, own) or torch.equal(copy.nan_to_num(), own.nan_to_num())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from numbers import Number
 from types import MethodType
@@ -11,8 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from hookline._torch import (
+    AnyAvgPool,
+    AnyConvolution,
+    AnyMaxPool,
+    has_compiled,
+    unseen_by_dispatch_modes,
+    unseen_by_modes_and_subclasses,
+)
 from hookline._values.copies import copy_all, copy_tensor
 from hookline._values.nested import (
     check_fits,
@@ -130,8 +136,7 @@ def put_number(number: Tensor, old: Tensor) -> Tensor:
 
 def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
     """Return a number as a tensor, where the model is; None if it is not a number, or nothing was compiled yet."""
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    if dynamo is None or not getattr(dynamo, "FRAME_COUNTER", 1):
+    if not has_compiled():
         return None
     if type(value) not in (int, float) or not abs(value) <= 1 << 53:
         return None
@@ -277,7 +282,7 @@ def _shape_returned(module: nn.Module | None, first: Tensor, passed: Passed) -> 
         return (*shape, module.embedding_dim)  # type: ignore[arg-type]
     if kind.__module__ in _KEEPING and kind not in _NOT_KEEPING:
         return shape
-    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+    with torch.no_grad(), unseen_by_modes_and_subclasses(), unseen_by_dispatch_modes():
         try:
             args, kwargs = map_tensors(lambda tensor: _without_numbers(module, tensor), passed)
             output = type(module).forward(_without_data(module), *args, **kwargs)
@@ -321,13 +326,13 @@ def returns_another_structure(module: nn.Module, first: Any) -> str:
         return f"{name} returns vectors, not the indices it takes"
     if isinstance(module, nn.Linear) and module.in_features != module.out_features:
         return f"{name} takes {module.in_features} features and returns {module.out_features}"
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, AnyConvolution):
         strided = any(step != 1 for step in module.stride)
         if strided or module.in_channels != module.out_channels:
             return (
                 f"{name} takes {module.in_channels} channels and returns {module.out_channels}, stride {module.stride}"
             )
-    if isinstance(module, (nn.Flatten, nn.Unflatten, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)):
+    if isinstance(module, (nn.Flatten, nn.Unflatten, AnyMaxPool, AnyAvgPool)):
         return f"{name} returns another shape than it takes"
     annotation = str(getattr(type(module).forward, "__annotations__", {}).get("return", ""))
     if annotation.lower().removeprefix("typing.").startswith("tuple") and not isinstance(first, tuple):

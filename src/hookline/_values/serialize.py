@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hookline._values.copies import lazy_clone
+from hookline._torch import lazy_clone, storage_address, storage_id
 
 LONGEST = 100_000_000  # Bytes of JSON: also the longest header that safetensors reads.
 _MOST_PARTS = 4_000_000  # Of JSON: some hundred bytes of memory each, however short its text.
@@ -91,9 +91,6 @@ NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
-# Both leave a copy-on-write tensor shared, where `data_ptr` and `clone` would copy it.
-_address: Callable[[Tensor], int] = getattr(torch._C, "_data_address", Tensor.data_ptr)
-
 
 class Problem(Exception):
     """What is wrong with a value or a file; `write` and `read` put the path in front of it."""
@@ -147,9 +144,9 @@ class Encoder:
         """Note each memory once; storages that share it copy-on-write are told apart by a number."""
         check(tensor)
         signs = (tensor.is_conj(), tensor.is_neg())
-        start = _address(tensor), tensor.storage_offset()  # The address is that of the storage.
+        start = storage_address(tensor), tensor.storage_offset()  # The address is that of the storage.
         key = (*start, tensor.device, tensor.dtype, tensor.shape, tensor.stride(), signs)
-        return self._note(key, tensor.detach(), tensor.untyped_storage()._cdata)
+        return self._note(key, tensor.detach(), storage_id(tensor.untyped_storage()))
 
     def _note(self, key: Any, tensor: Tensor | Later, storage: int) -> list[Any]:
         index = self._indices.setdefault(key, len(self.tensors))
@@ -280,7 +277,7 @@ def check(tensor: Tensor) -> None:
     if tensor.is_meta or not stored_dtype(tensor.dtype):
         raise _refusal(f"a tensor of {tensor.dtype} on {tensor.device}")
     try:
-        _address(tensor)
+        storage_address(tensor)
     except RuntimeError as error:
         raise _refusal("a tensor of torch.func, which has no memory of its own") from error
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from hookline._tables import Table, Tabular
+from hookline._torch import FakeTensor
 from hookline.errors import NotCaptured, did_you_mean
 
 MOST_ELEMENTS = 4096  # Of a tensor, to tell how its values are spread.

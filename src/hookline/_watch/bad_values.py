@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hookline import Site
 from hookline._kernel import leaves
+from hookline._torch import local_part, stored_values
 
 PIECE = 1 << 22  # Elements that an exact look takes at a time: its copies stay small beside any model.
 _INFINITE = float("inf")
@@ -53,11 +54,11 @@ def numbers_in(tensor: Tensor) -> Tensor | None:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor.is_quantized:
         return None
     tensor = tensor.detach()
-    tensor = getattr(tensor, "_local_tensor", tensor)  # Of a DTensor, this rank's part.
+    tensor = local_part(tensor)
     if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
         return None
     if tensor.is_nested or tensor.layout is not torch.strided:
-        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+        tensor = stored_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.element_size() == 1:  # Float8 has no sums.

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_dynamo_compiling
 
 from hookline import Site
 from hookline._kernel import Call, children, describe, leaf_places, leaves, running, write_subscripts
+from hookline._torch import current_transform, graph_task, known_version
 from hookline._watch.bad_values import Note, Rule, examine, is_plain, is_suspicious, judged, numbers_in
 
 if TYPE_CHECKING:
     from hookline._watch.watcher import Watcher
 
 _BEGIN = Site("", "inputs")
-_graph_task = torch._C._current_graph_task_id
 
 
 class Check:
@@ -79,7 +78,7 @@ class Check:
             self._look_at_each(value, number, call)
             return
         # What a container returns is mostly what its last module has returned.
-        is_latest = value is watcher.latest and _version(value) == watcher.version != -1
+        is_latest = value is watcher.latest and known_version(value) == watcher.version != -1
         requires_grad = value.requires_grad
         if self.forward and is_latest and self.is_torchs:
             if watcher.statistics.row is not None:
@@ -90,7 +89,7 @@ class Check:
             if self.is_root:
                 watcher.last = watcher.latest_at
             return
-        watcher.latest, watcher.version, watcher.latest_at = value, _version(value), (self, number)
+        watcher.latest, watcher.version, watcher.latest_at = value, known_version(value), (self, number)
         if requires_grad and self.backward and value.grad_fn is not None:
             value.register_hook(partial(self.arrive, number))
 
@@ -98,12 +97,13 @@ class Check:
         """Look at a value that is not one plain tensor."""
         for tensor in [value] if isinstance(value, Tensor) else leaves(value):
             plain = numbers_in(tensor)
-            is_latest = tensor is self.watcher.latest and _version(tensor) == self.watcher.version != -1
+            is_latest = tensor is self.watcher.latest and known_version(tensor) == self.watcher.version != -1
             if plain is not None and self.forward and not (is_latest and self.is_torchs):
                 self._look(plain, value, number, call)
             if plain is None or is_latest:
                 continue
-            self.watcher.latest, self.watcher.version, self.watcher.latest_at = tensor, _version(tensor), (self, number)
+            self.watcher.latest, self.watcher.version = tensor, known_version(tensor)
+            self.watcher.latest_at = self, number
             if tensor.requires_grad and self.backward and tensor.grad_fn is not None:
                 tensor.register_hook(partial(self.arrive, number))
 
@@ -111,7 +111,7 @@ class Check:
         """Look at plain numbers now, or note on their device what is to be read later."""
         watcher = self.watcher
         if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
-            if peek_interpreter_stack() is None:
+            if current_transform() is None:
                 watcher.note(self.site if call is None else call.site, plain)
             else:
                 watcher.pass_over(self.site)
@@ -124,7 +124,7 @@ class Check:
         try:
             is_fine = not is_suspicious(plain, self.rule.limit)
         except RuntimeError:
-            if peek_interpreter_stack() is None:
+            if current_transform() is None:
                 raise
             watcher.pass_over(self.site)
             return
@@ -144,8 +144,8 @@ class Check:
         watcher = self.watcher
         if watcher.is_over or gradient is None:
             return
-        if _graph_task() != watcher.task:
-            watcher.begin_backward(_graph_task())
+        if graph_task() != watcher.task:
+            watcher.begin_backward(graph_task())
         plain = gradient if is_plain(gradient) and not gradient.requires_grad else numbers_in(gradient)
         if plain is None:
             return
@@ -157,7 +157,7 @@ class Check:
         try:
             is_fine = not is_suspicious(plain, self.rule.limit)
         except RuntimeError:
-            if peek_interpreter_stack() is None:
+            if current_transform() is None:
                 raise
             watcher.pass_over(self.site)
             return
@@ -196,13 +196,9 @@ def _traced(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in _traced(part)]
 
 
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
 def _index(value: Any, plain: Tensor) -> str:
     """Return which tensor of a value these numbers are of, as a subscript; nothing if the value is one."""
-    if isinstance(value, Tensor) or peek_interpreter_stack() is not None:  # Inside a transform nothing has an address.
+    if isinstance(value, Tensor) or current_transform() is not None:  # Inside a transform nothing has an address.
         return ""
     for subscripts, tensor in zip(leaf_places(value), leaves(value), strict=True):
         found = numbers_in(tensor)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +43,7 @@ from hookline._scan.fake_run import left_as_found, observed, undisturbed
 from hookline._scan.listing import line_of
 from hookline._tables import Table, count
 from hookline._tables.cells import clean
+from hookline._torch import first_argument, frame_at, frames, graph_task, known_version, version_of
 from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces
 from hookline.errors import BadValue
 
@@ -73,7 +72,7 @@ class First:
         if self.found is None and any(examine(plain, self.rule) is not None for plain in checkable(value)):
             given = [*call.args, *call.kwargs.values()]
             inputs = [_described(one) for tensor in given for one in leaves(tensor)]
-            self.found = Inside(call.site, line_of(sys._getframe(1)), inputs[:4])
+            self.found = Inside(call.site, line_of(frame_at(1)), inputs[:4])
         return value
 
 
@@ -122,21 +121,18 @@ def _bad_arguments(call: Call) -> list[Tensor]:
 
 def _was_written(tensor: Tensor) -> bool:
     """Whether somebody has written into a tensor, so that it may not have been bad when it was given."""
-    return not tensor.is_inference() and tensor._version > 0
+    return known_version(tensor) > 0
 
 
 def method_around(model: nn.Module) -> Site | None:
     """Return the method of a module in which a part of the model is called; None if a forward is around that."""
     paths = {id(module): name for name, module in model.named_modules()}
     found: Site | None = None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for frame in frames(frame_at(1)):
+        code, owner = frame.f_code, first_argument(frame)
         if isinstance(owner, nn.Module) and id(owner) in paths:
             is_method = code.co_name in method_names(owner)
             found = Site(paths[id(owner)], member=f"{code.co_name}()") if is_method else None
-        frame = frame.f_back
     return found
 
 
@@ -211,7 +207,7 @@ def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> Bad
         except Exception:
             return  # It can't run twice on the same arguments: what is known is told.
 
-    if torch._C._current_graph_task_id() == -1:
+    if graph_task() == -1:
         run()
     else:  # Within a backward, hooks take a forward for a recomputation: so on a thread where none is.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
@@ -416,7 +412,7 @@ def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site
 
 def _is_written(tensor: Tensor, module: nn.Module) -> bool:
     """Whether a module may have written to what it was given, where it returns the same memory, or passes it on."""
-    return bool(getattr(module, "inplace", False) if tensor.is_inference() else tensor._version)
+    return bool(getattr(module, "inplace", False) if tensor.is_inference() else version_of(tensor))
 
 
 def _add_parameters(report: Report, module: nn.Module, path: str) -> list[str]:

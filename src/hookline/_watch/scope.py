@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hookline import Site
 from hookline._kernel import Found, Where, find_places, unwrap, wrapped_model
+from hookline._torch import norms_together
 from hookline._watch.bad_values import Rule, is_bad, is_plain, is_suspicious, numbers_in
 from hookline._watch.logs import Parameters
 from hookline.errors import HooklineError, SiteError
@@ -80,7 +81,7 @@ def suspects(
         elif is_suspicious(plain, limit):
             bad.append((one, plain))
     for pairs in by_device.values():
-        norms = torch._foreach_norm([plain for _, plain in pairs], float("inf"))
+        norms = norms_together([plain for _, plain in pairs], float("inf"))
         numbers = torch.stack([norm.float() for norm in norms]).tolist()
         bad += [pair for pair, number in zip(pairs, numbers, strict=True) if is_bad(number / scale, rule)]
     return bad

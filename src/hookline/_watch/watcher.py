@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -15,6 +14,7 @@ from torch.autograd import Variable
 from hookline import Cache, Site
 from hookline._kernel import PLAIN, WARN, Call, Tap, Where, is_running, leaves, plain_taps, short_form, unwrap
 from hookline._tables import count
+from hookline._torch import is_dynamo_loaded
 from hookline._watch import reports
 from hookline._watch.bad_values import Finding, Flags, Rule, examine, is_bad
 from hookline._watch.logs import Statistics, targets_of
@@ -373,7 +373,7 @@ class Watcher:
 
     def check_graphs(self) -> None:
         """Look at what compiled graphs have noted."""
-        if "torch._dynamo" not in sys.modules or all(check.extreme is None for check in self._checks):
+        if not is_dynamo_loaded() or all(check.extreme is None for check in self._checks):
             return
         order = {site: number for number, site in enumerate(in_order_of_calls([one.site for one in self._checks]))}
         checks = sorted(self._checks, key=lambda check: order[check.site])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline._torch import when_backward_ends
 from hookline.compat.gradients import (
     Parts,
     Path,
@@ -156,8 +157,7 @@ class _Joined:
             notes.came = {}
         if not notes.came:
             module = call.module
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self._end(notes, module))  # Some may have no gradient to wait for.
+            when_backward_ends(lambda: self._end(notes, module))  # Some may have no gradient to wait for.
         notes.came[place] = gradient
         if notes.gated or not notes.waited_for <= set(notes.came):
             return None

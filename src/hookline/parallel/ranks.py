@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hookline._sites.tree import unwrap
-from hookline._torch import is_running
+from hookline._torch import default_store, is_running
 from hookline.errors import HooklineError, warn
 
 PATIENCE = 20.0  # Seconds after which a rank says for whom it waits.
@@ -146,7 +146,7 @@ def meet(ranks: Iterable[int], said: str, what: str = "this") -> dict[int, str]:
     ranks, me = tuple(sorted(ranks)), dist.get_rank()
     if len(ranks) < 2 or dist.get_backend() == "fake":
         return {me: said}
-    store: Any = dist.distributed_c10d._get_default_store()
+    store: Any = default_store()
     with _changing:
         number = _meetings[ranks]
         _meetings[ranks] += 1

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hookline import Hooks, Site
 from hookline._kernel import NOTHING, Call, map_tensors, refuse_flags, refuse_numbers
+from hookline._torch import known_version
 from hookline.errors import EditError, HooklineError
 
 HookFunction = Callable[..., Any]
@@ -187,9 +188,9 @@ class Applied:
 
         def apply(tensor: Tensor) -> Any:
             nonlocal changed
-            before = None if tensor.is_inference() else tensor._version
+            before = known_version(tensor)
             new = self._apply(tensor, point)
-            changed = changed or new is not tensor or (before is not None and tensor._version != before)
+            changed = changed or new is not tensor or known_version(tensor) != before
             return new
 
         new = map_tensors(apply, value)

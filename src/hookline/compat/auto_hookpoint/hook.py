@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline._torch import frame_at
 
 # Layers whose parameters have no point of their own. Here those of torch's other layers have none either.
 BUILT_IN_MODULES: list[type[nn.Module]] = [
@@ -39,7 +39,7 @@ def auto_hook(module_or_class: Any) -> Any:
         warnings.warn(text, hl.HooklineWarning, stacklevel=2)
         return given
     if isinstance(given, type) and issubclass(given, (nn.Module, Tensor)):
-        is_the_callers = sys._getframe(1).f_globals.get("__name__") == given.__module__
+        is_the_callers = frame_at(1).f_globals.get("__name__") == given.__module__
         return _decorated(given) if is_the_callers and issubclass(given, nn.Module) else HookedClass(given)
     if isinstance(given, nn.Module):
         return HookedModule(given)

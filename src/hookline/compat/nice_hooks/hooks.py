@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import hookline as hl
+from hookline._torch import forward_hooks
 from hookline.compat.backward import Pass, add_backward
 from hookline.compat.backward import add_backward_pre as add_before
 from hookline.compat.nice_hooks.paths import ModulePath, Place, name_of, path_of
@@ -164,7 +165,7 @@ def _holding(owner: hl.Hooks | None, function: Callable[..., Any]) -> Callable[.
 
 
 def _has_hooks_of_torch(place: Place) -> bool:
-    return place.module is not None and not place.site.method and bool(place.module._forward_hooks)
+    return place.module is not None and not place.site.method and bool(forward_hooks(place.module))
 
 
 def _part(value: Any) -> Callable[..., Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline._torch import frames_of, variables
 from hookline.compat.torch_hook_utils.input_output_hooks import NOT_RUN, entered, named_modules_of_type
 from hookline.compat.torch_hook_utils.layer_values import Collected
 from hookline.compat.torch_hook_utils.named_layers import NamedLayers, layers_of
@@ -165,11 +164,9 @@ class Running(NamedTuple):
 def outermost_call(modules: set[int]) -> Running | None:
     """Return the outermost call of these modules, by their ids, that is running here."""
     found = None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CALL and id(frame.f_locals["self"]) in modules:
-            found = Running(frame.f_locals["self"], frame.f_locals["kwargs"])  # Python makes that dict for each call.
-        frame = frame.f_back
+    for held in map(variables, frames_of(CALL)):
+        if id(held["self"]) in modules:
+            found = Running(held["self"], held["kwargs"])  # Python makes that dict for each call.
     return found
 
 

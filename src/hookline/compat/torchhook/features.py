@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import hookline as hl
+from hookline._torch import known_version
 from hookline.compat.torchhook.gradient import WithGradient
 from hookline.compat.warning import warn
 
@@ -131,7 +132,7 @@ def _starts_with_tensor(output: Any) -> bool:
 def _versions(value: Any) -> list[int]:
     """Return what changes when somebody writes into the tensors of an output."""
     if isinstance(value, Tensor):
-        return [0 if value.is_inference() else value._version]
+        return [known_version(value)]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [version for part in parts for version in _versions(part)]
 
