@@ -2,10 +2,12 @@
 
 Each entry says what it is for, and what happens where the installed torch does not have it: "always there" means that
 every torch from 2.4 on has it. This file imports nothing of hookline. `tests/test_private_torch.py` keeps private
-names and frames out of every other file. Two exceptions stay where they are:
+names and frames out of every other file. Three exceptions stay where they are:
 
 - `_parameters`, `_buffers` and `_modules` of a module. They are private by name only: every subclass of `nn.Module`
   that stores its own tensors relies on them.
+- The names under which wrappers such as `OptimizedModule` hold their model, in `_sites/tree.py`. They are parts of the
+  names of the modules inside.
 - `_version` and `_cdata` in `hot_path`, in `_engine/shadow.py`. An attribute is faster there than a call.
 
 Names such as `graph_task` are bound to torch's own C function, so that using them adds no Python call to a forward.
@@ -37,10 +39,10 @@ from torch.utils import _python_dispatch, checkpoint
 
 # Return a frame of this thread: frame_at(0) is that of the caller itself, frame_at(1) that of whoever called it.
 frame_at: Callable[[int], FrameType] = sys._getframe
+# Return the frame that called another one, None for the outermost.
+caller_of: Callable[[FrameType], FrameType | None] = attrgetter("f_back")
 # Return the variables of a frame by name. Up to Python 3.12 reading them keeps their values alive until the frame ends.
 variables: Callable[[FrameType], dict[str, Any]] = attrgetter("f_locals")
-
-caller_of: Callable[[FrameType], FrameType | None] = attrgetter("f_back")
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -173,7 +175,8 @@ def is_in_forward_ad() -> bool:
 
 # Dynamo and what it compiles. Its modules are looked up only if somebody imported them: that takes a second.
 
-_EVAL_FRAME = "torch._dynamo.eval_frame"
+DYNAMO = "torch._dynamo"
+_EVAL_FRAME = f"{DYNAMO}.eval_frame"
 # Return True if something in this process may have been compiled.
 is_dynamo_loaded: Callable[[], bool] = partial(sys.modules.__contains__, _EVAL_FRAME)
 uncompiled: Callable[[Any], Any] = (
@@ -183,7 +186,7 @@ uncompiled: Callable[[Any], Any] = (
 
 def has_compiled() -> bool:
     """Return True if dynamo has compiled something; also where it does not count that, but is loaded."""
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    dynamo = sys.modules.get(f"{DYNAMO}.convert_frame")
     return dynamo is not None and bool(getattr(dynamo, "FRAME_COUNTER", 1))
 
 
@@ -202,7 +205,7 @@ def has_given_up() -> bool:
 
 def most_graphs() -> int:
     """Return how many graphs dynamo makes of one function."""
-    return int(sys.modules["torch._dynamo.config"].cache_size_limit)
+    return int(sys.modules[f"{DYNAMO}.config"].cache_size_limit)
 
 
 def is_any_compiled(model: nn.Module) -> bool:
@@ -369,6 +372,16 @@ def recomputations() -> list[tuple[Any, str]]:
 # Return the names of a module's buffers that are not in its state_dict.
 non_persistent_buffers: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 
+
+def saved_by_itself(module: nn.Module) -> dict[str, Any]:
+    """Return what a module without its children puts into a state_dict; nothing if it does no more than nn.Module."""
+    base, kind = nn.Module, type(module)
+    found: dict[str, Any] = {}
+    if kind._save_to_state_dict is not base._save_to_state_dict or kind.get_extra_state is not base.get_extra_state:
+        module._save_to_state_dict(found, "", keep_vars=True)
+    return found
+
+
 # Layers of torch.nn, by the classes that their variants share. All are always there.
 
 AnyNorm = batchnorm._NormBase
@@ -408,6 +421,58 @@ def is_running() -> bool:
 def default_store() -> Any:
     """Return the key-value store through which the processes met. Always there."""
     return dist.distributed_c10d._get_default_store()
+
+
+def is_fsdp1(module: nn.Module) -> bool:
+    """Return True for a module that FSDP1 wraps."""
+    return hasattr(module, "_fsdp_wrapped_module")
+
+
+def fsdp_states(model: nn.Module) -> Iterator[Any]:
+    """Return what FSDP2 keeps on the modules of a model, each once; nothing before it exists."""
+    seen: dict[int, Any] = {}
+    for module in model.modules():
+        find = getattr(module, "_get_fsdp_state", None)
+        if find is not None:
+            state = find()
+            seen.setdefault(id(state), state)
+    return iter(seen.values())
+
+
+def fsdp_groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP2 gathers and shards together."""
+    several = getattr(state, "_fsdp_param_groups", None)  # Before torch 2.11 there is one.
+    groups = several if several is not None else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def reshard_after_stop(model: nn.Module, is_over: bool) -> None:
+    """Shard again what FSDP2 gathered for modules whose forward was ended early.
+
+    Otherwise they would stay whole, and the next forward would take them for gathered, even after an optimizer has
+    changed them.
+
+    Args:
+        is_over: Whether the model's own call was ended too. If not, it goes on to its end, where FSDP2 sees it.
+    """
+    own = None if is_over else getattr(model, "_get_fsdp_state", lambda: None)()
+    for state in fsdp_states(model):
+        groups, now = fsdp_groups(state), state._training_state
+        for group in groups:
+            if getattr(group, "_all_gather_result", None) is not None:  # Prefetched, and never used.
+                group.wait_for_unshard()
+                group.reshard()
+        if now.name != "FORWARD":
+            continue
+        for group in groups:
+            group._training_state = type(now).IDLE
+            group.reshard()
+        if state is own:
+            continue
+        state._training_state = type(now).IDLE
+        getattr(state, "_modules_to_run_forward", set()).clear()
+        if state._state_ctx.iter_forward_root is state:
+            state._state_ctx.iter_forward_root = None
 
 
 def microbatch() -> int | None:

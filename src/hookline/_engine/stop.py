@@ -27,11 +27,11 @@ from hookline._torch import (
     is_dynamo_loaded,
     is_running,
     microbatch,
+    reshard_after_stop,
     version_of,
 )
 from hookline._values.nested import leaves
 from hookline.errors import HooklineError, StopForward, warn
-from hookline.parallel.ranks import after_stop
 
 STOPPED: Any = object()
 # What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
@@ -194,7 +194,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     for tap in following:
         tap.session.stopped = True
     if is_running():
-        after_stop(following[0].module, is_over=False)
+        reshard_after_stop(following[0].module, is_over=False)
     return None
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline._kernel import children, is_shadow, unwrap
-from hookline._torch import non_persistent_buffers, stored_indices, stored_values
+from hookline._torch import DYNAMO, non_persistent_buffers, saved_by_itself, stored_indices, stored_values
 
 _SMALL = 1 << 14  # Bytes of a tensor that is hashed as it is.
 _ROW = 1 << 16  # Numbers that are added up.
@@ -338,7 +338,7 @@ class Known:
             text = repr(value)
             is_plain = " at 0x" not in text and not isinstance(value, logging.Logger)
             yield text if is_plain else self._unknown(value)
-        elif state and not home.startswith(("torch.distributed", "torch._dynamo")):
+        elif state and not home.startswith(("torch.distributed", DYNAMO)):
             yield from (name + self.text(one) for name, one in sorted(state.items()) if name not in ORIGIN_NAMES)
         elif not hasattr(value, "__dict__") and " at 0x" in repr(value):
             yield self._unknown(value)
@@ -427,7 +427,7 @@ WRITTEN = "written as it runs"  # The value of an attribute that can't be compar
 _LONGEST = 40  # Letters of a value that a message shows as it is.
 _WRAPPING = ("OptimizedModule", "CheckpointWrapper", "FullyShardedDataParallel", "DistributedDataParallel")
 _OWN = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward"}  # Not the model's maker's.
-_ELSEWHERE = ("torch.distributed", "torch._dynamo", "accelerate", "hookline")  # They hook, shard or move a model.
+_ELSEWHERE = ("torch.distributed", DYNAMO, "accelerate", "hookline")  # They hook, shard or move a model.
 _SHARDED = ("__", "_fsdp", "_is_fsdp")  # How attributes begin that fully_shard sets.
 _STATE = ("attributes", "variables")  # The parts that a forward may write.
 _wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # What a model has written so far.
@@ -573,12 +573,7 @@ def written(told: Mapping[str, Any]) -> list[str]:
 
 def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Return what a module saves that is neither a parameter nor a buffer: packed weights, say, and any extra state."""
-    base, one = nn.Module, type(module)
-    if one._save_to_state_dict is base._save_to_state_dict and one.get_extra_state is base.get_extra_state:
-        return
-    found: dict[str, Any] = {}
-    module._save_to_state_dict(found, "", keep_vars=True)
-    for name, value in found.items():
+    for name, value in saved_by_itself(module).items():
         if name not in module._parameters and name not in module._buffers:
             yield name, value
 

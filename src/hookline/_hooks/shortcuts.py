@@ -20,10 +20,9 @@ from hookline._hooks.lifecycle import look_at_exit
 from hookline._options import refuse_flags
 from hookline._sites.resolve import Where
 from hookline._sites.tree import Names
-from hookline._torch import is_running
+from hookline._torch import is_running, reshard_after_stop
 from hookline._values.nested import describe
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
-from hookline.parallel.ranks import after_stop
 
 OPTIONS_OF_CAPTURE = (
     "keep",
@@ -257,7 +256,7 @@ def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kw
         call = cast(Callable[..., Any], shadow)
     output = run_until(ledger.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), ledger.model)
     if output is STOPPED and is_running():
-        after_stop(ledger.model, is_over=True)
+        reshard_after_stop(ledger.model, is_over=True)
     if not ledger.session.since and not is_method and not any(hook.fired for hook in hooks):
         what = getattr(call, "__name__", None) or type(call).__name__
         raise NeverFired(

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from hookline import Cache, Site
 from hookline._kernel import PLAIN, WARN, Call, Tap, Where, is_running, leaves, plain_taps, short_form, unwrap
 from hookline._tables import count
-from hookline._torch import is_dynamo_loaded
+from hookline._torch import is_dynamo_loaded, when_backward_ends
 from hookline._watch import reports
 from hookline._watch.bad_values import Finding, Flags, Rule, examine, is_bad
 from hookline._watch.logs import Statistics, targets_of
@@ -236,7 +235,7 @@ class Watcher:
         """A backward begins: see to it when it is over, before any optimizer takes its gradients."""
         self._end_step()
         self.task, self.arrived = task, _NOWHERE
-        Variable._execution_engine.queue_callback(self._end_backward)
+        when_backward_ends(self._end_backward)
 
     def _end_backward(self) -> None:
         if self.is_over:

@@ -10,14 +10,14 @@ import datetime
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hookline._sites.tree import unwrap
-from hookline._torch import default_store, is_running
+from hookline._torch import default_store, fsdp_groups, fsdp_states, is_fsdp1, is_running
 from hookline.errors import HooklineError, warn
 
 PATIENCE = 20.0  # Seconds after which a rank says for whom it waits.
@@ -48,8 +48,8 @@ def replica(model: nn.Module) -> Replica | None:
     ranks: set[int] = set()
     alike: set[int] = set()
     managed: set[int] = set()
-    for state in _states(model):
-        for group in _groups(state):
+    for state in fsdp_states(model):
+        for group in fsdp_groups(state):
             ranks |= _shared_by(group)
             for one in group.fsdp_params:
                 managed.add(id(one.sharded_param))
@@ -58,7 +58,7 @@ def replica(model: nn.Module) -> Replica | None:
                     alike |= cut_apart(one.sharded_param, set(group.mesh_info.mesh.mesh.flatten().tolist()))
     for module in model.modules():
         strategy: Any = getattr(module, "sharding_strategy", None)  # Of FSDP1.
-        if hasattr(module, "_fsdp_wrapped_module") and strategy.name != "NO_SHARD":
+        if is_fsdp1(module) and strategy.name != "NO_SHARD":
             ranks |= set(dist.get_process_group_ranks(module.process_group))  # type: ignore[arg-type]
     for parameter in unwrap(model).parameters():
         if type(parameter).__name__ == "DTensor" and id(parameter) not in managed:
@@ -89,52 +89,9 @@ def cut_apart(tensor: Any, but: Iterable[int] = ()) -> set[int]:
     return set(mesh.mesh[tuple(along)].flatten().tolist())
 
 
-def _states(model: nn.Module) -> Iterator[Any]:
-    """Return what FSDP2 keeps on the modules of a model, each once."""
-    seen: dict[int, Any] = {}
-    for module in model.modules():
-        find = getattr(module, "_get_fsdp_state", None)
-        if find is not None:
-            state = find()
-            seen.setdefault(id(state), state)
-    return iter(seen.values())
-
-
-def _groups(state: Any) -> list[Any]:
-    several = getattr(state, "_fsdp_param_groups", None)  # Before torch 2.11 there is one.
-    groups = several if several is not None else [state._fsdp_param_group]
-    return [group for group in groups if group is not None]
-
-
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 shards parameters of the model."""
-    return is_running() and any(_groups(state) for state in _states(model))
-
-
-def after_stop(model: nn.Module, is_over: bool) -> None:
-    """Shard again what FSDP2 gathered for modules that never came to their end.
-
-    Else these would stay whole, and the next forward take them for gathered, also when an optimizer has changed them.
-    The model's own call may still go on to its end, for FSDP2 to see: it is over, if that was ended from outside.
-    """
-    own = None if is_over else getattr(model, "_get_fsdp_state", lambda: None)()
-    for state in _states(model):
-        groups, now = _groups(state), state._training_state
-        for group in groups:
-            if getattr(group, "_all_gather_result", None) is not None:  # Prefetched, and never used.
-                group.wait_for_unshard()
-                group.reshard()
-        if now.name != "FORWARD":
-            continue
-        for group in groups:
-            group._training_state = type(now).IDLE
-            group.reshard()
-        if state is own:
-            continue
-        state._training_state = type(now).IDLE
-        getattr(state, "_modules_to_run_forward", set()).clear()
-        if state._state_ctx.iter_forward_root is state:
-            state._state_ctx.iter_forward_root = None
+    return is_running() and any(fsdp_groups(state) for state in fsdp_states(model))
 
 
 def meet(ranks: Iterable[int], said: str, what: str = "this") -> dict[int, str]:
