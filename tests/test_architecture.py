@@ -214,7 +214,14 @@ def test_a_file_stays_small(name):
 
 def reaches_behind_the_public_names(tree: ast.Module, name: str) -> Iterator[str]:
     """Return what a module of `compat` uses of hookline that is not public, or not of its own package."""
-    own = ("compat.backward", "compat.called", "compat.gradients", "compat.warning", ".".join(name.split(".")[:2]))
+    own = (
+        "_torch",
+        "compat.backward",
+        "compat.called",
+        "compat.gradients",
+        "compat.warning",
+        ".".join(name.split(".")[:2]),
+    )
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "hookline":
             yield from (alias.name for alias in node.names if alias.name not in NAMES)
