@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+import hookline
 from hookline import Site
 from hookline._kernel import (
     Call,
@@ -34,7 +35,7 @@ from hookline._torch import CALLING_FILES, frame_at, frames
 from hookline.errors import HooklineError, SiteError
 
 # A line of these is not where something was called, but a part of calling it.
-_PASSED_OVER = (os.path.dirname(__file__), *CALLING_FILES)
+_PASSED_OVER = (os.path.dirname(hookline.__file__), *CALLING_FILES)
 _LONGEST_LINE = 72
 
 
