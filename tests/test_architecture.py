@@ -249,6 +249,36 @@ PRIVATE = {
 } - {"_replace", "_make", "_asdict", "_fields", "_repr_html_"}  # Named tuples have these for everybody.
 
 
+# The same of what the kernel gives to clients.
+PRIVATE_TO_KERNEL = {
+    name
+    for holder in (hl.Hooks, hl.Hook, hl.Cache, _kernel.Tap)
+    for name in (*vars(holder), *re.findall(r"\bself\.(_\w+)", inspect.getsource(holder)))
+    if re.match(r"_[a-z]", name)
+} - {"_repr_html_", "_table"}
+
+
+def touches_the_kernel(tree: ast.Module) -> Iterator[str]:
+    """Return the attributes that are private to the kernel and that a client asks another object than self for."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {target.attr for target in ast.walk(tree) if isinstance(target, ast.Attribute) and _is_self(target.value)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_TO_KERNEL - own and not _is_self(node.value):
+            yield f"line {node.lineno}: {node.attr}"
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_touches_no_private_attribute_of_hooks_and_caches(name):
+    files = {module: path for module, path in ALL.items() if module.partition(".")[0] == name}
+    found = {module: list(touches_the_kernel(tree_of(path))) for module, path in files.items()}
+    assert not {module: lines for module, lines in found.items() if lines}
+
+
+def test_a_touch_of_the_kernel_is_found():
+    assert list(touches_the_kernel(ast.parse("hooks._ledger.verb = ''"))) == ["line 1: _ledger"]
+    assert list(touches_the_kernel(ast.parse("cache._keep(site, [])"))) == ["line 1: _keep"]
+
+
 @pytest.mark.parametrize("name", COMPAT)
 def test_compat_uses_only_what_is_public(name):
     assert not list(reaches_behind_the_public_names(tree_of(COMPAT[name]), name))

@@ -25,15 +25,15 @@ from hookline.errors import (
 )
 
 if _typing.TYPE_CHECKING:
-    from hookline._explore.page import explore
+    from hookline._explore.explore import explore
     from hookline._harvest import Generation, Harvest, Images, Texts, harvest
-    from hookline._scan.listing import sites
     from hookline._scan.scan import scan
+    from hookline._scan.sites import sites
     from hookline._store.store import Store
     from hookline._sweep.sweep import sweep
-    from hookline._watch import watch
+    from hookline._watch.watch import watch
     from hookline.points.checks import check
-    from hookline.points.hooked import HookedModel, auto_hook
+    from hookline.points.hooked_model import HookedModel, auto_hook
     from hookline.points.point import HookPoint
 
 __version__ = "0.1.0"
@@ -82,13 +82,13 @@ __all__ = [
 
 # Imported when they are first asked for: to look inside a model takes none of it.
 _LATER = {
-    "hookline._explore.page": ("explore",),
+    "hookline._explore.explore": ("explore",),
     "hookline._harvest": ("Generation", "Harvest", "Images", "Texts", "harvest"),
-    "hookline._scan.listing": ("sites",),
+    "hookline._scan.sites": ("sites",),
     "hookline._scan.scan": ("scan",),
     "hookline._store.store": ("Store",),
     "hookline._sweep.sweep": ("sweep",),
-    "hookline._watch": ("watch",),
+    "hookline._watch.watch": ("watch",),
     "hookline.points": ("HookPoint", "HookedModel", "auto_hook", "check"),
 }
 _HOMES = {name: module for module, names in _LATER.items() for name in names}

@@ -4,15 +4,23 @@ A client is a folder such as `_watch/` or `_harvest/`. It imports nothing else f
 change inside without breaking one. A client that needs more adds a name here, with a sentence that says what it is.
 """
 
-from hookline._blocks import open_block, open_blocks, resting
-from hookline._cache.records import Session, read_value
+from hookline._blocks import resting
+from hookline._cache.cache import cache_of_calls, latest_value, refuse_several_calls, sites_without_values
 from hookline._engine import arguments, offload
-from hookline._engine.actions import NOTHING, Apply, Call, Set, Skip
-from hookline._engine.attach import attached, attached_to
+from hookline._engine.actions import NOTHING, Call
 from hookline._engine.shadow import is_shadow, running
-from hookline._engine.taps import TOGETHER, WARN, Tap, plain_taps
+from hookline._engine.taps import Tap
 from hookline._hooks.diagnose import ran_elsewhere, why_not_called
-from hookline._hooks.hooks import PLAIN
+from hookline._hooks.extend import (
+    Observer,
+    add_observers,
+    changes_in,
+    observing,
+    put_first,
+    raise_if_all_miss,
+    session_of,
+    warn_unless_entered,
+)
 from hookline._hooks.lifecycle import must_enter
 from hookline._hooks.options import bytes_of
 from hookline._hooks.shortcuts import model_of, short_form
@@ -122,29 +130,28 @@ __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
     "write_subscripts",  # Subscripts as they are written in a site.
     # Actions of one's own at a site.
     "NOTHING",  # Stands for an argument that was not given.
-    "PLAIN",  # What follows the path in the site of a module's output.
-    "TOGETHER",  # Of a tap: raise if nothing passes at any place of a pattern.
-    "WARN",  # Of a tap: warn if nothing passes.
-    "Apply",  # The action that calls a function of the value.
     "Call",  # One call of a module: its site, arguments, number and notes.
-    "Session",  # What hooks that are made together know of the model's runs.
-    "Set",  # The action that puts a given value in.
-    "Skip",  # The action that leaves a module out.
+    "Observer",  # An object of one's own that is called with what passes at a place.
     "Tap",  # One action at one site.
+    "add_observers",  # Add observers to hooks.
     "arguments",  # The arguments of a call by name.
-    "attached",  # Let taps act for the time of a block.
-    "attached_to",  # The taps on a module.
+    "changes_in",  # The hooks that have changed something in some modules.
     "is_shadow",  # Whether what an instance holds is hookline's own.
-    "plain_taps",  # Taps that capture the outputs of many modules.
+    "observing",  # Let observers see what passes for the time of a block.
     "running",  # The calls of modules that are running now, innermost first.
-    # Hooks and blocks.
+    # Hooks, blocks and caches.
+    "cache_of_calls",  # A cache with several calls of each site.
+    "latest_value",  # The latest value of a site, without a warning that there were others, and the number of calls.
     "must_enter",  # Make a `with` block of a generator, and warn if it is never entered.
-    "open_block",  # Open a block on this thread.
-    "open_blocks",  # The blocks that are open on this thread.
+    "put_first",  # Let hooks act before all others at their places.
+    "raise_if_all_miss",  # Raise if nothing passes at any place of some hooks.
     "ran_elsewhere",  # Say that a model ran where a block does not act.
-    "read_value",  # A captured value as it was when it passed.
+    "refuse_several_calls",  # Raise if a cache has several calls of a site, which can't all be put in.
     "resting",  # Let all hooks rest while hookline itself runs the model.
+    "session_of",  # What is known of the runs that fill a cache.
     "short_form",  # Hooks that are attached on entering and detached on leaving.
+    "sites_without_values",  # The sites of a cache that nothing passed, though the model ran.
+    "warn_unless_entered",  # Warn if nobody enters some hooks, and name the call that made them.
     "why_not_called",  # Say why a module of a model is not called.
     # Several devices and ranks; `hookline.parallel` has the rest.
     "is_cut",  # Whether a tensor is one rank's part of a DTensor.

@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on stderr with the rate and the time left, and nothing where nobody looks.
+"""Progress bars: steps done, their rate and the time left, on stderr, and only if that is a terminal.
 
 Bar      counts steps, and shows them while it is entered
 track    goes through the steps of an iterable under one
@@ -120,7 +120,7 @@ class Bar:
 
 
 def track(steps: Iterable[Step], label: str, total: int | None = None, progress: bool | None = None) -> Iterable[Step]:
-    """Go through `steps` under a bar, if somebody looks.
+    """Go through `steps` under a bar, if stderr is a terminal.
 
     >>> list(track(range(3), "counting"))
     [0, 1, 2]

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from hookline._explore import page as explorer
+from hookline._explore import explore as explorer
 
 STUB = '<!doctype html><title>hookline</title><script type="application/json" id="hookline-data">{}</script>'
 

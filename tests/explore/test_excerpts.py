@@ -15,14 +15,14 @@ from hookline._plot.measures import DIMENSIONS
 def test_a_picture_keeps_to_its_bytes_if_anything_does_and_stays_inside(kind, sizes, bytes):
     shape = sizes[: len(DIMENSIONS[kind])]
     picks = excerpt(kind, shape, bytes)
-    counts = [pick.count for pick in picks]
+    counts = [pick.length for pick in picks]
     assert least_cost(kind, counts) <= bytes or counts == [1] * len(shape)
     few, whole = (levels_for(kind, counts, room) for room in (bytes, cost(kind, counts)))
     assert whole == min(252, prod(counts)) >= few
     for pick, size in zip(picks, shape, strict=True):
-        assert pick.count >= 1
-        assert pick.start + (pick.count - 1) * pick.step < size
-        assert pick.step == 1 or pick.start + pick.count * pick.step >= size - pick.step  # From one end to the other.
+        assert pick.length >= 1
+        assert pick.start + (pick.length - 1) * pick.step < size
+        assert pick.step == 1 or pick.start + pick.length * pick.step >= size - pick.step  # From one end to the other.
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.sampled_from([1, 3, 6])), min_size=1), st.integers(1, 10**7))
@@ -38,18 +38,18 @@ def test_samples_go_first_then_units_evenly():
     assert picks[0] == (0, 1, 1)
     assert picks[1] == (0, 16, 1)
     assert picks[2].step > 1
-    assert picks[2].count * picks[2].step >= 768
+    assert picks[2].length * picks[2].step >= 768
 
 
 def test_units_are_thinned_out_no_more_than_they_have_to_be():
     _, tokens, units = excerpt("tokens", (1, 400, 768), 12_000)
-    assert tokens.count == 48
+    assert tokens.length == 48
     assert units.step == 7  # One more than before the tokens were thinned out, and not twice as many.
     assert least_cost("tokens", [1, 48, 128]) > 12_000
 
 
 def test_a_small_value_is_whole():
-    assert [pick.count for pick in excerpt("maps", (2, 8, 5, 5), 10_000)] == [2, 8, 5, 5]
+    assert [pick.length for pick in excerpt("maps", (2, 8, 5, 5), 10_000)] == [2, 8, 5, 5]
 
 
 def test_what_is_left_out_is_said():

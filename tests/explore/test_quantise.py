@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline._explore.excerpts import MOST_LEVELS, Whole, dense, kind_of_source, levels_of, quantise, read
+from hookline._explore.excerpts import MOST_LEVELS, FullValue, dense, kind_of_source, levels_of, quantise, read
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
@@ -38,7 +38,7 @@ def values(draw):
 @settings(max_examples=200, deadline=None)
 @given(values())
 def test_any_value_is_read_back_within_its_error(value):
-    whole = Whole(dense(value), kind_of_source(value))
+    whole = FullValue(dense(value), kind_of_source(value))
     for piece in whole.pieces():
         quantised = quantise(piece)
         again, finite = read(quantised), piece.isfinite()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from hookline._explore import excerpts
-from hookline._explore.excerpts import Pick, Summary, Whole, dense, kind_of_source, of_tokens, whole_of
+from hookline._explore.excerpts import FullValue, Pick, Summary, dense, kind_of_source, of_tokens, pick_all
 from hookline._plot.measures import dead_share
 from hookline._values.stats import histogram, numbers
 
 
 def summary_of(value, minus=None):
-    return Summary(Whole(value, kind_of_source(value), minus))
+    return Summary(FullValue(value, kind_of_source(value), minus))
 
 
 VALUES = {
@@ -49,7 +49,7 @@ def test_they_are_those_of_all_elements_however_it_is_cut(name, piece, monkeypat
 
 
 def test_no_copy_of_a_value_outlives_its_numbers():
-    whole = Whole(torch.randn(41, 83), "units")
+    whole = FullValue(torch.randn(41, 83), "units")
     Summary(whole)
     gc.collect()
     wide = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype is torch.float64]
@@ -100,7 +100,7 @@ def test_an_empty_value_has_no_numbers():
 def test_numbers_of_tokens_are_over_all_units_also_where_few_are_shown():
     value = torch.randn(3, 5, 7)
     picks = [Pick(0, 2, 1), Pick(0, 4, 1), Pick(0, 2, 3)]
-    found = of_tokens(Whole(value, "tokens"), picks)
+    found = of_tokens(FullValue(value, "tokens"), picks)
     assert torch.tensor(found["norm"]) == pytest.approx(value.norm(dim=2)[:2, :4], rel=1e-5)
     assert len(found["max"]) == 2
 
@@ -108,6 +108,6 @@ def test_numbers_of_tokens_are_over_all_units_also_where_few_are_shown():
 @pytest.mark.parametrize("name", VALUES)
 def test_a_part_of_everything_is_everything(name):
     value = VALUES[name]
-    whole = Whole(value, kind_of_source(value))
-    part = whole.part(whole_of(whole.shape))
+    whole = FullValue(value, kind_of_source(value))
+    part = whole.part(pick_all(whole.shape))
     assert torch.equal(part.reshape(-1).nan_to_num(), value.reshape(-1).double().nan_to_num())

@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_documentation import run_page
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plots.md"
 IMAGES = ROOT / "docs" / "images"
 LARGEST = 60_000  # Bytes.

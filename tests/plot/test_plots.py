@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import hookline as hl
+from hookline._plot.kinds import KINDS, plot
 from hookline._plot.labels import along_depth, depth_of, families, thinned, token_labels
 from hookline._plot.measures import extremes
-from hookline._plot.plots import KINDS, plot
 from hookline.errors import HooklineError, NotCaptured
 from tests.models import GPT, tokens
 

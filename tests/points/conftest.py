@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from hookline.points import lens
+from hookline.points import transformer_lens as lens
 
 KINDS = ("own", "lens") if importlib.util.find_spec("transformer_lens") else ("own",)
 
 
 @pytest.fixture(params=KINDS, autouse=True)
 def kind_of_points(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Whose hook points `auto_hook` makes; `test_lens.py` has a fixture of this name of its own."""
+    """Whose hook points `auto_hook` makes; `test_transformer_lens.py` has a fixture of this name of its own."""
     if request.param == "own":
         monkeypatch.setattr(lens, "lens", lambda: None)
     lens.as_point.cache_clear()

@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._watch import Watcher
+from hookline._watch.watcher import Watcher
 from tests.models import GPT, mlp, tokens
 
 NAN, INF = float("nan"), float("inf")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache import files
-from hookline._cache.records import EMPTY, Record, Session, spread
+from hookline._cache.records import EMPTY, Record, Session, read_value, spread
 from hookline._options import device_here, refuse_flags, short_text
-from hookline._plot.pictured import Curves, Drawn, Pictured, note_of, one_call
+from hookline._plot.plottable import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._sites import members
 from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline._sites.tree import Names
@@ -36,14 +36,14 @@ from hookline._values.nested import (
 )
 from hookline._values.serialize import first_line
 from hookline._values.stats import Stats
-from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StoreError, did_you_mean, warn
+from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StaleValue, StoreError, did_you_mean, warn
 
 Key = str | Site | nn.Module
 Selected = str | Site | nn.Module | Iterable[Any]
 Operation = Callable[[Any, Any], Any]
 
 
-class Cache(Tabular, Pictured, Mapping[str, Any]):
+class Cache(Tabular, Plottable, Mapping[str, Any]):
     """What passed at each site, in the order the sites first fired.
 
     >>> cache = Cache({"h.0": torch.ones(2, 3), "h.1": torch.zeros(2, 3)})
@@ -236,11 +236,11 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
             return _countable(self[record.site])
         return (tensor for value in record.each() for tensor in _countable(value))
 
-    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
         chosen = self.select(*where) if where else self
         values = {site: chosen[site] if call is None else one_call(site, chosen.calls(site), call) for site in chosen}
         calls = max((record.count for record in chosen._fired()), default=1)
-        return Drawn(values, sample, note_of(call, calls))
+        return PlotValues(values, sample, note_of(call, calls))
 
     def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
         records = (self.select(*where) if where else self)._fired()
@@ -472,20 +472,6 @@ class Cache(Tabular, Pictured, Mapping[str, Any]):
         if session.any_forward:
             return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
         return f"nothing has passed '{record.site}' yet: run the model first"
-
-    def _refuse_several_calls(self, *keys: Key) -> None:
-        """Raise if one of these sites, or of all, has several calls: a value put into a model goes into every call."""
-        record = _with_several(map(self._find, keys) if keys else self._fired())
-        if record is None:
-            return
-        site, calls = record.site, count(len(record.stamps()), "call")
-        text = str(site)
-        numbered = str(site._replace(call=0)) if site.call is None and not site.function else ""
-        one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's into the first call"
-        raise EditError(
-            f"'{site}' has {calls} in this cache, and a value that is put in goes into every call; choose one, as in "
-            f"{{{text!r}: cache.calls({text!r})[0]}}{one_each if numbered else ''}; dict(cache) has the latest of each"
-        )
 
     def _combine(self, other: Mapping[str, Any], operation: Operation) -> Cache:
         if not isinstance(other, Mapping):
@@ -726,3 +712,47 @@ def _unlike(one: Any, other: Any, site: str) -> EditError:
     given, others = (repr(value[:40]) if isinstance(value, str) else describe(value) for value in (one, other))
     kind = "; only tensors of numbers and numbers add, subtract, multiply and divide; choose them with .select(...)"
     return EditError(f"{site!r} is {given} in one cache and {others} in the other{kind if given == others else ''}")
+
+
+def refuse_several_calls(cache: Cache, *keys: Key) -> None:
+    """Raise if one of these sites, or of all, has several calls: a value put into a model goes into every call."""
+    record = _with_several(map(cache._find, keys) if keys else cache._fired())
+    if record is None:
+        return
+    site, calls = record.site, count(len(record.stamps()), "call")
+    text = str(site)
+    numbered = str(site._replace(call=0)) if site.call is None and not site.function else ""
+    one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's into the first call"
+    raise EditError(
+        f"'{site}' has {calls} in this cache, and a value that is put in goes into every call; choose one, as in "
+        f"{{{text!r}: cache.calls({text!r})[0]}}{one_each if numbered else ''}; dict(cache) has the latest of each"
+    )
+
+
+def cache_of_calls(values: Mapping[Site, list[Any]], along: str, numbers: Sequence[int]) -> Cache:
+    """Return a cache with several calls of each site, which a plot draws over these numbers, as of "step"s."""
+    cache = Cache()
+    cache._along = along, numbers
+    for site, calls in values.items():
+        cache._keep(site, calls)
+    return cache
+
+
+def sites_without_values(cache: Cache) -> list[Site]:
+    """Return the sites that were to be captured and that nothing passed, though the model ran."""
+    if not cache._session.any_forward:
+        return []
+    fired = {record.site for record in cache._fired()}
+    return [site for site, record in cache._records.items() if record.family is None and site not in fired]
+
+
+def latest_value(cache: Cache, site: Site) -> tuple[Any, int]:
+    """Return the latest value of a site, or the error that says it was overwritten; and how many calls there were.
+
+    Unlike `cache[site]`, it does not warn that there were several calls.
+    """
+    record = cache._find(site)
+    try:
+        return read_value(record._held()[-1], site), record.count
+    except StaleValue as error:
+        return error, record.count

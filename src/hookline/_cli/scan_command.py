@@ -30,8 +30,8 @@ from hookline._cli.output import (
     say_json,
     working,
 )
-from hookline._scan.listing import Sites
 from hookline._scan.scan import Scan
+from hookline._scan.sites import Sites
 from hookline.errors import HooklineError
 
 EXAMPLES = """

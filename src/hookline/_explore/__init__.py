@@ -1,1 +1,1 @@
-"""One page to browse what passed in a model: its data, gathered and measured. The page is built from explorer/."""
+"""`hl.explore`: the data of a page on which to browse what passed in a model. The page is built from explorer/."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hookline._explore.entries import Entry
 from hookline._explore.excerpts import Summary
 from hookline._explore.modules import Node
+from hookline._explore.runs import SiteValue
 from hookline._tables import count
 
 LEVELS = ("error", "warning", "note")
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
     """A site of one run, and its numbers."""
 
     number: int
-    entry: Entry
+    entry: SiteValue
     summary: Summary
 
 
@@ -92,7 +92,7 @@ def _not_finite(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
             yield _alarm("note", "inf", masks[0], run, text)
 
 
-class _Change(NamedTuple):
+class _Growth(NamedTuple):
     """How sizes change over the layers of a chain, in orders: over all of it, or at once from one layer to the next."""
 
     orders: float  # Of what is out of the ordinary: the way through the chain, or else its largest jump.
@@ -105,7 +105,7 @@ def _over_depth(sites: Sequence[Seen], run: int, types: Mapping[str, str]) -> It
     for members in _families(sites).values():
         sized = [one for one in members if one.summary.finite and 0 < one.summary.rms < float("inf")]
         yield from _near_limit(sized, run)
-        changes = [change for chain in _chains(sized, types) if (change := _change(chain)) is not None]
+        changes = [change for chain in _chains(sized, types) if (change := _growth(chain)) is not None]
         if changes:
             worst = max(changes, key=lambda change: abs(change.orders))
             yield _alarm("warning", "exploding" if worst.orders > 0 else "vanishing", worst.at, run, worst.text)
@@ -114,7 +114,7 @@ def _over_depth(sites: Sequence[Seen], run: int, types: Mapping[str, str]) -> It
 def _chains(members: Sequence[Seen], types: Mapping[str, str]) -> list[list[Seen]]:
     """Return the members of a family that are alike: they differ in one number of their name, and are of one type.
 
-    Where nobody knows the types, the number is the first one that varies: that of the block, and not of what is in it.
+    Where the types are not known, the number is the first one that varies: that of the block, and not of what is in it.
     """
     parts = [_NUMBER.split(str(one.entry.site)) for one in members]
     varying = [place for place, numbers in enumerate(zip(*parts, strict=True)) if place % 2 and len(set(numbers)) > 1]
@@ -126,7 +126,7 @@ def _chains(members: Sequence[Seen], types: Mapping[str, str]) -> list[list[Seen
     return [chain for chain in found.values() if len(chain) >= FEWEST_LAYERS]
 
 
-def _change(chain: Sequence[Seen]) -> _Change | None:
+def _growth(chain: Sequence[Seen]) -> _Growth | None:
     """Return what is out of the ordinary in a chain."""
     first, last = chain[0], chain[-1]
     jumps = [(_orders(before, after), before, after) for before, after in pairwise(chain)]
@@ -135,11 +135,11 @@ def _change(chain: Sequence[Seen]) -> _Change | None:
     if abs(through) >= log10(TIMES):
         orders, _, after = max(jumps, key=lambda jump: sign * jump[0])
         most = f"most at '{after.entry.site}' ({_times(orders)})"
-        return _Change(through, f"{what} {_grows(through)} from {_sized(first)} to {_sized(last)}, {most}", after)
+        return _Growth(through, f"{what} {_grows(through)} from {_sized(first)} to {_sized(last)}, {most}", after)
     orders, before, after = max(jumps, key=lambda jump: abs(jump[0]))
     if abs(orders) < log10(AT_ONCE):
         return None
-    return _Change(orders, f"{what} {_grows(orders)} at once, from {_sized(before)} to {_sized(after)}", after)
+    return _Growth(orders, f"{what} {_grows(orders)} at once, from {_sized(before)} to {_sized(after)}", after)
 
 
 def _orders(before: Seen, after: Seen) -> float:

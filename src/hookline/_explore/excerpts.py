@@ -1,4 +1,9 @@
-"""How much of a value a picture shows: bytes are shared fairly, and what is too large is thinned out evenly."""
+"""A value as a page shows it: quantised numbers, statistics and a histogram of all of it, and an excerpt that fits.
+
+quantise             numbers as one byte each
+FullValue, Summary   all of a value, read piece by piece, and its statistics
+excerpt, share       which part of a value is shown, so that the bytes of a page are shared fairly
+"""
 
 from __future__ import annotations
 
@@ -97,18 +102,18 @@ _FEW_ROWS = 8  # Of a store, which tell the kind of all.
 
 
 class Pick(NamedTuple):
-    """Which indices of one dimension are shown: `count` of them from `start` on, `step` apart."""
+    """Which indices of one dimension are shown: `length` of them from `start` on, `step` apart."""
 
     start: int
-    count: int  # type: ignore[assignment]  # Hides tuple.count, which nobody needs here.
+    length: int
     step: int
 
     def slice(self) -> slice:
         """Return it as Python's."""
-        return slice(self.start, self.start + (self.count - 1) * self.step + 1, self.step)
+        return slice(self.start, self.start + (self.length - 1) * self.step + 1, self.step)
 
 
-class Whole:
+class FullValue:
     """All of a value, with the dimensions of its kind. With `minus`, one value less another."""
 
     def __init__(self, source: Tensor | Rows, kind: str, minus: Tensor | Rows | None = None) -> None:
@@ -138,7 +143,7 @@ class Whole:
             if source.shape:  # Rows past the last that is shown need not be read.
                 leads = 0 if self.shape[0] > 1 else max(0, len(self.shape) - len(source.shape))
                 pick = picks[leads]
-                near = source[: (pick.start + (pick.count - 1) * pick.step) // self._joined + 1]
+                near = source[: (pick.start + (pick.length - 1) * pick.step) // self._joined + 1]
             parts.append(self._dense(near)[tuple(pick.slice() for pick in picks)])
         return self._real(parts)
 
@@ -211,7 +216,7 @@ class Summary:
     """The statistics and the histogram of a whole value, exact in 64 bits whatever its dtype and size."""
 
     @torch.no_grad()
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: FullValue) -> None:
         self.elements = whole.elements
         few = list(whole.pieces()) if self.elements <= PIECE else None  # No longer than this, whatever holds the whole.
         self.numbers = numbers_of_pieces(few or whole.pieces())
@@ -265,7 +270,7 @@ class Summary:
         return here if alive is None else alive | here
 
 
-def of_tokens(whole: Whole, picks: list[Pick]) -> dict[str, Any]:
+def of_tokens(whole: FullValue, picks: list[Pick]) -> dict[str, Any]:
     """Return one number of each kind for every token that is shown, over all its units."""
     part = whole.part([*picks[:2], Pick(0, whole.shape[2], 1)])
     return {name: _rows(MEASURES[name](part, (2,))) for name in OF_TOKENS}
@@ -291,7 +296,7 @@ _OF_A_TOKEN = len(OF_TOKENS) * (DIGITS + 6)  # Bytes of its numbers in JSON.
 _OF_A_LEVEL = 6  # Bytes of it in base64.
 
 
-def whole_of(shape: Sequence[int]) -> list[Pick]:
+def pick_all(shape: Sequence[int]) -> list[Pick]:
     """Return the picks that leave nothing out."""
     return [Pick(0, size, 1) for size in shape]
 
@@ -343,9 +348,9 @@ def excerpt(kind: str, shape: Sequence[int], bytes: float) -> list[Pick]:
     >>> excerpt("tokens", (2, 6, 768), 4000)
     [Pick(start=0, count=1, step=1), Pick(start=0, count=6, step=1), Pick(start=0, count=256, step=3)]
     """
-    picks = whole_of(shape)
+    picks = pick_all(shape)
     for names, fewest in _STAGES[kind]:
-        if least_cost(kind, [pick.count for pick in picks]) <= bytes:
+        if least_cost(kind, [pick.length for pick in picks]) <= bytes:
             break
         picks = _thinned(kind, picks, shape, names, fewest, bytes)
     return picks
@@ -354,9 +359,9 @@ def excerpt(kind: str, shape: Sequence[int], bytes: float) -> list[Pick]:
 def left_out(kind: str, shape: Sequence[int], picks: Sequence[Pick]) -> str:
     """Say what of a value a picture does not show: "1 of 2 samples, 384 of 768 units"."""
     missing = [
-        f"{size - pick.count} of {size} {name}s"
+        f"{size - pick.length} of {size} {name}s"
         for name, size, pick in zip(DIMENSIONS[kind], shape, picks, strict=True)
-        if pick.count < size
+        if pick.length < size
     ]
     return ", ".join(missing).replace("querys", "queries")
 
@@ -364,14 +369,14 @@ def left_out(kind: str, shape: Sequence[int], picks: Sequence[Pick]) -> str:
 def _thinned(kind: str, picks: list[Pick], shape: Sequence[int], names: str, fewest: int, bytes: float) -> list[Pick]:
     """Return the picks with as much of some dimensions as fits, or their fewest."""
     dimensions = [DIMENSIONS[kind].index(name) for name in names.split()]
-    longest = max(picks[dimension].count for dimension in dimensions)
+    longest = max(picks[dimension].length for dimension in dimensions)
     step = max(picks[dimension].step for dimension in dimensions)
     of = max(shape[dimension] for dimension in dimensions)
     low, high = 0, max(0, longest - fewest if names in _IN_A_ROW else of // fewest - step)  # How hard to thin out.
     while low < high:
         middle = (low + high) // 2
         cut = _cut_excerpt(picks, shape, dimensions, names, longest - middle, step + middle)
-        fits = least_cost(kind, [pick.count for pick in cut]) <= bytes
+        fits = least_cost(kind, [pick.length for pick in cut]) <= bytes
         low, high = (low, middle) if fits else (middle + 1, high)
     return _cut_excerpt(picks, shape, dimensions, names, longest - low, step + low)
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookline import Site
-from hookline._explore.entries import Entry, Run
+from hookline._explore.runs import Run, SiteValue
 from hookline._kernel import Names, is_container, is_scripted, parameter_count, unwrap, why_not_called
 from hookline._scan.scan import Scan
 
@@ -36,7 +36,7 @@ class Node:
         return asdict(self)
 
 
-def tree(sites: Sequence[Entry], runs: Sequence[Run], model: nn.Module | None, scan: Scan | None) -> list[Node]:
+def tree(sites: Sequence[SiteValue], runs: Sequence[Run], model: nn.Module | None, scan: Scan | None) -> list[Node]:
     """Return the modules in the order of the tree, each before what it holds, with the numbers of their sites."""
     nodes = {node.path: node for node in (_of_model(model) if model is not None else [Node("")])}
     names = {name: node for node in nodes.values() for name in (node.path, *node.also)}
@@ -84,7 +84,7 @@ def _add(path: str, nodes: dict[str, Node]) -> Node:
     return nodes[path]
 
 
-def _note(node: Node, entry: Entry) -> None:
+def _note(node: Node, entry: SiteValue) -> None:
     """Take calls, shape and dtype from what passed at a module's output."""
     if entry.site.port != "output" or entry.site.member or entry.site.call is not None:
         return
@@ -115,7 +115,7 @@ def _note_silent(run: Run, names: Mapping[str, Node], model: nn.Module | None) -
 
 
 def _note_scan(scan: Scan, names: Mapping[str, Node]) -> None:
-    """Take what a trial run tells: the order in which modules begin, calls, hazards."""
+    """Take over what a scan found: the order in which modules begin, calls, hazards."""
     for position, row in enumerate(scan):
         node = names.get(Site.parse(row.site).path)
         if node is None:
@@ -127,7 +127,7 @@ def _note_scan(scan: Scan, names: Mapping[str, Node]) -> None:
         node.hazards += [hazard for hazard in known if hazard not in node.hazards]
 
 
-def _number(nodes: Any, sites: Sequence[Entry]) -> None:
+def _number(nodes: Any, sites: Sequence[SiteValue]) -> None:
     """Number modules in the order in which something first passed at them."""
     first = {
         node.path: min((number for number in node.sites if not sites[number].site.is_gradient), default=None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline._blocks import open_blocks
-from hookline._cache.cache import Cache
+from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.records import Record, spread
 from hookline._engine.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline._engine.taps import IGNORE, RAISE, WARN, Tap, plain_taps
@@ -240,7 +240,7 @@ class Hooks(Tabular):
         refuse_flags(check=check)
         refuse_texts(name=name)
         if isinstance(values, Cache):
-            values._refuse_several_calls()
+            refuse_several_calls(values)
         model = self._model
         made = [Set(one, check, number_tensor(one, model), gathering_of(model, True)) for one in values.values()]
         places = [find_places(model, [where]) for where in values]
@@ -297,7 +297,7 @@ class Hooks(Tabular):
             refuse_skip(place.site)
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value, check), name), [where])
-        value._refuse_several_calls(*(place.site for place in places))
+        refuse_several_calls(value, *(place.site for place in places))
         given, group = [(place, value[place.site]) for place in places], object()
         # A module that has returned None or a number once may do so again.
         actions = [(place, Skip(one, check and isinstance(one, Tensor))) for place, one in given]

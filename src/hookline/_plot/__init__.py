@@ -1,1 +1,1 @@
-"""Pictures of values, and the numbers drawn for them."""
+"""Plots of values: `cache.plot`, `store.plot` and `sweep.plot`."""

@@ -1,4 +1,4 @@
-"""What the pictures share: figures that nobody else knows of, scales of colours, heat maps, ticks. Needs matplotlib."""
+"""What all pictures are drawn with: figures, scales of colours, heat maps, titles and ticks. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from hookline._plot.labels import Numbers, thinned
+from hookline._plot.labels import thinned
+from hookline._plot.measures import MaskedNumbers
 from hookline.errors import HooklineError
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; yellow, which fades on white, is left out.
@@ -34,7 +35,7 @@ _BAR = 0.14  # Inches that the scale beside a picture is wide.
 _SMALLER = 0.75  # How large the letters of panels are, which have less room.
 
 
-class Picture(Figure):
+class NotebookFigure(Figure):
     """A figure that shows itself in notebooks, and that pyplot does not know."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, float]]:
@@ -63,7 +64,7 @@ def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
     """Return the user's axes, or those of a new figure of so many inches."""
     if ax is not None:
         return ax
-    return Picture(figsize=(width, height), layout="compressed").add_subplot()
+    return NotebookFigure(figsize=(width, height), layout="compressed").add_subplot()
 
 
 def scale_of(values: Tensor, log: bool | None = False) -> Scale:
@@ -110,7 +111,7 @@ def _extend(low: float, high: float, start: float, end: float) -> str:
     return {(True, True): "both", (True, False): "min", (False, True): "max"}.get((low < start, high > end), "neither")
 
 
-def heat(ax: Axes, numbers: Numbers, scale: Scale, **options: Any) -> AxesImage:
+def heat(ax: Axes, numbers: MaskedNumbers, scale: Scale, **options: Any) -> AxesImage:
     """Draw a matrix as colours; NaN and infinity have colours of their own."""
     values = numbers.values
     rows, columns = values.shape
@@ -137,11 +138,11 @@ def _spread(values: Tensor) -> Tensor:
     return values.repeat_interleave(times, dim=values.shape.index(short))
 
 
-def name_colours(ax: Axes | Figure, numbers: Numbers, scale: Scale) -> None:
+def name_colours(ax: Axes | Figure, numbers: MaskedNumbers, scale: Scale) -> None:
     """Say which colours stand for NaN and infinity, where there are any."""
     found = [
-        Patch(facecolor=colours[scale.map], edgecolor="#555555", linewidth=0.6, label=told)
-        for mask, colours, told in zip((numbers.nan, numbers.infinite), (NAN, INFINITE), numbers.told, strict=True)
+        Patch(facecolor=colours[scale.map], edgecolor="#555555", linewidth=0.6, label=text)
+        for mask, colours, text in zip((numbers.nan, numbers.infinite), (NAN, INFINITE), numbers.counts, strict=True)
         if mask.any()
     ]
     if found and isinstance(ax, Axes):
@@ -167,7 +168,7 @@ def entitle(ax: Axes, title: str | None, name: str, *notes: str) -> None:
 
     A figure of ours is as wide as it is for the title too; in the user's, that stays above the axes.
     """
-    figure = ax.figure if isinstance(ax.figure, Picture) else None
+    figure = ax.figure if isinstance(ax.figure, NotebookFigure) else None
     width = inches(ax)[0] if figure is None else figure.get_figwidth()
     lines = [title] if title is not None else [name or '""', *_wrapped([note for note in notes if note], width)]
     text = "\n".join(map(drawable, lines))

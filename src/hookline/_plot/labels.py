@@ -1,121 +1,13 @@
-"""Names of sites and tokens as the labels of an axis. Knows no matplotlib."""
+"""Labels of an axis: sites by layer or one by one, in the order of depth, and tokens. Knows no matplotlib."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from hookline._plot.measures import shaped
-from hookline._sites.language import Site, write_subscripts
-from hookline._tables import count
-from hookline._values.nested import describe, get_part, leaf_places
+from hookline._sites.language import Site
 from hookline.errors import HooklineError, SiteError
-
-_SCALARS = (bool, int, float, complex)
-
-
-class Options(NamedTuple):
-    """What can be told of a picture, beside its kind: see `plot`."""
-
-    statistic: str = "norm"
-    tokens: Any = None
-    sample: int = 0
-    most: int = 64
-    log: bool | None = None
-    title: str | None = None
-    note: str = ""
-    base: float | None = None
-    label: str | None = None
-
-
-class Shown(NamedTuple):
-    """The tensor of a value that is drawn, and which of several it is."""
-
-    name: str
-    tensor: Tensor
-    note: str = ""
-
-    @property
-    def what(self) -> str:
-        """Say what it is, in a few words."""
-        return " · ".join(filter(None, (describe(self.tensor), self.note)))
-
-
-class Numbers(NamedTuple):
-    """Elements as floats of 64 bits, in which those that have no place on a scale are NaN; and where these are."""
-
-    values: Tensor
-    nan: Tensor
-    infinite: Tensor
-    told: tuple[str, str]  # How many these are, and what.
-
-    def part(self, index: int) -> Numbers:
-        """Return one of the first dimension."""
-        return Numbers(self.values[index], self.nan[index], self.infinite[index], self.told)
-
-
-def is_drawable(value: Any) -> bool:
-    """Whether there is a number or a tensor in a value."""
-    return isinstance(value, _SCALARS) or bool(leaf_places(value))
-
-
-def shown(name: str, value: Any) -> Shown:
-    """Return the tensor of a value to draw: the first, if it has several."""
-    if isinstance(value, _SCALARS):
-        return Shown(name, torch.tensor(value))
-    found = leaf_places(value)
-    if not found:
-        raise HooklineError(f"{name!r} is {describe(value)}: there is no tensor in it to draw")
-    tensor = get_part(value, found[0])
-    if tensor.is_meta:
-        raise HooklineError(f"{name!r} is on the meta device, where tensors have no values")
-    if tensor.is_nested:
-        raise HooklineError(
-            f"{name!r} is a nested tensor of {tensor.size(0)}: draw one of them, as in {name + '[0]'!r}"
-        )
-    note = f"the first of {len(found)} tensors, {write_subscripts(found[0])}" if len(found) > 1 else ""
-    return Shown(name, tensor, note)
-
-
-def sample_of(one: Shown, kind: str, sample: int) -> tuple[Tensor, str]:
-    """Return one sample of a value with the dimensions of a kind, and which of how many it is."""
-    tensor = shaped(dense(one.tensor), kind)
-    samples = tensor.shape[0]
-    if not -samples <= sample < samples:
-        raise HooklineError(f"{one.name!r} has {count(samples, 'sample')}: sample={sample} is not among them")
-    return tensor[sample], f"sample {sample % samples} of {samples}" if samples > 1 else ""
-
-
-def about(many: Mapping[str, Shown]) -> str:
-    """Say what values are if they are all the same, else how many."""
-    what = {one.what for one in many.values()}
-    return what.pop() if len(what) == 1 and any(one.tensor.dim() for one in many.values()) else count(len(many), "site")
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements can be read one by one; complex ones by their size."""
-    tensor = tensor.detach()
-    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    tensor = tensor.dequantize() if tensor.is_quantized else tensor
-    return tensor.abs() if tensor.is_complex() else tensor
-
-
-def numbers_of(tensor: Tensor) -> Numbers:
-    """Return the elements as numbers for a scale.
-
-    What is as large as its dtype allows stands for infinity: attention masks are made of that.
-    """
-    limit = torch.finfo(tensor.dtype).max / 2 if tensor.dtype.is_floating_point else float("inf")
-    values = dense(tensor).to("cpu", torch.float64)
-    nan, infinite = values.isnan(), values.abs() >= limit
-    infinity = "Inf" if bool(values[infinite].isinf().all()) else "Inf or masked"
-    told = f"{int(nan.sum()):,} NaN", f"{int(infinite.sum()):,} {infinity}"
-    return Numbers(values.masked_fill(infinite, float("nan")), nan, infinite, told)
-
 
 _LONGEST = 16  # Characters of a token's label.
 _INDEX = re.compile(r"(?<!\w)(\d+)(?!\w)")  # A number that is a name of its own, as in "h.0" and "[:, 3]".
@@ -232,14 +124,14 @@ def token_labels(tokens: Any, sample: int, count: int, name: str) -> list[str] |
     """Return the labels of one sample's tokens: `tokens` are its own, or those of every sample."""
     if tokens is None:
         return None
-    told = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-    if told and not isinstance(told[0], (str, int, float)):
-        if not -len(told) <= sample < len(told):
-            raise HooklineError(f"tokens= has those of {len(told)} samples, and sample={sample} is not among them")
-        told = list(told[sample])
-    if len(told) != count:
-        raise HooklineError(f"tokens= has {len(told)} labels, but {name!r} has {count} tokens")
-    return [_readable(str(token)) for token in told]
+    given = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+    if given and not isinstance(given[0], (str, int, float)):
+        if not -len(given) <= sample < len(given):
+            raise HooklineError(f"tokens= has those of {len(given)} samples, and sample={sample} is not among them")
+        given = list(given[sample])
+    if len(given) != count:
+        raise HooklineError(f"tokens= has {len(given)} labels, but {name!r} has {count} tokens")
+    return [_readable(str(token)) for token in given]
 
 
 def _readable(text: str) -> str:

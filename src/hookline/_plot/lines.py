@@ -1,4 +1,4 @@
-"""Pictures of one number for each site, along depth: lines, gradient flow, dead units. Needs matplotlib."""
+"""Lines: one number for each site along depth, gradient flow, dead units, curves over calls. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-from hookline._plot.drawing import COLOURS, Picture, axes_for, entitle, label_x, refuse_log
-from hookline._plot.labels import Depth, Options, Shown, about, along_depth, dense, depth_of, families, is_gradient
-from hookline._plot.measures import FAR, POSITIVE, dead_share, extremes, kind_of, measure, statistic_name
+from hookline._plot.drawing import COLOURS, NotebookFigure, axes_for, entitle, label_x, refuse_log
+from hookline._plot.labels import Depth, along_depth, depth_of, families, is_gradient
+from hookline._plot.measures import (
+    FAR,
+    POSITIVE,
+    NamedTensor,
+    PlotOptions,
+    about,
+    dead_share,
+    dense,
+    extremes,
+    kind_of,
+    measure,
+    statistic_name,
+)
 from hookline._sites.language import Site
 from hookline.errors import HooklineError
 
@@ -24,7 +36,7 @@ _MOST_INSIDE = 2  # and where it is inside the axes.
 _WIDE = 100  # A range of so many times its least is better seen on a logarithmic scale.
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """One line of a picture: where its points are along depth, and how high."""
 
     label: str
@@ -33,7 +45,7 @@ class Line(NamedTuple):
     is_gradient: bool
 
 
-def depth(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
+def depth(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw a statistic of each site, or the numbers themselves; a line for each family of names."""
     if all(one.tensor.dim() == 0 for one in many.values()):
         heights = {name: float(dense(one.tensor)) for name, one in many.items()}
@@ -54,7 +66,7 @@ def depth(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
     return ax
 
 
-def flow(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
+def flow(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw activations and gradients over depth on one logarithmic scale, and mark what vanishes or explodes."""
     heights = {name: measure(dense(one.tensor), options.statistic) for name, one in many.items()}
     places, lines = _lines(heights, "activations")
@@ -66,15 +78,15 @@ def flow(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
     _draw(ax, lines)
     _mark(ax, marks)
     _legend(ax)
-    told = [f"{found.count(kind)} {kind}" for kind in _MARKS if kind in found]
+    text = [f"{found.count(kind)} {kind}" for kind in _MARKS if kind in found]
     meaning = f"{FAR:g} times below or above where they come from" if {*found} & {"vanishing", "exploding"} else ""
     what = "activations and gradients" if any(not line.is_gradient for line in lines) else "gradients"
-    notes = (", ".join(told) or "none vanish or explode", meaning, options.note)
+    notes = (", ".join(text) or "none vanish or explode", meaning, options.note)
     entitle(ax, options.title, f"{statistic_name(options.statistic)} of {what}", *notes)
     return ax
 
 
-def dead(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
+def dead(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw which share of the units of each site is 0 wherever it is seen."""
     names = along_depth(many)
     found = {name: dead_share(dense(many[name].tensor), kind_of(many[name].tensor)) for name in names}
@@ -92,21 +104,21 @@ def dead(many: Mapping[str, Shown], ax: Axes | None, options: Options) -> Axes:
     _scale(ax, places, "dead units", False, ())
     ax.set_xlim(-0.6, len(places.labels) - 0.4)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
-    told = f"most at {worst!r}: {shares[worst]:.1%}" if shares[worst] else "there are none"
+    text = f"most at {worst!r}: {shares[worst]:.1%}" if shares[worst] else "there are none"
     left_out = f"{len(found) - len(shares)} sites have no units" if len(found) > len(shares) else ""
-    entitle(ax, options.title, "units that are 0 for every sample and position", told, left_out, options.note)
+    entitle(ax, options.title, "units that are 0 for every sample and position", text, left_out, options.note)
     return ax
 
 
 def curves(
-    many: Mapping[str, Sequence[float]], ax: Axes | None, along: str, numbers: Sequence[int], options: Options
+    many: Mapping[str, Sequence[float]], ax: Axes | None, along: str, numbers: Sequence[int], options: PlotOptions
 ) -> Axes:
     """Draw a number of each site over its calls; a panel for each quantity, as `["rms"]`, and a line for each site."""
-    panels: dict[str, list[Line]] = {}
+    panels: dict[str, list[PlotLine]] = {}
     for name, heights in many.items():
         site = Site.parse(name)
         quantity, place = site.index.strip('[]"'), str(site._replace(index="")) or '""'
-        line = Line(place, list(numbers[: len(heights)]), list(heights), site.is_gradient)
+        line = PlotLine(place, list(numbers[: len(heights)]), list(heights), site.is_gradient)
         panels.setdefault(quantity, []).append(line)
     if ax is not None and len(panels) > 1:
         first = f'**["{next(iter(panels))}"]'
@@ -126,15 +138,15 @@ def curves(
     return axes[0]
 
 
-def _stacked(panels: Mapping[str, Sequence[Line]]) -> list[Axes]:
+def _stacked(panels: Mapping[str, Sequence[PlotLine]]) -> list[Axes]:
     """Return axes below each other, with room for the names of lines beside them."""
     longest = max(len(line.label) for lines in panels.values() for line in lines)
     beside = 0.6 + 0.07 * longest if max(map(len, panels.values())) > _MOST_INSIDE else 0.0
-    figure = Picture(figsize=(6.0 + beside, 1.0 + 2.4 * len(panels)), layout="compressed")
+    figure = NotebookFigure(figsize=(6.0 + beside, 1.0 + 2.4 * len(panels)), layout="compressed")
     return list(figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
 
 
-def _lines(heights: Mapping[str, float], label: str) -> tuple[Depth, list[Line]]:
+def _lines(heights: Mapping[str, float], label: str) -> tuple[Depth, list[PlotLine]]:
     """Return the axis of depth, and the lines over it: one for each family of names, or else one called `label`."""
     ordered = along_depth(heights)
     places = depth_of(list(dict.fromkeys(ordered.values())))
@@ -145,7 +157,7 @@ def _lines(heights: Mapping[str, float], label: str) -> tuple[Depth, list[Line]]
     else:
         groups = {family.template: list(family.members) for family in found}
     return places, [
-        Line(label, [places.places[ordered[name]] for name in names], [heights[name] for name in names],
+        PlotLine(label, [places.places[ordered[name]] for name in names], [heights[name] for name in names],
              is_gradient(names[0]))
         for label, names in groups.items() if names
     ]  # fmt: skip
@@ -177,7 +189,7 @@ def _scale_y(ax: Axes, label: str, log: bool, heights: Iterable[float]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _draw(ax: Axes, lines: Sequence[Line], every: Sequence[Line] = ()) -> None:
+def _draw(ax: Axes, lines: Sequence[PlotLine], every: Sequence[PlotLine] = ()) -> None:
     """Draw lines, each in its colour among `every` line of the picture.
 
     A gradient's is dashed, and has the colour of its value's if there are several.
@@ -194,7 +206,7 @@ def _draw(ax: Axes, lines: Sequence[Line], every: Sequence[Line] = ()) -> None:
         )  # fmt: skip
 
 
-def _mark(ax: Axes, marks: Sequence[tuple[Line, list[str]]]) -> None:
+def _mark(ax: Axes, marks: Sequence[tuple[PlotLine, list[str]]]) -> None:
     """Mark points that vanish, explode, or can't be drawn where they are: these stand at the edge."""
     edge = ax.get_xaxis_transform()  # Across in the data's coordinates, upwards in those of the axes.
     is_log = ax.get_yscale() == "log"

@@ -1,16 +1,22 @@
-"""Numbers drawn from a value for a picture: one for all of it, one for each token, and the share of dead units."""
+"""What is drawn of a value: its tensor, the kind of picture that suits it, and statistics. Knows no matplotlib.
+
+PlotOptions, NamedTensor and MaskedNumbers are what the functions that draw are given.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline._options import short_text
+from hookline._sites.language import write_subscripts
+from hookline._tables import count
+from hookline._values.nested import describe, get_part, leaf_places
 from hookline.errors import HooklineError, did_you_mean
 
 # What a picture shows of a value, and the names of its dimensions.
@@ -23,6 +29,108 @@ DIMENSIONS = {
     "number": (),
 }
 UNIT = {"maps": 1, "tokens": 2, "units": 1, "line": 0}  # The dimension along which a layer has units.
+
+
+_SCALARS = (bool, int, float, complex)
+
+
+class PlotOptions(NamedTuple):
+    """The options of a picture beside its kind: see `Plottable.plot`."""
+
+    statistic: str = "norm"
+    tokens: Any = None
+    sample: int = 0
+    most: int = 64
+    log: bool | None = None
+    title: str | None = None
+    note: str = ""
+    base: float | None = None
+    label: str | None = None
+
+
+class NamedTensor(NamedTuple):
+    """The tensor of a value that is drawn, and which of several it is."""
+
+    name: str
+    tensor: Tensor
+    note: str = ""
+
+    @property
+    def what(self) -> str:
+        """Say what it is, in a few words."""
+        return " · ".join(filter(None, (describe(self.tensor), self.note)))
+
+
+class MaskedNumbers(NamedTuple):
+    """Elements as floats of 64 bits, those that are NaN or infinite as NaN, and masks that say which are which."""
+
+    values: Tensor
+    nan: Tensor
+    infinite: Tensor
+    counts: tuple[str, str]  # How many are NaN and how many infinite, in words.
+
+    def part(self, index: int) -> MaskedNumbers:
+        """Return one of the first dimension."""
+        return MaskedNumbers(self.values[index], self.nan[index], self.infinite[index], self.counts)
+
+
+def is_drawable(value: Any) -> bool:
+    """Whether there is a number or a tensor in a value."""
+    return isinstance(value, _SCALARS) or bool(leaf_places(value))
+
+
+def tensor_to_draw(name: str, value: Any) -> NamedTensor:
+    """Return the tensor of a value to draw: the first, if it has several."""
+    if isinstance(value, _SCALARS):
+        return NamedTensor(name, torch.tensor(value))
+    found = leaf_places(value)
+    if not found:
+        raise HooklineError(f"{name!r} is {describe(value)}: there is no tensor in it to draw")
+    tensor = get_part(value, found[0])
+    if tensor.is_meta:
+        raise HooklineError(f"{name!r} is on the meta device, where tensors have no values")
+    if tensor.is_nested:
+        raise HooklineError(
+            f"{name!r} is a nested tensor of {tensor.size(0)}: draw one of them, as in {name + '[0]'!r}"
+        )
+    note = f"the first of {len(found)} tensors, {write_subscripts(found[0])}" if len(found) > 1 else ""
+    return NamedTensor(name, tensor, note)
+
+
+def sample_of(one: NamedTensor, kind: str, sample: int) -> tuple[Tensor, str]:
+    """Return one sample of a value with the dimensions of a kind, and which of how many it is."""
+    tensor = shaped(dense(one.tensor), kind)
+    samples = tensor.shape[0]
+    if not -samples <= sample < samples:
+        raise HooklineError(f"{one.name!r} has {count(samples, 'sample')}: sample={sample} is not among them")
+    return tensor[sample], f"sample {sample % samples} of {samples}" if samples > 1 else ""
+
+
+def about(many: Mapping[str, NamedTensor]) -> str:
+    """Say what values are if they are all the same, else how many."""
+    what = {one.what for one in many.values()}
+    return what.pop() if len(what) == 1 and any(one.tensor.dim() for one in many.values()) else count(len(many), "site")
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements can be read one by one; complex ones by their size."""
+    tensor = tensor.detach()
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    return tensor.abs() if tensor.is_complex() else tensor
+
+
+def numbers_of(tensor: Tensor) -> MaskedNumbers:
+    """Return the elements as numbers for a scale.
+
+    What is as large as its dtype allows stands for infinity: attention masks are made of that.
+    """
+    limit = torch.finfo(tensor.dtype).max / 2 if tensor.dtype.is_floating_point else float("inf")
+    values = dense(tensor).to("cpu", torch.float64)
+    nan, infinite = values.isnan(), values.abs() >= limit
+    infinity = "Inf" if bool(values[infinite].isinf().all()) else "Inf or masked"
+    counts = f"{int(nan.sum()):,} NaN", f"{int(infinite.sum()):,} {infinity}"
+    return MaskedNumbers(values.masked_fill(infinite, float("nan")), nan, infinite, counts)
 
 
 def kind_of(tensor: Tensor) -> str:

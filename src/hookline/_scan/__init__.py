@@ -1,1 +1,1 @@
-"""Looking at a model without running it."""
+"""`hl.scan` and `hl.sites`: inspect a model without running it."""

@@ -1,4 +1,4 @@
-"""A trial run of a model: on fake tensors, and only if it can't run on those, for real. Nothing is left changed.
+"""Run a model to see what it would do: on fake tensors or, where it can't run on those, for real. Nothing changes.
 
 Shapes and dtypes are those of a real run, nothing is computed, no weights are read. The model, its buffers and the
 random numbers are left as they were, and nothing outside of the model keeps a tensor of the run.
@@ -6,12 +6,10 @@ random numbers are left as they were, and nothing outside of the model keeps a t
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -22,37 +20,36 @@ from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hookline._kernel import (
-    ATOMS,
+    Found,
     Names,
-    Tap,
-    attached,
-    is_shadow,
+    Observer,
     map_tensors,
-    open_block,
+    observing,
     resting,
     share_for_now,
     unwrap,
 )
-from hookline._scan.restore import Surroundings, is_same
+from hookline._scan.restore import Surroundings, left_as_found
 from hookline._torch import FAKE_TENSOR_LOGGER, FakeTensor, FakeTensorMode, unseen_by_subclasses
 
 T = TypeVar("T")
-Watch = Callable[[], tuple[list[Tap], Callable[[], T]]]
+Places = Sequence[tuple[Found, Observer]]
+Watch = Callable[[], tuple[Places, Callable[[], T]]]
 
 
 def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch[T]) -> tuple[T, str]:
-    """Run a model under the taps that `watch` makes for each attempt; return what it reads from them and how it ran."""
+    """Run a model under the observers that `watch` makes for each attempt; return what these saw, and how it ran."""
     model = unwrap(model)
     around = Surroundings(model)
 
     def attempt(run: OnFakes | ForReal) -> T:
-        taps, read = watch()
+        places, read = watch()
         try:
-            with observed(model, taps):
+            with observed(model, places):
                 run(model, args, kwargs)
             return read()
         except BaseException:
-            around.put_back(run)  # Nothing more can be told: the traceback holds tensors of the run too.
+            around.put_back(run)  # What was put back can't be named here: the traceback holds tensors of the run too.
             raise
 
     fakes, copies = OnFakes(), ForReal()
@@ -74,13 +71,9 @@ def _freed(places: list[str]) -> str:
 
 
 @contextmanager
-def observed(model: nn.Module, taps: list[Tap]) -> Iterator[None]:
-    """Let taps act, while all other hooks rest, and put back whatever the run leaves on the modules."""
-    block = object()
-    for tap in taps:
-        tap.blocks = frozenset((block,))
-    with attached(taps), undisturbed(), left_as_found(model):
-        open_block(block)
+def observed(model: nn.Module, places: Places) -> Iterator[None]:
+    """Let observers see what passes, while all hooks rest, and put back whatever the run leaves on the modules."""
+    with undisturbed(), left_as_found(model), observing(places):
         yield
 
 
@@ -89,61 +82,6 @@ def undisturbed() -> Iterator[None]:
     """Let all hooks rest and compiled graphs too, and leave the random numbers as they were."""
     with resting(), torch.random.fork_rng(), _eagerly():
         yield
-
-
-@contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
-    """Put back whatever a run leaves on the modules of a model."""
-    seen = set[int]()
-    found = [snapshot(module, seen) for _, module in Names(model).once()]
-    try:
-        yield
-    finally:
-        for put_back in found:
-            put_back()
-
-
-def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
-    """Return a function that gives a module back its attributes, and their contents at any depth.
-
-    Shadows of hooks are not among them: they may come, go and be made again in the run.
-    """
-    held = list(_containers(module.__dict__, seen))
-    before = [_without_shadows(container) for container in held]
-
-    def put_back() -> None:
-        for container, content in zip(held, before, strict=True):
-            if is_same(_without_shadows(container), content):
-                continue
-            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
-            container.clear()
-            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
-            container.update(shadows) if shadows else None
-
-    return put_back
-
-
-def _without_shadows(container: Any) -> Any:
-    if type(container) is not dict:
-        return copy.copy(container)
-    return {key: one for key, one in container.items() if not is_shadow(one)}
-
-
-def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the plain containers that a run could change, among them the attributes of objects, but of no module."""
-    waiting = [held]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (Tensor, nn.Module, type, *ATOMS)):
-            continue
-        seen.add(id(one))
-        if type(one) in (list, dict, set, deque):
-            yield one
-            waiting += one.values() if isinstance(one, dict) else one
-        elif isinstance(one, tuple):
-            waiting += one
-        elif type(getattr(one, "__dict__", None)) is dict and not callable(one):
-            waiting.append(one.__dict__)
 
 
 class OnFakes:

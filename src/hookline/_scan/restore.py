@@ -1,11 +1,13 @@
-"""What the code of a model can reach outside of its modules: globals, classes, closures, other objects and caches.
+"""Put back what a run of a model has changed: on its modules, and outside of them.
 
-A trial run makes tensors that nobody may keep: fake ones, and copies of the parameters. What it leaves on the modules
-is put back anyway. This file is for the rest, such as a table that a function makes once and keeps for the next calls.
+A fake run makes tensors that must not outlive it: fake ones, and copies of the parameters. `left_as_found` puts back
+what it leaves on the modules. `Surroundings` puts back what else the code of a model can reach: globals, classes,
+closures, other objects and caches, such as a table that a function makes once and keeps for the next calls.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
@@ -13,6 +15,7 @@ import operator
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from opcode import opmap
 from types import (
@@ -35,7 +38,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hookline._kernel import ATOMS
+from hookline._kernel import ATOMS, Names, is_shadow
 from hookline.errors import HooklineError
 
 CONTAINERS = (list, dict, set, deque)
@@ -44,7 +47,7 @@ _EMPTY = object()  # In a slot without a value.
 NOT_ENTERED = (*_PLAIN, BuiltinFunctionType, CodeType, FrameType, ModuleType)
 
 
-class Held(NamedTuple):
+class Snapshot(NamedTuple):
     """Something that a run can change, the name it is reached by, and what was in it."""
 
     name: str
@@ -83,7 +86,7 @@ def content(holder: Any) -> Any:
     return {name: _slot(holder, name) for name in slots(holder)}
 
 
-def restore(held: Held, wanted: set[int]) -> None:
+def restore(held: Snapshot, wanted: set[int]) -> None:
     """Give a holder back what was in it; one of others, only where it holds a tensor with one of these ids."""
     holder, before = held.holder, held.before
     kind = type(holder)
@@ -139,7 +142,7 @@ def _slot(one: Any, name: str) -> Any:
         return _EMPTY
 
 
-def keeps(held: Held, wanted: set[int]) -> bool:
+def keeps(held: Snapshot, wanted: set[int]) -> bool:
     """Return True if something new in a holder leads to one of these tensors."""
     if isinstance(held.holder, Tensor):
         return True
@@ -171,6 +174,61 @@ def values(container: Any) -> list[Any]:
     return list(container.values() if isinstance(container, dict) else container)
 
 
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Put back whatever a run leaves on the modules of a model."""
+    seen = set[int]()
+    found = [snapshot(module, seen) for _, module in Names(model).once()]
+    try:
+        yield
+    finally:
+        for put_back in found:
+            put_back()
+
+
+def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
+    """Return a function that gives a module back its attributes, and their contents at any depth.
+
+    Shadows of hooks are not among them: they may come, go and be made again in the run.
+    """
+    held = list(_containers(module.__dict__, seen))
+    before = [_without_shadows(container) for container in held]
+
+    def put_back() -> None:
+        for container, content in zip(held, before, strict=True):
+            if is_same(_without_shadows(container), content):
+                continue
+            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
+            container.clear()
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+            container.update(shadows) if shadows else None
+
+    return put_back
+
+
+def _without_shadows(container: Any) -> Any:
+    if type(container) is not dict:
+        return copy.copy(container)
+    return {key: one for key, one in container.items() if not is_shadow(one)}
+
+
+def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the plain containers that a run could change, among them the attributes of objects, but of no module."""
+    waiting = [held]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (Tensor, nn.Module, type, *ATOMS)):
+            continue
+        seen.add(id(one))
+        if type(one) in (list, dict, set, deque):
+            yield one
+            waiting += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, tuple):
+            waiting += one
+        elif type(getattr(one, "__dict__", None)) is dict and not callable(one):
+            waiting.append(one.__dict__)
+
+
 _LARGEST, _MOST = 10_000, 300_000  # Entries of a container, and objects in all, that are looked at: data is not code.
 _NEVER_HOLD = frozenset((*NOT_ENTERED, GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType))
 _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -182,8 +240,8 @@ _NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # As modules that use it impor
 _HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
 
 
-class TrialRun(Protocol):
-    """A run whose tensors nobody may keep."""
+class FakeRun(Protocol):
+    """A run whose tensors must not outlive it."""
 
     def lives(self) -> bool:
         """Return True if something still holds one of them."""
@@ -199,7 +257,7 @@ class Surroundings:
         self._held = list(_reached(model))
         self._modules = sys.modules.copy()
 
-    def free(self, run: TrialRun) -> list[str]:
+    def free(self, run: FakeRun) -> list[str]:
         """Put everything back if a run left tensors here; return the names of the places that kept them."""
         if not _lives(run):
             return []
@@ -213,7 +271,7 @@ class Surroundings:
             )
         return places
 
-    def put_back(self, run: TrialRun) -> list[str]:
+    def put_back(self, run: FakeRun) -> list[str]:
         """Put back whatever changed and empty caches, if any of them keeps a tensor of a run; return their names.
 
         All that changed goes back, not only what keeps a tensor: a flag may say that a table is there.
@@ -258,7 +316,7 @@ class Surroundings:
                 del space[key]
 
 
-def _reached(model: nn.Module) -> Iterator[Held]:
+def _reached(model: nn.Module) -> Iterator[Snapshot]:
     """Walk from the modules of a model to everything their code names, and that their attributes hold."""
     waiting: deque[tuple[str, Any]] = deque((type(module).__qualname__, module) for module in model.modules())
     seen = {id(module.__dict__) for module in model.modules()}  # Others put back what is on the modules themselves.
@@ -283,28 +341,28 @@ def _reached(model: nn.Module) -> Iterator[Held]:
             for space, names in () if is_closed else _namespaces(one, spaces):
                 if id(space.names) not in seen:
                     seen.add(id(space.names))
-                    yield Held(f"the globals of {space.home}", space.names, space.names.copy(), space.is_foreign)
+                    yield Snapshot(f"the globals of {space.home}", space.names, space.names.copy(), space.is_foreign)
                 parts = [(f"{space.home}.{key}", space.names[key]) for key in names]
                 if space.is_foreign:  # What else it holds is its own.
                     yield from _with_attributes(parts, seen)
                 else:
                     waiting += parts
         elif base or _can_change(one):
-            yield Held(name, one, content(one), issubclass(kind, type) and _is_foreign(one))
+            yield Snapshot(name, one, content(one), issubclass(kind, type) and _is_foreign(one))
         if not (issubclass(kind, type) and _package(one) in without_torch):
             waiting += [part for part in _inside(name, one) if type(part[1]) not in _NEVER_HOLD]
 
 
-def _with_attributes(parts: list[tuple[str, Any]], seen: set[int]) -> Iterator[Held]:
+def _with_attributes(parts: list[tuple[str, Any]], seen: set[int]) -> Iterator[Snapshot]:
     """Yield the attributes that code can give to functions, and to classes of others."""
     for name, one in parts:
         is_class = issubclass(type(one), type)
         if type(one) is FunctionType and id(one.__dict__) not in seen:
             seen.add(id(one.__dict__))
-            yield Held(f"the attributes of {name}", one.__dict__, one.__dict__.copy(), _is_foreign(one))
+            yield Snapshot(f"the attributes of {name}", one.__dict__, one.__dict__.copy(), _is_foreign(one))
         elif is_class and id(one) not in seen and _can_change(one):
             seen.add(id(one))
-            yield Held(name, one, content(one), is_foreign=True)
+            yield Snapshot(name, one, content(one), is_foreign=True)
 
 
 def _can_change(one: Any) -> bool:
@@ -449,7 +507,7 @@ def _name(function: Any) -> str:
 
 
 def _owner(kept: list[Tensor]) -> str:
-    """Say in words what holds these tensors; nothing, if that is a traceback that somebody kept."""
+    """Say in words what holds these tensors; nothing, if that is a traceback that was kept."""
     holders = [_suspended(one) or one for one in gc.get_referrers(*kept) if one is not kept]
     if not kept or any(type(one) is FrameType for one in holders):
         return ""
@@ -484,6 +542,6 @@ def _suspended(frame: Any) -> Any:
     return next((one for one in gc.get_referrers(frame) if issubclass(type(one), _SUSPENDED)), None)
 
 
-def _lives(run: TrialRun) -> bool:
+def _lives(run: FakeRun) -> bool:
     """Return True if something holds a tensor of a run, other than garbage, which is collected."""
     return all(run.lives() and gc.collect(generation) >= 0 for generation in range(3)) and run.lives()

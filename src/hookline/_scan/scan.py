@@ -1,4 +1,4 @@
-"""Look before you leap: what a model would do with an input, module by module."""
+"""`hl.scan`: what each module of a model would do with an input, and what to beware of, without computing anything."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from hookline import Site
 from hookline._kernel import (
     Call,
+    Found,
     Names,
-    Session,
-    Tap,
     is_container,
     is_scripted,
     leaves,
@@ -20,7 +19,7 @@ from hookline._kernel import (
     unwrap,
     why_not_called,
 )
-from hookline._scan.fake_run import try_out
+from hookline._scan.fake_run import Places, try_out
 from hookline._tables import Table, Tabular
 from hookline._torch import known_version
 from hookline.errors import HooklineError, SiteError, did_you_mean
@@ -73,7 +72,7 @@ class Scan(Tabular, Sequence[Row]):
 
 
 class Observe:
-    """Note what passes, and which tensors, so that a later write to them can be told."""
+    """Note what passes, and which tensors, so that a later write to them is noticed."""
 
     kind = "scan"
     observes = True
@@ -115,19 +114,18 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
         raise HooklineError(f"scan takes a model and its input, not {type(model).__name__}")
     bare = unwrap(model)
 
-    def watch() -> tuple[list[Tap], Callable[[], list[Row]]]:
+    def watch() -> tuple[Places, Callable[[], list[Row]]]:
         observe = Observe()
-        return _taps(bare, observe), lambda: _rows(bare, observe)
+        return _places(bare, observe), lambda: _rows(bare, observe)
 
     return Scan(*try_out(bare, args, kwargs, watch))
 
 
-def _taps(model: nn.Module, observe: Observe) -> list[Tap]:
-    """Watch every module."""
-    session = Session()
+def _places(model: nn.Module, observe: Observe) -> Places:
+    """Return the inputs and the output of every module, at which to observe."""
     modules = [(name, one) for name, one in Names(model).once() if not (is_scripted(one) or is_container(one))]
-    places = [(Site(name, port), module) for name, module in modules for port in ("inputs", "output")]
-    return [Tap(site, module, observe, session, False, "") for site, module in places]  # type: ignore[arg-type]
+    places = [Found(Site(name, port), module, False, None) for name, module in modules for port in ("inputs", "output")]
+    return [(place, observe) for place in places]
 
 
 def _rows(model: nn.Module, observe: Observe) -> list[Row]:

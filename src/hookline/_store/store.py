@@ -20,7 +20,7 @@ from hookline._kernel import (
     refuse_numbers,
     same_values,
 )
-from hookline._plot.pictured import Drawn, Pictured
+from hookline._plot.plottable import Plottable, PlotValues
 from hookline._store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
 from hookline._store.exports import to_datasets, to_parquet
 from hookline._store.layout import Layout, Part, Samples, read_index
@@ -36,7 +36,7 @@ _DRAWN = 256 << 20, 4096  # Bytes of all arrays, and rows of each, that a pictur
 _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
-class Store(Tabular, Pictured, Mapping[str, Rows]):
+class Store(Tabular, Plottable, Mapping[str, Rows]):
     """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
 
     as_cache = "hl.Cache({site: rows[:] for site, rows in store.items()})"  # What to write for all rows in memory.
@@ -150,7 +150,7 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site; memory stays bounded."""
         return Stats.of({name: numbers_of_pieces(rows.scan(_PIECE)) for name, rows in self.items()})
 
-    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
         """Return one sample's rows, or some of all, evenly spaced: as many as fit in memory anywhere."""
         if call is not None:
             raise HooklineError("a store holds one value for each row, so call= has no meaning here")
@@ -158,10 +158,10 @@ class Store(Tabular, Pictured, Mapping[str, Rows]):
         if sample is not None:
             found = {name: self.rows(name, sample) for name in names}
             values = {name: rows if len(rows) == 1 else rows[None] for name, rows in found.items()}
-            return Drawn(values, None, f"sample {sample}")
+            return PlotValues(values, None, f"sample {sample}")
         values = {name: _evenly(self[name], _DRAWN[0] // len(names), _DRAWN[1]) for name in names}
         total, drawn = max(len(self[name]) for name in names), max(map(len, values.values()))
-        return Drawn(values, None, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
+        return PlotValues(values, None, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
 
     def _matching(self, where: str | Site) -> list[str]:
         """Return the names of the arrays that a site or a pattern means."""

@@ -1,1 +1,1 @@
-"""One measurement with one place after the other changed."""
+"""`hl.sweep`: measure a model with one place after the other changed."""

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hookline import Cache, Hooks, Site, capture
-from hookline._kernel import NOTHING, TOGETHER, WARN, Where, describe, refuse_flags_or_none, refuse_texts, short_form
+from hookline._kernel import (
+    NOTHING,
+    Where,
+    describe,
+    raise_if_all_miss,
+    refuse_flags_or_none,
+    refuse_several_calls,
+    refuse_texts,
+    short_form,
+)
 from hookline._progress import Bar
 from hookline._tables import Table, Tabular, count
 from hookline._tables.cells import bar
@@ -55,7 +64,7 @@ class Sweep(Tabular, Mapping[str, Any]):
         self, kind: str | None = None, *, ax: Axes | None = None, tokens: Any = None, title: str | None = None
     ) -> Figure | Axes:
         """Draw what was measured over the places; keys that vary in two numbers become a map of both."""
-        from hookline._plot.plots import plot
+        from hookline._plot.kinds import plot
 
         if title is not None:
             refuse_texts(title=title)
@@ -141,7 +150,7 @@ class _Change:
         if isinstance(where, Mapping) and not where:
             raise EditError(f"sweep what? This {type(where).__name__} is empty; give {{site: value}}, or sites")
         if isinstance(where, Cache):
-            where._refuse_several_calls()
+            refuse_several_calls(where)
         self.values = where if isinstance(where, Mapping) else None
         self.asked = list(where) if isinstance(where, Mapping) else [where]
         self.patch = 0.0 if patch is NOTHING else patch
@@ -230,10 +239,8 @@ def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) ->
 
 def _looking(model: nn.Module, where: Where) -> Hooks:
     """Make hooks that note where something passes; if nothing does anywhere, their block raises and says why."""
-    hooks, group = capture(model, where, transform=_nothing), object()
-    for tap in hooks._taps:
-        tap.group = group
-        tap.missing = TOGETHER if tap.missing == WARN else tap.missing
+    hooks = capture(model, where, transform=_nothing)
+    raise_if_all_miss(hooks)
     return hooks
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from hookline._tables.blocks import is_number
 from hookline._tables.cells import ELLIPSIS, cut, cut_name, pad, width, wrap
+from hookline._tables.collapse import is_number
 
 GAP = 2  # Blanks between columns.
 _NARROW = 10  # A column up to here is left as it is.
@@ -104,11 +104,11 @@ def _with_fewer(columns: list[Column], limit: int, spare: Sequence[str]) -> tupl
             same[away.header] = away.cells[0]
         elif away.header:
             lost.add(away.header)
-    told = {
+    left_out = {
         "in every row: ": [f"{name} {same[name]}" for name in headers if same.get(name)],
         "too narrow for: ": [name for name in headers if name in lost],
     }
-    return columns, [what + ", ".join(names) for what, names in told.items() if names]
+    return columns, [what + ", ".join(names) for what, names in left_out.items() if names]
 
 
 def _shares(columns: list[Column], limit: int | None) -> list[int]:

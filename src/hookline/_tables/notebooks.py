@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from hookline._tables.blocks import is_number
 from hookline._tables.cells import width
+from hookline._tables.collapse import is_number
 
 MOST_ROWS = 5000
 OPEN_ROWS = 40  # Modules are open from the top, as long as no more than these are seen.
@@ -229,10 +229,10 @@ def _svg(picture: Picture | None) -> str:
     zero = ""
     if picture.low < 0 < picture.high:
         zero = f'<path class="z" d="M{-picture.low / (picture.high - picture.low) * bins:.2f} 0V{_HEIGHT}"/>'
-    told = html.escape(f"from {picture.low:.4g} to {picture.high:.4g}")
+    span = html.escape(f"from {picture.low:.4g} to {picture.high:.4g}")
     return (
-        f'<svg viewBox="0 0 {bins} {_HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{told}">'
-        f'<title>{told}</title><path class="b" d="M0 {_HEIGHT}{outline}V{_HEIGHT}z"/>{zero}</svg>'
+        f'<svg viewBox="0 0 {bins} {_HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{span}">'
+        f'<title>{span}</title><path class="b" d="M0 {_HEIGHT}{outline}V{_HEIGHT}z"/>{zero}</svg>'
     )
 
 

@@ -1,17 +1,21 @@
-"""Values of a device on which nobody waits: the largest element of each is noted there, and all are read together."""
+"""Look for bad values: the rule for what is bad, a quick look, a close look, and notes on a device.
+
+A quick look (`is_suspicious`) costs one pass over a tensor; only what it finds is examined closely. To look at a value
+on a GPU would mean to wait for it: `Flags` notes the largest element of each there, and reads all of them together.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline import Site
 from hookline._kernel import leaves
-from hookline._torch import local_part, stored_values
+from hookline._torch import local_part, norms_together, stored_values
 
 PIECE = 1 << 22  # Elements that an exact look takes at a time: its copies stay small beside any model.
 _INFINITE = float("inf")
@@ -101,7 +105,8 @@ def extreme(plain: Tensor, below: bool = True, out: Tensor | None = None) -> Ten
         low, high = plain.aminmax()  # A twentieth of the norm, which is not vectorised there.
         found = torch.maximum(high, -low).to(dtype)
     else:
-        return torch.linalg.vector_norm(plain, _INFINITE, dtype=dtype, out=out)  # type: ignore[no-any-return]
+        norm: Tensor = torch.linalg.vector_norm(plain, _INFINITE, dtype=dtype, out=out)
+        return norm
     return found if out is None else out.copy_(found)
 
 
@@ -152,6 +157,28 @@ def _place(position: int, shape: torch.Size) -> tuple[int, ...]:
         position, rest = divmod(position, size)
         place.append(rest)
     return tuple(reversed(place))
+
+
+def bad_gradients(
+    found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float, waits: Callable[[Tensor], bool]
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return the parameters whose gradients may be bad, with their gradients. Those on one device are read together."""
+    limit = None if rule.limit is None else rule.limit * scale
+    bad = []
+    by_device: dict[torch.device, list[tuple[nn.Parameter, Tensor]]] = {}
+    for one, gradient in found:
+        plain = gradient if is_plain(gradient) else numbers_in(gradient)
+        if plain is None:
+            continue
+        if waits(plain):
+            by_device.setdefault(plain.device, []).append((one, plain))
+        elif is_suspicious(plain, limit):
+            bad.append((one, plain))
+    for pairs in by_device.values():
+        norms = norms_together([plain for _, plain in pairs], float("inf"))
+        numbers = torch.stack([norm.float() for norm in norms]).tolist()
+        bad += [pair for pair, number in zip(pairs, numbers, strict=True) if is_bad(number / scale, rule)]
+    return bad
 
 
 ROOM = 1024  # Notes of one buffer.

@@ -1,4 +1,10 @@
-"""Statistics of each layer, every few steps: gathered on the device, read together, kept small."""
+"""Statistics of each layer, every few steps: gathered on the device, read together, kept, and written elsewhere.
+
+targets_of       where `to=` writes them: TensorBoard, Weights & Biases, a function
+StepStatistics   the numbers of one step, still on their devices
+Log              the numbers of all steps, which `Watcher.log` returns as a cache
+Statistics       the statistics of the step that runs, and the log
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Cache, Site
-from hookline._kernel import write_subscripts
+from hookline._kernel import cache_of_calls, write_subscripts
 from hookline._watch.bad_values import extreme, numbers_in
 from hookline.errors import HooklineError
 
@@ -85,8 +91,8 @@ SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after 
 Parameters = dict[str, list[nn.Parameter]]  # Those in each module, and in the modules inside it.
 
 
-class Row:
-    """What has passed in one step: numbers that are on their devices still."""
+class StepStatistics:
+    """The numbers of one step, which are still on their devices."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -202,11 +208,10 @@ class Log:
 
     def cache(self) -> Cache:
         """Return all numbers as a cache: `h.0["rms"]`, one call for each row."""
-        cache = Cache()
-        cache._along = "step", list(self.steps)
-        for site, numbers in self._numbers.items():
-            cache._keep(site, list(torch.tensor(numbers, dtype=torch.float64).unbind()))
-        return cache
+        values = {
+            site: list(torch.tensor(numbers, dtype=torch.float64).unbind()) for site, numbers in self._numbers.items()
+        }
+        return cache_of_calls(values, "step", list(self.steps))
 
 
 class Statistics:
@@ -215,13 +220,13 @@ class Statistics:
     def __init__(self, every: int | None, parameters: Parameters) -> None:
         self.every, self._parameters = every, parameters
         self.log = Log()
-        self.row: Row | None = None
-        self._closing: Row | None = None
+        self.row: StepStatistics | None = None
+        self._closing: StepStatistics | None = None
         self.targets: list[Target] = []
 
     def begin(self, step: int) -> None:
         """Begin a row, if this is a step of which one is kept."""
-        self.row = Row(step) if self.every is not None and step % self.every == 0 else None
+        self.row = StepStatistics(step) if self.every is not None and step % self.every == 0 else None
 
     def sample(self, held: Iterable[nn.Parameter], is_further: bool) -> None:
         """Note what parameters are before an optimizer steps: the first of a step, or a further one."""

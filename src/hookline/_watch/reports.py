@@ -1,12 +1,9 @@
-"""What a BadValue tells: what was found where and when, what went in, what that means, and where to look next."""
+"""The text of a `BadValue`: what was found where and when, what went in, who made it, and where to look next."""
 
 from __future__ import annotations
 
-import contextvars
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,66 +11,27 @@ from torch import Tensor, nn
 
 from hookline import Cache, Site
 from hookline._kernel import (
-    Apply,
     Call,
-    Names,
     Numbers,
-    Session,
-    Set,
-    Skip,
     Stats,
-    Tap,
     address,
     arguments,
-    attached_to,
-    describe,
-    is_running,
-    is_scripted,
+    changes_in,
     leaf_places,
     leaves,
     method_names,
     numbers_of_pieces,
-    open_blocks,
     shape_of,
     share,
     unwrap,
     write_subscripts,
 )
-from hookline._scan.fake_run import left_as_found, observed, undisturbed
-from hookline._scan.listing import line_of
 from hookline._tables import Table, count
 from hookline._tables.cells import clean
-from hookline._torch import first_argument, frame_at, frames, graph_task, known_version, version_of
+from hookline._torch import first_argument, frame_at, frames, known_version, version_of
 from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces
+from hookline._watch.rerun import BadFunction
 from hookline.errors import BadValue
-
-
-class Inside(NamedTuple):
-    """The first function inside a forward that gave something bad."""
-
-    site: Site
-    line: str
-    inputs: list[str]
-
-
-class First:
-    """An action that notes the first bad value that passes."""
-
-    kind = "watch"
-    observes = True
-    gathering = None
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.found: Inside | None = None
-
-    def __call__(self, value: Any, call: Call, _is_whole: bool) -> Any:
-        """Look at a value."""
-        if self.found is None and any(examine(plain, self.rule) is not None for plain in checkable(value)):
-            given = [*call.args, *call.kwargs.values()]
-            inputs = [_described(one) for tensor in given for one in leaves(tensor)]
-            self.found = Inside(call.site, line_of(frame_at(1)), inputs[:4])
-        return value
 
 
 class Origin(NamedTuple):
@@ -107,10 +65,10 @@ def changes(call: Call, origin: Origin | None) -> list[str]:
     came_in = origin is not None and origin.around is None  # Then only a hook on the arguments can have made it.
     made_in = call if origin is None else origin.around or origin.entered
     modules = [made_in.module] if came_in else list(made_in.module.modules())
-    here, taps = open_blocks.get(), [tap for module in modules for tap in attached_to(module)]
-    taps = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
     ports = ("input", "inputs") if came_in else ("input", "inputs", "output", "param")
-    return list(dict.fromkeys(f"{tap.action.kind} at '{tap.site}'" for tap in taps if tap.site.port in ports))
+    return list(
+        dict.fromkeys(f"{tap.action.kind} at '{tap.site}'" for tap in changes_in(modules) if tap.site.port in ports)
+    )
 
 
 def _bad_arguments(call: Call) -> list[Tensor]:
@@ -120,7 +78,7 @@ def _bad_arguments(call: Call) -> list[Tensor]:
 
 
 def _was_written(tensor: Tensor) -> bool:
-    """Whether somebody has written into a tensor, so that it may not have been bad when it was given."""
+    """Whether a tensor was written into, so that it may not have been bad when it was given."""
     return known_version(tensor) > 0
 
 
@@ -136,112 +94,12 @@ def method_around(model: nn.Module) -> Site | None:
     return found
 
 
-def inside(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> Inside | None:
-    """Run one call again, and return the first function that gives something bad, in the module or in its parts."""
-    if is_running() or torch.compiler.is_compiling():
-        return None  # Others would have to take part.
-    below = not finding.nan and finding.value == -math.inf  # Masks are full of -Inf: it is seen only if it was found.
-    first, session = First(rule._replace(below=below)), Session()
-    parts = [(name, part) for name, part in Names(call.module).once() if not is_scripted(part)]
-    sites = [(Site(".".join(filter(None, (call.site.path, name))), member="/*"), part) for name, part in parts]
-    taps = [Tap(site, part, first, session, False, "") for site, part in sites]  # type: ignore[arg-type]
-    try:
-        with observed(model, taps), torch.no_grad():
-            run = getattr(call.module, call.site.method) if call.site.method else call.module
-            run(*share(call.args), **share(dict(call.kwargs)))
-    except Exception:
-        return first.found
-    return first.found
-
-
-class Arguments(NamedTuple):
-    """What a forward of the model began with, to run it again."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random: list[Tensor]
-    autocast: list[tuple[str, bool, torch.dtype]]
-
-    @classmethod
-    def of(cls, call: Call) -> Arguments:
-        """Note what is needed to run a forward again: references, and the state of the random numbers."""
-        devices = sorted({tensor.device.index for tensor in leaves((call.args, dict(call.kwargs))) if tensor.is_cuda})
-        random = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-        kinds = ("cpu", "cuda")
-        autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-        return cls(call.args, dict(call.kwargs), random, autocast)
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Let the random numbers and autocast be what they were."""
-        with ExitStack() as stack:
-            for kind, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            torch.set_rng_state(self.random[0])
-            tensors = leaves((self.args, self.kwargs))
-            devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-            for device, state in zip(devices, self.random[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield
-
-
-def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> BadValue | None:
-    """Run a forward of the model again under a watch that waits for each value; return what it raises."""
-    if is_running():
-        return None
-    found: list[BadValue] = []
-
-    def run() -> None:
-        try:
-            with (
-                undisturbed(),
-                watched(),
-                left_as_found(model),
-                _buffers_kept(model),
-                began.restored(),
-                torch.no_grad(),
-            ):
-                model(*began.args, **began.kwargs)
-        except BadValue as error:
-            found.append(error)
-        except Exception:
-            return  # It can't run twice on the same arguments: what is known is told.
-
-    if graph_task() == -1:
-        run()
-    else:  # Within a backward, hooks take a forward for a recomputation: so on a thread where none is.
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
-        thread.start()
-        thread.join()
-    return found[0] if found else None
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Give the buffers of a model back what they held: batch norms would count the second run too."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, held in before:
-            buffer.copy_(held)
-
-
-def _described(tensor: Tensor) -> str:
-    plain = numbers_in(tensor)
-    if plain is None:
-        return describe(tensor)
-    found = numbers_of_pieces(pieces(plain))
-    shares = f", nan {found.nan:.4g}, inf {found.inf:.4g}" if found.nan or found.inf else ""
-    return f"{describe(tensor)}: min {found.min:.4g}, max {found.max:.4g}, mean {found.mean:.4g}{shares}"
-
-
 _COMING_IN = Rule(below=False)  # -Inf alone is a mask.
 COMPILED = "in a compiled graph"
 _LARGEST_HALF = 65504.0
 
 
-class Report:
+class BadValueReport:
     """The lines of a message: a sentence, a table, and what follows."""
 
     def __init__(self, what: str) -> None:
@@ -277,11 +135,11 @@ def of_forward(
     call: Call,
     model: nn.Module,
     origin: Origin | None,
-    inside: Inside | None,
+    inside: BadFunction | None,
     when: str,
 ) -> BadValue:
     """Say what is known of a bad value of a forward."""
-    report = Report("")
+    report = BadValueReport("")
     is_input = site.port in ("input", "inputs")
     for where, tensor in () if is_input else _tensors(value):
         report.add(f"output{where}", call.site._replace(index=call.site.index + where), tensor)
@@ -305,7 +163,7 @@ def of_gradient(
     site: Site, finding: Finding, gradient: Tensor, number: int, before: Any, is_output: bool, when: str
 ) -> BadValue:
     """Say what is known of a bad gradient."""
-    report = Report(f"'{site}' got {_found(finding)}; backward, {when}")
+    report = BadValueReport(f"'{site}' got {_found(finding)}; backward, {when}")
     report.add("gradient", site, gradient)
     if is_output or not (site.path or site.member):
         report.then = ["It came from outside the model: from the loss, or what is done with the output before it."]
@@ -324,7 +182,7 @@ def of_gradient(
 
 def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient: Tensor, when: str) -> BadValue:
     """Say what is known of the bad gradient of a parameter."""
-    report = Report(f"'{site}' has a gradient with {_found(finding)}; backward, {when}")
+    report = BadValueReport(f"'{site}' has a gradient with {_found(finding)}; backward, {when}")
     report.add("gradient", site._replace(port="grad_output"), gradient)
     report.add("parameter", site, parameter.detach())
     if finding.over and not finding.nan and not finding.inf:
@@ -345,7 +203,7 @@ def of_note(site: Site, number: float, what: str, call: int, backward: bool, whe
     largest = "NaN" if number != number else "Inf" if abs(number) == float("inf") else f"{number:.4g}"
     kind = "backward" if backward else "forward"
     is_input = site.port in ("input", "inputs")
-    report = Report(f"'{site}' {'got' if backward or is_input else 'gave'} {largest}: {what}; {kind}, {when}")
+    report = BadValueReport(f"'{site}' {'got' if backward or is_input else 'gave'} {largest}: {what}; {kind}, {when}")
     report.then = [
         "It was read after the pass, and no second run has shown it again: what went in is gone. To see it, "
         + (
@@ -362,7 +220,7 @@ def of_note(site: Site, number: float, what: str, call: int, backward: bool, whe
     return error
 
 
-def _error(report: Report, site: Site, finding: Finding, value: Any, inputs: Cache, number: int) -> BadValue:
+def _error(report: BadValueReport, site: Site, finding: Finding, value: Any, inputs: Cache, number: int) -> BadValue:
     error = BadValue(report.text())
     error.site, error.call, error.inputs = site, number, inputs
     error.value = share(value)
@@ -386,7 +244,7 @@ def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
         yield write_subscripts(subscripts) if subscripts else "", tensor
 
 
-def _add_inputs(report: Report, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
+def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
     """Add what went in; return which of it was bad already, and all of it as a cache."""
     if call.site.function:
         bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
@@ -415,7 +273,7 @@ def _is_written(tensor: Tensor, module: nn.Module) -> bool:
     return bool(getattr(module, "inplace", False) if tensor.is_inference() else version_of(tensor))
 
 
-def _add_parameters(report: Report, module: nn.Module, path: str) -> list[str]:
+def _add_parameters(report: BadValueReport, module: nn.Module, path: str) -> list[str]:
     """Add the parameters and buffers that the module holds itself; return which of them are bad."""
     bad = []
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
@@ -432,7 +290,7 @@ def _verdict(
     weights: list[str],
     call: Call,
     model: nn.Module,
-    inside: Inside | None,
+    inside: BadFunction | None,
     value: Any,
     hooks: list[str],
 ) -> list[str]:
@@ -466,31 +324,31 @@ def _or_by(hooks: list[str]) -> str:
     return f" or by {'hooks' if several else 'a hook'} ({', '.join(hooks[:3])}{more})" if hooks else ""
 
 
-def _coming_in(origin: Origin, model: nn.Module, inside: Inside | None, hooks: list[str]) -> list[str]:
+def _coming_in(origin: Origin, model: nn.Module, inside: BadFunction | None, hooks: list[str]) -> list[str]:
     """Say who gave a module something bad."""
     entered, around, is_sure = origin
     site = entered.site._replace(port="output", index="")
     name = f"'{site}'" if str(site) else type(model).__name__
-    told = f"It came in with the arguments of {name}"
+    text = f"It came in with the arguments of {name}"
     if around is None and hooks:
-        return [f"{told}{_or_by(hooks)}."]
+        return [f"{text}{_or_by(hooks)}."]
     if around is None:
         by_itself = f", which was called by itself, not in a forward of {type(model).__name__}: look at what calls it."
-        return [told + (by_itself if str(site) else ": look at the data.")]
+        return [text + (by_itself if str(site) else ": look at the data.")]
     kind, path = type(around.module).__name__, around.site.path
     if not path and around.module is not model:
         return [
-            f"{told}, from the forward of {kind} around it, which is not watched: watch {kind} to see what made it."
+            f"{text}, from the forward of {kind} around it, which is not watched: watch {kind} to see what made it."
         ]
     what = f"{around.site.method!r}" if around.site.method else "the forward"
     where = f"{what} of {path!r}" if path else f"{what} of {kind} itself"
-    told = f"It came in, and no place that is watched gave it: it was made between modules, in {where}"
-    told += _or_by(hooks)
-    told += "." if is_sure else ", or came in there: something has written into what it was given."
-    return [told, *_seen_inside(inside, "made it"), _advice(path)]
+    text = f"It came in, and no place that is watched gave it: it was made between modules, in {where}"
+    text += _or_by(hooks)
+    text += "." if is_sure else ", or came in there: something has written into what it was given."
+    return [text, *_seen_inside(inside, "made it"), _advice(path)]
 
 
-def _seen_inside(inside: Inside | None, did: str) -> list[str]:
+def _seen_inside(inside: BadFunction | None, did: str) -> list[str]:
     if inside is None:
         return []
     line = f", {inside.line}" if inside.line else ""

@@ -1,4 +1,4 @@
-"""What a step is: what optimizers do between two passes; of a model that is not trained, a forward."""
+"""Count steps: those of the optimizers that hold a model's parameters; without training, each forward is one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Steps:
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # Since the last pass.
         self._handles: list[Any] = []
         self.done = 0  # How many steps are over.
-        self.trains = False  # Whether the model is trained, so that forwards are no steps.
+        self.trains = False  # Whether the model is trained, so that a forward is not a step by itself.
 
     def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Whether this optimizer, or any, has stepped since the last pass."""

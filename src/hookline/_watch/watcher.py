@@ -1,27 +1,231 @@
-"""Watcher: a watch on one model. It holds what the checks at all places share, and sees to what waits."""
+"""A watch on one model: the `Check` at each place, and the `Watcher` that holds what they share.
+
+A check looks at what passes and changes nothing. On the hot path it is given nothing but the value: what else an error
+says of the call is looked up when there is one. What is on a GPU is noted there, and the watcher reads the notes at the
+end of a forward or backward.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from hookline import Cache, Site
-from hookline._kernel import PLAIN, WARN, Call, Tap, Where, is_running, leaves, plain_taps, short_form, unwrap
+from hookline._kernel import (
+    Call,
+    Found,
+    Where,
+    add_observers,
+    children,
+    describe,
+    is_running,
+    leaf_places,
+    leaves,
+    running,
+    short_form,
+    unwrap,
+    warn_unless_entered,
+    write_subscripts,
+)
 from hookline._tables import count
-from hookline._torch import is_dynamo_loaded, when_backward_ends
-from hookline._watch import reports
-from hookline._watch.bad_values import Finding, Flags, Rule, examine, is_bad
+from hookline._torch import current_transform, graph_task, is_dynamo_loaded, known_version, when_backward_ends
+from hookline._watch import reports, rerun
+from hookline._watch.bad_values import (
+    Finding,
+    Flags,
+    Note,
+    Rule,
+    bad_gradients,
+    examine,
+    is_bad,
+    is_plain,
+    is_suspicious,
+    judged,
+    numbers_in,
+)
 from hookline._watch.logs import Statistics, targets_of
-from hookline._watch.places import Check
-from hookline._watch.scope import in_order_of_calls, outermost, parameters_of, places_of, suspects
-from hookline._watch.silence import warn_if_by_itself, warn_if_missed, warn_of_no_steps, warn_of_transform
+from hookline._watch.selection import in_order_of_calls, outermost, parameters_of, places_of
 from hookline._watch.steps import Steps, span
+from hookline._watch.warnings import warn_if_by_itself, warn_if_missed, warn_of_no_steps, warn_of_transform
 from hookline.errors import BadValue, HooklineError
+
+_BEGIN = Site("", "inputs")
+
+
+class Check:
+    """Look at what passes one site, and at the gradient of it."""
+
+    kind = "watch"
+    observes = True
+    gathering = None
+    transform = None
+    copies_on_write = refers = False  # The hot path leaves it to `keep`.
+    clone = True  # It shares nothing with the model.
+    is_traceable = True
+    # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
+    # written there by `.data` or numpy, which no version tells of. Other modules may have.
+    is_torchs = False
+
+    def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
+        self.site = site
+        self.watcher = watcher
+        self.rule = rule
+        self.backward = backward  # Whether the gradient is looked at too.
+        self.forward = forward  # Whether the value is.
+        self.is_root = site == Site("")
+        self.bounds = True  # Whether the forward of the model begins or ends where its values are looked at.
+        self.seen = -1  # The forward of the model that its calls are counted in.
+        self.calls = 0
+        self.extreme: Tensor | None = None  # Of a compiled graph, where nothing else can be done.
+
+    def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
+        """Look at a value that did not come on the hot path; at the end of the model's forward, see to what waits."""
+        if is_dynamo_compiling():
+            return self._trace(value)
+        assert call is not None
+        if call.site.is_gradient:
+            self.arrive(call.number, value, call.site)
+            return value
+        if self.bounds and self.site == _BEGIN:
+            self.watcher.begin_forward(call)
+        self.keep(value, call)
+        if self.bounds and self.is_root:
+            self.watcher.end_forward(value)
+        return value
+
+    def keep(self, value: Any, call: Call | None = None, _is_new: bool = False) -> None:
+        """Look at a value as it passes."""
+        watcher = self.watcher
+        if self.seen != watcher.forwards:
+            self.seen = watcher.forwards
+            self.calls = 0
+            if not self.seen:
+                watcher.begin_part()
+        number = self.calls
+        self.calls = number + 1
+        if not is_plain(value):
+            self._look_at_each(value, number, call)
+            return
+        # What a container returns is mostly what its last module has returned.
+        is_latest = value is watcher.latest and known_version(value) == watcher.version != -1
+        requires_grad = value.requires_grad
+        if self.forward and is_latest and self.is_torchs:
+            if watcher.statistics.row is not None:
+                watcher.note(self.site if call is None else call.site, value.detach())
+        elif self.forward:
+            self._look(value.detach() if requires_grad else value, value, number, call)
+        if is_latest:
+            if self.is_root:
+                watcher.last = watcher.latest_at
+            return
+        watcher.latest, watcher.version, watcher.latest_at = value, known_version(value), (self, number)
+        if requires_grad and self.backward and value.grad_fn is not None:
+            value.register_hook(partial(self.arrive, number))
+
+    def _look_at_each(self, value: Any, number: int, call: Call | None) -> None:
+        """Look at a value that is not one plain tensor."""
+        for tensor in [value] if isinstance(value, Tensor) else leaves(value):
+            plain = numbers_in(tensor)
+            is_latest = tensor is self.watcher.latest and known_version(tensor) == self.watcher.version != -1
+            if plain is not None and self.forward and not (is_latest and self.is_torchs):
+                self._look(plain, value, number, call)
+            if plain is None or is_latest:
+                continue
+            self.watcher.latest, self.watcher.version, self.watcher.latest_at = (
+                tensor,
+                known_version(tensor),
+                (self, number),
+            )
+            if tensor.requires_grad and self.backward and tensor.grad_fn is not None:
+                tensor.register_hook(partial(self.arrive, number))
+
+    def _look(self, plain: Tensor, value: Any, number: int, call: Call | None) -> None:
+        """Look at plain numbers now, or note on their device what is to be read later."""
+        watcher = self.watcher
+        if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
+            if current_transform() is None:
+                watcher.note(self.site if call is None else call.site, plain)
+            else:
+                watcher.pass_over(self.site)
+        if watcher.waits(plain):
+            site = self.site if call is None else call.site
+            note = Note(site, number, self.rule, False, describe(plain))
+            if watcher.flags.add(plain, note):
+                watcher.check()
+            return
+        try:
+            is_fine = not is_suspicious(plain, self.rule.limit)
+        except RuntimeError:
+            if current_transform() is None:
+                raise
+            watcher.pass_over(self.site)
+            return
+        if is_fine:
+            return
+        finding = examine(plain, self.rule)
+        if finding is None:
+            return
+        watcher.check_graphs()  # What a compiled module has noted came before.
+        calls = running()
+        call = call or calls[0]
+        site = call.site._replace(index=call.site.index + _index(value, plain))
+        raise watcher.blame(site, finding, value, call._replace(number=number), calls)
+
+    def arrive(self, number: int, gradient: Tensor | None, site: Site | None = None) -> None:
+        """Look at a gradient as it arrives."""
+        watcher = self.watcher
+        if watcher.is_over or gradient is None:
+            return
+        if graph_task() != watcher.task:
+            watcher.begin_backward(graph_task())
+        plain = gradient if is_plain(gradient) and not gradient.requires_grad else numbers_in(gradient)
+        if plain is None:
+            return
+        if watcher.waits(plain):
+            site = site or self.site._replace(port="grad_output")
+            if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
+                watcher.check()
+            return
+        try:
+            is_fine = not is_suspicious(plain, self.rule.limit)
+        except RuntimeError:
+            if current_transform() is None:
+                raise
+            watcher.pass_over(self.site)
+            return
+        if not is_fine:
+            self._judge_gradient(plain, gradient, number, site or self.site._replace(port="grad_output"))
+        watcher.arrived = (self, number)
+
+    def _judge_gradient(self, plain: Tensor, gradient: Tensor, number: int, site: Site) -> None:
+        watcher = self.watcher
+        scale = watcher.scale()
+        finding = examine(plain / scale if scale != 1 else plain, self.rule)
+        if finding is not None and not watcher.is_lowering(scale):
+            raise watcher.blame_gradient(site, finding, gradient, number)
+
+    def _trace(self, value: Any) -> Any:
+        """Note the largest element inside a compiled graph, which makes it one more output of that."""
+        found: list[Tensor] = []
+        for tensor in _traced(value):
+            if tensor.is_floating_point() and tensor.numel():
+                plain = judged(tensor.detach(), self.rule)
+                largest = plain.abs().amax() if self.rule.below else plain.amax()  # They fuse with what made it.
+                found.append(largest.to(torch.float32))
+        if self.forward and found:
+            self.extreme = torch.stack([one.to(found[0].device) for one in found])
+        return value
+
+    def __repr__(self) -> str:
+        return "watch"
+
 
 _NOWHERE: tuple[Check | None, int] = (None, 0)
 
@@ -59,12 +263,7 @@ class Watcher:
         self._date: tuple[int, int] | None = None  # Of the forward that this is a second look at.
         self.closes = False  # Whether it ends with the first bad value: see the callback for transformers.
         self._forget()
-        self._hooks._add(self._taps())
-        self._hooks.when_missing("ignore")
-        named = {place.site for place in self._places if place.exact}
-        for tap in self._hooks._taps:
-            if tap.site in named and tap.site != Site(""):
-                tap.missing = WARN
+        add_observers(self._hooks, self._observed())
 
     def _forget(self) -> None:
         self.is_over = True
@@ -73,11 +272,11 @@ class Watcher:
         self.version = -1
         self.task = -1  # The backward that runs, or ran last.
         self.latest_at = self.last = self.arrived = _NOWHERE  # That; what the model returned; the last gradient.
-        self._began: reports.Arguments | None = None
+        self._began: rerun.Arguments | None = None
         self._has_looked = False  # Whether the gradients of the parameters were looked at after the last backward.
         self._is_announced = False  # Whether a pass has begun, in which the model itself may be called or not.
-        self._is_training = False  # Whether the pass that runs began with gradients.
         self._passes_over = False  # Whether it has warned of a torch.func transform.
+        self._is_training = False  # Whether the pass that runs began with gradients.
         self._is_waiting = False  # Whether a forward that may yet be trained with is to be counted.
         self._is_trained = False  # Whether forwards have begun as those of training do.
         self._steps_before = self.steps
@@ -106,8 +305,8 @@ class Watcher:
 
     def __repr__(self) -> str:
         kept = self.logged
-        told = f"; statistics of {count(len(kept), 'step')}, {span(kept)}, in its log" if kept else ""
-        return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{told}"
+        log = f"; statistics of {count(len(kept), 'step')}, {span(kept)}, in its log" if kept else ""
+        return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{log}"
 
     def step(self) -> None:
         """Say that a step is over, where no optimizer of torch's says so."""
@@ -132,7 +331,7 @@ class Watcher:
         self.check_graphs()
 
     def __enter__(self) -> Watcher:
-        self._hooks._ledger.verb = ""  # It is entered, or an error says why not.
+        warn_unless_entered(self._hooks, "")  # It is entered, or an error says why not.
         self._forget()
         self.is_over = False
         self.statistics.targets = targets_of(self._to)
@@ -218,7 +417,7 @@ class Watcher:
             self.steps_taken.trains = self._is_trained = True
         given = leaves((call.args, dict(call.kwargs)))
         if self._again and not self.at_once and (self._outer is not self._inner or any(map(self.waits, given))):
-            self._began = reports.Arguments.of(call)
+            self._began = rerun.Arguments.of(call)
 
     def end_forward(self, output: Any) -> None:
         """A forward of the model is over. If a backward follows, what waits is read after that: once for both."""
@@ -265,7 +464,7 @@ class Watcher:
         self.settle()
 
     def _count(self) -> None:
-        """Count a step that no optimizer has told of."""
+        """Count a step that no optimizer made."""
         self.steps_taken.done += 1
         self.statistics.close(self.steps)
         self._end_step()
@@ -292,9 +491,10 @@ class Watcher:
         if origin is None and call.site.method:  # Inside a forward, functions are seen as that of the forward.
             forwards = [one for one in calls if one.module is call.module and not one.site.member]
             made_in = forwards[0]._replace(site=Site(call.site.path)) if forwards else call
-        is_here = made_in is not None and any(made_in.module is module for module in model.modules())
-        can_run = is_here and not (made_in is call and call.site.function)
-        inside = reports.inside(model, made_in, self.rule, finding) if self._again and can_run else None  # type: ignore[arg-type]
+        inside: rerun.BadFunction | None = None
+        if self._again and made_in is not None and not (made_in is call and call.site.function):
+            is_here = any(made_in.module is module for module in model.modules())
+            inside = rerun.bad_function(model, made_in, self.rule, finding) if is_here else None
         when = self._when(call.number)
         return self._dated(reports.of_forward(site, finding, value, call, model, origin, inside, when))
 
@@ -309,7 +509,7 @@ class Watcher:
         """Say what is known of a value that was read too late; a second run that waits for each knows more."""
         began = self._began
         if not backward and began is not None:
-            seen = reports.again(self._inner, began, self._second)
+            seen = rerun.again(self._inner, began, self._second)
             if seen is not None:
                 return self._dated(seen)
         return self._dated(reports.of_note(site, number, what, call, backward, self._when(call)))
@@ -358,7 +558,7 @@ class Watcher:
             self.statistics.row.add_gradients(self._backwards, scale, keep=held is not None)
         if not self.backward:
             return
-        for parameter, plain in suspects(found, self.rule, scale, self.waits):
+        for parameter, plain in bad_gradients(found, self.rule, scale, self.waits):
             finding = examine(plain / scale if scale != 1 else plain, self.rule)
             if finding is not None and not self.is_lowering(scale):
                 raise self._dated(self._blame_parameter(parameter, finding))
@@ -389,32 +589,45 @@ class Watcher:
                     raise self._blame_note(check.site, number, reports.COMPILED, 0, False)
 
     def note(self, site: Site, plain: Tensor) -> None:
-        """Take a value into the statistics, unless it is one of an evaluation amid training."""
+        """Take a value into the statistics, unless it belongs to an evaluation between steps of training."""
         row = self.statistics.row
         if row is not None and (self._is_training or torch.is_grad_enabled() or not self.steps_taken.trains):
             row.add(str(site), plain)
 
-    def _taps(self) -> list[Tap]:
+    def _observed(self) -> Iterator[tuple[Found, Check]]:
         """Make a check for each place, and those at the model itself, where a forward begins and ends."""
-        session = self._hooks._ledger.session
         # A mask of -Inf that the model is given is not a mistake, and sizes are those of the data.
-        first = Check(Site("", "inputs"), self, Rule(None, self.rule.inf, below=False), False)
+        first = Check(_BEGIN, self, Rule(None, self.rule.inf, below=False), False)
         last = Check(Site(""), self, self.rule, self.backward, Site("") in [place.site for place in self._places])
         self._checks = [last, first]
-        taps: list[Tap] = []
-        for place in [one for one in self._places if one.site != Site("")]:
-            check = Check(place.site, self, self.rule, self.backward)
-            check.is_torchs = type(place.module).__module__.startswith("torch.nn.")
-            self._checks.append(check)
-            if place.site[1:] == PLAIN:
-                named = [(place.site.path, place.module, place.siblings)]
-                taps += plain_taps(named, False, check, session, "")  # type: ignore[arg-type]
-            else:
-                taps.append(self._hooks._tap(place, check, ""))  # type: ignore[arg-type]
-        ends = [Tap(one.site, self._inner, one, session, False, "") for one in (first, last)]  # type: ignore[arg-type]
+        ends = [(self._inner, first), (self._inner, last)]
         first.bounds = last.bounds = self._outer is self._inner
         if not first.bounds:  # What is compiled begins and ends outside of its graph.
             begin = Check(first.site, self, first.rule, False, forward=False)
             end = Check(last.site, self, self.rule, self.backward, forward=False)
-            ends += [Tap(one.site, self._outer, one, session, False, "") for one in (begin, end)]  # type: ignore[arg-type]
-        return [*ends, *taps]
+            ends += [(self._outer, begin), (self._outer, end)]
+        yield from ((Found(check.site, module, False, None), check) for module, check in ends)
+        for place in [one for one in self._places if one.site != Site("")]:
+            check = Check(place.site, self, self.rule, self.backward)
+            check.is_torchs = type(place.module).__module__.startswith("torch.nn.")
+            self._checks.append(check)
+            yield place, check
+
+
+def _traced(value: Any) -> list[Tensor]:
+    """Return the tensors of a value inside a graph: `leaves` asks for ids, which breaks it in torch 2.11."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value if isinstance(value, (tuple, list)) else (children(value) or {}).values()
+    return [tensor for part in parts for tensor in _traced(part)]
+
+
+def _index(value: Any, plain: Tensor) -> str:
+    """Return which tensor of a value these numbers are of, as a subscript; nothing if the value is one."""
+    if isinstance(value, Tensor) or current_transform() is not None:  # Inside a transform nothing has an address.
+        return ""
+    for subscripts, tensor in zip(leaf_places(value), leaves(value), strict=True):
+        found = numbers_in(tensor)
+        if found is not None and found.data_ptr() == plain.data_ptr() and found.shape == plain.shape:
+            return write_subscripts(subscripts)
+    return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hookline._kernel import Where
-from hookline._watch import Watcher, watch
+from hookline._watch.watch import watch
+from hookline._watch.watcher import Watcher
 from hookline.errors import HooklineError
 
 try:
@@ -58,12 +59,12 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
         self._begin = trainer.global_step
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """Count calls anew: `training_step` need not call the module itself."""
+        """Count calls from 0 again: `training_step` need not call the module itself."""
         if self.watch is not None:
             self.watch.begin_pass()
 
     def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
-        """Count calls anew."""
+        """Count calls from 0 again."""
         self.on_train_batch_start()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hookline import Cache, Hooks, Site
 from hookline._kernel import describe, device_of, leaves, map_tensors, refuse_flags, share_detached, short_form
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
+from hookline.points.model_points import Points, Wanted
 from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
-from hookline.points.roots import Points, Wanted
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Their positions come before heads and their width.
@@ -31,7 +31,7 @@ class Activations(dict[str, Any]):
         raise NotCaptured(self.reasons.get(name) or f"{name!r} was not cached{near}")
 
 
-class Options(NamedTuple):
+class CacheOptions(NamedTuple):
     """How values are kept."""
 
     device: torch.device | str | None = None
@@ -73,7 +73,7 @@ class Saver:
 
     takes_whole = True  # Not tensor by tensor: see Applied.
 
-    def __init__(self, cache: dict[str, Any], options: Options, suffix: str, otherwise: str) -> None:
+    def __init__(self, cache: dict[str, Any], options: CacheOptions, suffix: str, otherwise: str) -> None:
         self.cache = cache
         self.options = options
         self.suffix = suffix
@@ -87,7 +87,7 @@ class Saver:
 
 
 def caching_hooks(
-    points: Points, names: NamesFilter, incl_bwd: bool, options: Options, cache: dict[str, Any] | None
+    points: Points, names: NamesFilter, incl_bwd: bool, options: CacheOptions, cache: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
     """Return a dict, and the hook functions by name that fill it when they are added."""
     refuse_flags(incl_bwd=incl_bwd)
@@ -106,7 +106,7 @@ def run_with_cache(
     kwargs: dict[str, Any],
     names: NamesFilter,
     incl_bwd: bool,
-    options: Options,
+    options: CacheOptions,
     clear_contexts: bool,
 ) -> tuple[Any, Activations]:
     """Run the model once, and return its output and what passed."""
@@ -133,7 +133,7 @@ def run_with_cache(
     return output, result
 
 
-def captures(model: nn.Module, sites: dict[str, Site], options: Options, otherwise: str) -> Hooks:
+def captures(model: nn.Module, sites: dict[str, Site], options: CacheOptions, otherwise: str) -> Hooks:
     """Return a block that captures these sites."""
     block = short_form(model)
     groups: dict[bool, list[tuple[str, Site]]] = {}
@@ -146,7 +146,7 @@ def captures(model: nn.Module, sites: dict[str, Site], options: Options, otherwi
     return block.when_missing(otherwise) if sites else block
 
 
-def _cutting(options: Options, name: str) -> Callable[[Any], Any]:
+def _cutting(options: CacheOptions, name: str) -> Callable[[Any], Any]:
     return lambda value: map_tensors(lambda tensor: options.cut(tensor, name), value)
 
 

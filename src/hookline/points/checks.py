@@ -27,13 +27,13 @@ from hookline._kernel import (
     unwrap,
     why_not_called,
 )
-from hookline._scan.fake_run import snapshot
+from hookline._scan.restore import snapshot
 from hookline._tables import Table, Tabular, count
 from hookline.errors import HooklineError, SiteError
-from hookline.points.caching import Options, captures, collect
-from hookline.points.hooked import HookedRoot, auto_hook, points_of
+from hookline.points.caching import CacheOptions, captures, collect
+from hookline.points.hooked_model import HookedRoot, auto_hook, points_of
+from hookline.points.model_points import Wanted
 from hookline.points.point import SILENT, HookPoint
-from hookline.points.roots import Wanted
 
 Key = tuple[str, str]  # The path of a module, and what of it.
 
@@ -81,7 +81,7 @@ class State:
         return found | {("", f"the random numbers {kind}"): state for kind, state in _random_numbers().items()}
 
     def leftovers(self, bare: Mapping[Key, Any] | None = None) -> Iterator[Key]:
-        """Yield what is not as it was, or not as a bare run left it; what changes by itself in one is no matter."""
+        """Yield what is not as it was, or not as a bare run left it; what a bare run changes too does not count."""
         before, now = self._before, self.read()
         reference = before if bare is None else bare
         for key in {**reference, **now}:
@@ -168,7 +168,7 @@ RESTORED = "everything is restored"
 CHECKS = (FIRES, EDITS, GRADIENTS, VALUES, RESTORED)
 
 
-class Row(NamedTuple):
+class PointRow(NamedTuple):
     """The result of one check, or what it found at one point: "passed", "failed", or "listed" with the reason."""
 
     check: str
@@ -177,17 +177,17 @@ class Row(NamedTuple):
     detail: str
 
 
-class Report(Tabular, Sequence[Row]):
+class Report(Tabular, Sequence[PointRow]):
     """What `check` found; true if nothing failed. Prints as a table."""
 
-    def __init__(self, model: str, points: int, found: list[Row]) -> None:
-        self.rows: list[Row] = []
+    def __init__(self, model: str, points: int, found: list[PointRow]) -> None:
+        self.rows: list[PointRow] = []
         for name in CHECKS:
             rows = [row for row in found if row.check == name]
             failed = any(row.result == "failed" for row in rows)
             listed = sum(row.result == "listed" for row in rows)
             detail = f"{listed} of {count(points, 'point')} listed" if listed else ""
-            self.rows += rows if failed else [Row(name, "", "passed", detail), *rows]
+            self.rows += rows if failed else [PointRow(name, "", "passed", detail), *rows]
         self.title = f"{model}, {count(points, 'hook point')}: {'all is well' if self.ok else 'something failed'}"
 
     @property
@@ -196,7 +196,7 @@ class Report(Tabular, Sequence[Row]):
         return not self.failures
 
     @property
-    def failures(self) -> list[Row]:
+    def failures(self) -> list[PointRow]:
         """The rows of what failed."""
         return [row for row in self.rows if row.result == "failed"]
 
@@ -204,17 +204,17 @@ class Report(Tabular, Sequence[Row]):
         return self.ok
 
     @overload
-    def __getitem__(self, index: int) -> Row: ...
+    def __getitem__(self, index: int) -> PointRow: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+    def __getitem__(self, index: slice) -> list[PointRow]: ...
+    def __getitem__(self, index: int | slice) -> PointRow | list[PointRow]:
         return self.rows[index]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def _table(self) -> Table:
-        return Table(Row._fields, self.rows, self.title, names="")
+        return Table(PointRow._fields, self.rows, self.title, names="")
 
 
 def check(
@@ -268,14 +268,14 @@ def _report(model: nn.Module, given: Mapping[str, Any]) -> Report:
     hooked: HookedRoot = model if is_own else auto_hook(model)  # type: ignore[assignment]
     try:
         with resting():
-            trial = Trial(hooked, given)
-            return Report(type(unwrap(model)).__name__, len(trial.names), list(trial.found()))
+            compared = Comparison(hooked, given)
+            return Report(type(unwrap(model)).__name__, len(compared.names), list(compared.found()))
     finally:
         if not is_own:
             hooked.unwrap()
 
 
-class Trial:
+class Comparison:
     """Runs of one model, each from the same state: bare, watched by torch's own hooks, and under hook points."""
 
     def __init__(self, hooked: HookedRoot, given: Mapping[str, Any]) -> None:
@@ -287,8 +287,8 @@ class Trial:
         self.reasons: dict[str, str] = {}
         self.sites = {name: self.points.site(point) for name, point in self.names.items() if _is_own(point)}
 
-    def found(self) -> Iterator[Row]:
-        """Run everything, and tell what is to be told."""
+    def found(self) -> Iterator[PointRow]:
+        """Run all checks, and yield a row for each."""
         bare = self.run()  # What fails without hooks is the model's own.
         try:
             left = self.state.read()
@@ -303,9 +303,9 @@ class Trial:
             yield from self._edits(bare, fired)
             yield from self._gradients(fired)
         except HooklineError as error:
-            yield Row(FIRES, "", "failed", str(error))
+            yield PointRow(FIRES, "", "failed", str(error))
         except Exception as error:
-            yield Row(FIRES, "", "failed", f"the model fails while it is hooked: {type(error).__name__}: {error}")
+            yield PointRow(FIRES, "", "failed", f"the model fails while it is hooked: {type(error).__name__}: {error}")
         finally:
             self.state.close()
         yield from self._left_behind(None)
@@ -316,9 +316,9 @@ class Trial:
         with block or nullcontext(), self.points.opened(list(wanted)):
             return self.model(**map_tensors(_fresh, dict(self.given), _in_object=True))
 
-    def _compare(self, one: Any, other: Any, check: str, problem: str) -> Iterator[Row]:
+    def _compare(self, one: Any, other: Any, check: str, problem: str) -> Iterator[PointRow]:
         if not is_same(one, other):
-            yield Row(check, "", "failed", problem)
+            yield PointRow(check, "", "failed", problem)
 
     def _watched(self, bare: Any) -> tuple[dict[str, Any], set[str]]:
         """Return the values that torch's own hooks see, and where they are called; nothing if they change the model."""
@@ -342,7 +342,7 @@ class Trial:
         def observe(_tensor: Tensor, hook: HookPoint) -> None:
             calls[hook.name or ""] = calls.get(hook.name or "", 0) + 1
 
-        block = captures(self.model, self.sites, Options(), SILENT)
+        block = captures(self.model, self.sites, CacheOptions(), SILENT)
         output = self.run(*(Wanted(point, observe, "fwd", SILENT) for point in self.names.values()), block=block)
         passed = collect(block.cache, self.sites)
         self.reasons = passed.reasons
@@ -350,49 +350,49 @@ class Trial:
             calls.setdefault(name, 0)
         return calls, passed, output
 
-    def _left_behind(self, bare: Any) -> Iterator[Row]:
+    def _left_behind(self, bare: Any) -> Iterator[PointRow]:
         for place, change in self.state.leftovers(bare):
-            yield Row(RESTORED, "", "failed", f"{change} of {place!r}" if place else change)
+            yield PointRow(RESTORED, "", "failed", f"{change} of {place!r}" if place else change)
 
-    def _fires(self, calls: dict[str, int], called: set[str]) -> Iterator[Row]:
+    def _fires(self, calls: dict[str, int], called: set[str]) -> Iterator[PointRow]:
         for name in self.names:
             if calls.get(name):
                 continue
             if name in calls:
-                yield Row(FIRES, name, "listed", "no tensor passes here")
+                yield PointRow(FIRES, name, "listed", "no tensor passes here")
             elif name in called and not self._is_known(self.sites[name]):
-                yield Row(FIRES, name, "failed", "torch's own hook was called, this point was not")
+                yield PointRow(FIRES, name, "failed", "torch's own hook was called, this point was not")
             else:
-                yield Row(FIRES, name, "listed", self.reasons.get(name, "not called"))
+                yield PointRow(FIRES, name, "listed", self.reasons.get(name, "not called"))
 
     def _is_known(self, site: Site) -> bool:
         """Whether it is known why a module is not called, though it is when torch's own hooks are on it."""
         return why_not_called(site.path, dict(Names(self.model).once())[site.path], self.model) != ""
 
-    def _values(self, passed: dict[str, Any], seen: dict[str, Any]) -> Iterator[Row]:
+    def _values(self, passed: dict[str, Any], seen: dict[str, Any]) -> Iterator[PointRow]:
         for name in passed:
             if name in seen and not is_same(passed[name], seen[name]):
-                yield Row(VALUES, name, "failed", "what passed is not what torch's own hook saw")
+                yield PointRow(VALUES, name, "failed", "what passed is not what torch's own hook saw")
 
-    def _edits(self, bare: Any, fired: list[str]) -> Iterator[Row]:
+    def _edits(self, bare: Any, fired: list[str]) -> Iterator[PointRow]:
         if not leaves(bare):
-            yield Row(EDITS, "", "listed", f"the output holds no tensor: {describe(bare)}")
+            yield PointRow(EDITS, "", "listed", f"the output holds no tensor: {describe(bare)}")
             return
         for name in fired:
             edited: list[str] = []
             try:
                 output = self.run(Wanted(self.names[name], _noising(edited), "fwd", SILENT))
             except HooklineError as error:
-                yield Row(EDITS, name, "failed", str(error))
+                yield PointRow(EDITS, name, "failed", str(error))
                 continue
             except Exception:  # The model can't go on with it: that is an effect too.
                 continue
             if not edited:
-                yield Row(EDITS, name, "listed", "only numbers that are not continuous pass here")
+                yield PointRow(EDITS, name, "listed", "only numbers that are not continuous pass here")
             elif is_same(bare, output):
-                yield Row(EDITS, name, "failed", "the output stays the same under this change")
+                yield PointRow(EDITS, name, "failed", "the output stays the same under this change")
 
-    def _gradients(self, fired: list[str]) -> Iterator[Row]:
+    def _gradients(self, fired: list[str]) -> Iterator[PointRow]:
         arrived: set[str | None] = set()
 
         def observe(_gradient: Tensor, hook: HookPoint) -> None:
@@ -400,10 +400,10 @@ class Trial:
 
         bare = self._backward()
         if bare is None:
-            yield Row(GRADIENTS, "", "listed", "the output does not require grad")
+            yield PointRow(GRADIENTS, "", "listed", "the output does not require grad")
             return
         sites = {name: site._replace(port="grad_output") for name, site in self.sites.items() if name in fired}
-        block = captures(self.model, sites, Options(), SILENT)
+        block = captures(self.model, sites, CacheOptions(), SILENT)
         wanted = [Wanted(self.names[name], observe, "bwd", SILENT) for name in fired]
         hooked = self._backward(*wanted, block=block)
         reasons = collect(block.cache, sites).reasons
@@ -412,7 +412,7 @@ class Trial:
                 reason = reasons.get(name, "")
                 impossible = "can get no gradient" in reason
                 reason = reason if impossible else "no gradient arrives: nothing in the output depends on this value"
-                yield Row(GRADIENTS, name, "listed" if impossible else "failed", reason)
+                yield PointRow(GRADIENTS, name, "listed" if impossible else "failed", reason)
         yield from self._compare(bare, hooked, VALUES, "the gradients of the parameters differ")
 
     def _backward(self, *wanted: Wanted, block: Hooks | None = None) -> dict[str, Tensor | None] | None:

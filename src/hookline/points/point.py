@@ -6,7 +6,6 @@ A `HookPoint` holds its functions as handles, each of them one hook of hookline'
 from __future__ import annotations
 
 import inspect
-import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline import Hooks, Site
-from hookline._kernel import NOTHING, Call, map_tensors, refuse_flags, refuse_numbers
+from hookline._kernel import NOTHING, Call, map_tensors, put_first, refuse_flags, refuse_numbers
 from hookline._torch import known_version
 from hookline.errors import EditError, HooklineError
 
@@ -23,8 +22,6 @@ HookFunction = Callable[..., Any]
 Place = Callable[["HookPoint", str, "Applied"], Hooks]
 PORTS = {"fwd": "output", "bwd": "grad_output"}
 SILENT, WARNS, RAISES = "ignore", "warn", "raise"  # What happens when nothing passes at a point: see when_missing.
-
-_to_front = itertools.count(-1, -1)
 
 
 @dataclass
@@ -86,7 +83,7 @@ class HookPoint(nn.Module):
         added = self._put(applied) if self._place is None else self._place(self, PORTS[dir], applied)
         added.when_missing(WARNS)  # A hook that stays meets runs without gradients too.
         if prepend:
-            _put_in_front(added)
+            put_first(added)
         handle = Handle(added, is_permanent, level, hook)
         handles.insert(0 if prepend else len(handles), handle)
         return handle
@@ -219,13 +216,6 @@ def refuse_level(level: Any) -> None:
     """Raise for what is not the level of a hook: a whole number, or None."""
     if level is not None:
         refuse_numbers(level=level)
-
-
-def _put_in_front(hooks: Hooks) -> None:
-    for hook in hooks:
-        hook.deactivate()
-        hook._tap.order = next(_to_front)
-        hook.activate()
 
 
 def _directions(dir: str) -> tuple[str, ...]:

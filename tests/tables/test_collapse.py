@@ -8,7 +8,7 @@ from torch import nn
 
 import hookline as hl
 from hookline._tables import Table
-from hookline._tables.blocks import collapse
+from hookline._tables.collapse import collapse
 
 
 def names(rows: list[list[str]], alike: tuple[int, ...] = (), enough: int = 1) -> list[str]:

@@ -18,10 +18,10 @@ from torch import nn
 
 from hookline._kernel import Names, describe, is_scripted, must_enter, refuse_flags, unwrap
 from hookline.errors import EditError, HooklineError
-from hookline.points.caching import NamesFilter, Options, Saver, caching_hooks, loss_of, run_with_cache
-from hookline.points.lens import as_root
+from hookline.points.caching import CacheOptions, NamesFilter, Saver, caching_hooks, loss_of, run_with_cache
+from hookline.points.model_points import NameOrFilter, Points, Wanted
 from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint, refuse_other
-from hookline.points.roots import NameOrFilter, Points, Wanted
+from hookline.points.transformer_lens import as_root
 
 Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
@@ -140,7 +140,7 @@ class HookedRoot(nn.Module):
         """
         refuse_flags(incl_bwd=incl_bwd, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts)
         points = points_of(self)
-        options = Options(device, remove_batch_dim, pos_slice)
+        options = CacheOptions(device, remove_batch_dim, pos_slice)
         options.refuse()
         if reset_hooks_end:
             return run_with_cache(points, args, kwargs, names_filter, incl_bwd, options, clear_contexts)
@@ -161,7 +161,7 @@ class HookedRoot(nn.Module):
         pos_slice: Any = None,
     ) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
         """Return a dict, and the forward and backward hooks that fill it, for `hooks` and `run_with_hooks`."""
-        options = Options(device, remove_batch_dim, pos_slice)
+        options = CacheOptions(device, remove_batch_dim, pos_slice)
         return caching_hooks(points_of(self), names_filter, incl_bwd, options, cache)
 
     def add_caching_hooks(
@@ -173,7 +173,7 @@ class HookedRoot(nn.Module):
         cache: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Add hooks that stay, and keep what passes in a dict."""
-        options = Options(device, remove_batch_dim)
+        options = CacheOptions(device, remove_batch_dim)
         points = points_of(self)
         kept, forward, backward = caching_hooks(points, names_filter, incl_bwd, options, cache)
         for dir, hooks in (("fwd", forward), ("bwd", backward)):

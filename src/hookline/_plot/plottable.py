@@ -1,4 +1,4 @@
-"""What everything that holds values by site can do: be drawn."""
+"""The method `plot` of a cache and of a store: its options, and which values it draws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Where = str | Site | nn.Module | Sequence[str | Site | nn.Module] | None
 
 
-class Drawn(NamedTuple):
+class PlotValues(NamedTuple):
     """Values to draw: by site, which sample of them is still to be chosen, and what is to be said of them."""
 
     values: dict[str, Any]
@@ -37,10 +37,10 @@ class Curves(NamedTuple):
     numbers: Sequence[int]
 
 
-class Pictured:
+class Plottable:
     """Gives `plot` to what holds values by site, and has to say only which ones a place means."""
 
-    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> Drawn:
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
         """Return the values at some places, or all."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class Pictured:
             log: Whether a scale is logarithmic; without it, that depends on the values.
             title: Instead of the one that says what is drawn.
         """
-        from hookline._plot.plots import KINDS, plot, plot_curves
+        from hookline._plot.kinds import KINDS, plot, plot_curves
 
         if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
             raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hookline as hl
-from hookline._tables import ENOUGH_ROWS, MOST_ROWS, Table, Tabular, count
+from hookline._tables import Table, Tabular, count
 from hookline._tables.cells import bar, clean, cut, cut_name, pad, width, wrap
+from hookline._tables.table import ENOUGH_ROWS, MOST_ROWS
 from tests.models import GPT, mlp
 
 

@@ -1,16 +1,11 @@
-"""What of a model is watched: its places, their parameters, and where its forward begins and ends."""
+"""Which places and parameters of a model are watched, and at which module its forward begins and ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hookline import Site
 from hookline._kernel import Found, Where, find_places, unwrap, wrapped_model
-from hookline._torch import norms_together
-from hookline._watch.bad_values import Rule, is_bad, is_plain, is_suspicious, numbers_in
 from hookline._watch.logs import Parameters
 from hookline.errors import HooklineError, SiteError
 
@@ -37,7 +32,7 @@ def in_order_of_calls(sites: list[Site]) -> list[Site]:
 
 
 def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) -> list[Found]:
-    """Return the places that are meant: the output of every module, if none is named."""
+    """Return the places to watch: those in `where`, or the outputs of all modules, without those in `ignore`."""
     found = find_places(model, where or (lambda _name, _module: True,))
     ignored = find_places(model, (ignore,)) if ignore is not None else []
     held = {id(module) for module in model.modules()} if ignored else set()
@@ -63,25 +58,3 @@ def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -
         if held and not place.site.member:
             found[place.site.path] = held
     return found
-
-
-def suspects(
-    found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float, waits: Callable[[Tensor], bool]
-) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return those whose gradients may be bad; of those on a device all are read together."""
-    limit = None if rule.limit is None else rule.limit * scale
-    bad = []
-    by_device: dict[torch.device, list[tuple[nn.Parameter, Tensor]]] = {}
-    for one, gradient in found:
-        plain = gradient if is_plain(gradient) else numbers_in(gradient)
-        if plain is None:
-            continue
-        if waits(plain):
-            by_device.setdefault(plain.device, []).append((one, plain))
-        elif is_suspicious(plain, limit):
-            bad.append((one, plain))
-    for pairs in by_device.values():
-        norms = norms_together([plain for _, plain in pairs], float("inf"))
-        numbers = torch.stack([norm.float() for norm in norms]).tolist()
-        bad += [pair for pair, number in zip(pairs, numbers, strict=True) if is_bad(number / scale, rule)]
-    return bad

@@ -1,4 +1,4 @@
-"""Which picture is drawn of which values, and why not another."""
+"""The kinds of pictures: which one suits some values, why another does not, and the function that draws it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hookline._options import refuse_numbers
-from hookline._plot.labels import Options, Shown, families, is_drawable, is_gradient, shown
-from hookline._plot.measures import full_shape, kind_of
+from hookline._plot.labels import families, is_gradient
+from hookline._plot.measures import NamedTensor, PlotOptions, full_shape, is_drawable, kind_of, tensor_to_draw
 from hookline._tables import count
 from hookline._values.nested import describe
 from hookline.errors import HooklineError, NotCaptured, did_you_mean
@@ -58,7 +58,7 @@ def plot(
     base: float | None = None,
     label: str | None = None,
 ) -> Figure | Axes:
-    """Draw values by site: a figure, or, where `ax` is given, into it. `Pictured.plot` says what the options mean.
+    """Draw values by site: a figure, or, where `ax` is given, into it. `Plottable.plot` says what the options mean.
 
     Args:
         note: What else is to be said below the title.
@@ -69,7 +69,7 @@ def plot(
     refuse_numbers(1, most=most)
     many, left_out = _drawable(values)
     notes = " · ".join(filter(None, (note, left_out)))
-    options = Options(statistic, tokens, sample or 0, most, log, title, notes, base, label)
+    options = PlotOptions(statistic, tokens, sample or 0, most, log, title, notes, base, label)
     if kind is not None:
         _check(kind, many)
     kind = kind or _suited(many)
@@ -91,7 +91,7 @@ def plot_curves(
     """Draw one number of each site over its calls, which have these numbers `along` something."""
     _refuse_other_axes(ax)
     _, _, lines = _painters()
-    drawn: Axes = lines.curves(values, ax, along, numbers, Options(log=log, title=title))
+    drawn: Axes = lines.curves(values, ax, along, numbers, PlotOptions(log=log, title=title))
     return drawn if ax is not None else cast("Figure", drawn.figure)
 
 
@@ -101,7 +101,7 @@ def _refuse_other_axes(ax: Any) -> None:
         raise HooklineError(f"ax= takes one of matplotlib's axes, as in figure.subplots(), not {type(ax).__name__}")
 
 
-def _refuse_idle(kind: str, many: Mapping[str, Shown], options: Options) -> None:
+def _refuse_idle(kind: str, many: Mapping[str, NamedTensor], options: PlotOptions) -> None:
     """Raise for an option that the picture has no use for."""
     idle = {
         "tokens=": (options.tokens is not None and not _shows_tokens(kind, many), OF_TOKENS),
@@ -115,17 +115,17 @@ def _refuse_idle(kind: str, many: Mapping[str, Shown], options: Options) -> None
         raise HooklineError(f"log=True has no meaning for {kind!r}{several}")
 
 
-def _shows_tokens(kind: str, many: Mapping[str, Shown]) -> bool:
+def _shows_tokens(kind: str, many: Mapping[str, NamedTensor]) -> bool:
     is_sheet = kind == "attention" and len(many) > 1
     return (kind in OF_TOKENS and not is_sheet) or is_grid(many)
 
 
-def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, Shown], str]:
+def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, NamedTensor], str]:
     """Return the tensors to draw, and how many sites have none or none with elements, which are left out."""
     if not values:
         raise NotCaptured("there is nothing to draw: no site has a value")
     with_tensors = {name: value for name, value in values.items() if is_drawable(value)} or values
-    found = {name: shown(name, value) for name, value in with_tensors.items()}
+    found = {name: tensor_to_draw(name, value) for name, value in with_tensors.items()}
     many = {name: one for name, one in found.items() if one.tensor.numel()}
     if not many:
         name, one = next(iter(found.items()))
@@ -134,7 +134,7 @@ def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, Shown], str]:
     return many, " · ".join(f"{count(n, 'site')} without {what} left out" for what, n in left_out.items() if n)
 
 
-def _suited(many: Mapping[str, Shown]) -> str:
+def _suited(many: Mapping[str, NamedTensor]) -> str:
     """Return the kind of picture that suits values, by how many there are and by their shapes."""
     kinds = {kind_of(one.tensor) for one in many.values()}
     if len(many) == 1:
@@ -148,7 +148,7 @@ def _suited(many: Mapping[str, Shown]) -> str:
     return suited if are_alike and not _why_not(suited, many) else "depth"
 
 
-def _check(kind: str, many: Mapping[str, Shown]) -> None:
+def _check(kind: str, many: Mapping[str, NamedTensor]) -> None:
     """Raise if values have no picture of a kind, and say which ones they have."""
     if kind not in KINDS:
         raise HooklineError(
@@ -162,7 +162,7 @@ def _check(kind: str, many: Mapping[str, Shown]) -> None:
         raise HooklineError(f"{kind!r} does not fit: {why_not}; what fits is {', '.join(fitting)}")
 
 
-def _why_not(kind: str, many: Mapping[str, Shown]) -> str:
+def _why_not(kind: str, many: Mapping[str, NamedTensor]) -> str:
     """Say why a kind of picture can't be drawn of values, or nothing."""
     needed = KINDS[kind]
     first, *_ = many
@@ -180,7 +180,7 @@ def _why_not(kind: str, many: Mapping[str, Shown]) -> str:
     return ""
 
 
-def _why_not_together(kind: str, many: Mapping[str, Shown]) -> str:
+def _why_not_together(kind: str, many: Mapping[str, NamedTensor]) -> str:
     shapes = {
         name: full_shape(one.tensor.shape, "attention" if kind == "attention" else "tokens")
         for name, one in many.items()
@@ -194,7 +194,7 @@ def _why_not_together(kind: str, many: Mapping[str, Shown]) -> str:
     return f"{first!r} has {sizes[first]} {what} and {other!r} has {sizes[other]}"
 
 
-def is_grid(many: Mapping[str, Shown]) -> bool:
+def is_grid(many: Mapping[str, NamedTensor]) -> bool:
     """Whether values are single numbers whose names differ in two numbers, as in `h.*[:, *]`."""
     if len(many) < 2 or any(one.tensor.dim() for one in many.values()):
         return False
@@ -202,32 +202,32 @@ def is_grid(many: Mapping[str, Shown]) -> bool:
     return len(found) == 1 and all(len(parts) == 2 for parts in found[0].members.values())
 
 
-def _is_of_many(kind: str, many: Mapping[str, Shown]) -> bool:
+def _is_of_many(kind: str, many: Mapping[str, NamedTensor]) -> bool:
     return len(many) > 1 or not KINDS[kind].one
 
 
-def _painter(kind: str, many: Mapping[str, Shown]) -> Callable[..., Any]:
+def _painter(kind: str, many: Mapping[str, NamedTensor]) -> Callable[..., Any]:
     """Return the function that draws a kind of picture."""
-    pictures, sheets, lines = _painters()
+    heatmaps, histograms, lines = _painters()
     many_of: dict[str, Callable[..., Any]] = {
-        "attention": sheets.heads, "histogram": sheets.ridges, "layers": sheets.layers,
+        "attention": heatmaps.heads, "histogram": histograms.ridges, "layers": heatmaps.layers,
         "depth": lines.depth, "flow": lines.flow, "dead": lines.dead,
     }  # fmt: skip
     one_of: dict[str, Callable[..., Any]] = {
-        "maps": pictures.maps, "attention": pictures.attention, "tokens": pictures.tokens, "units": pictures.units,
-        "histogram": pictures.histogram,
+        "maps": heatmaps.maps, "attention": heatmaps.attention, "tokens": heatmaps.tokens, "units": heatmaps.units,
+        "histogram": histograms.histogram,
     }  # fmt: skip
     if kind in ("depth", "layers") and is_grid(many):
-        many_of[kind] = sheets.grid
+        many_of[kind] = heatmaps.grid
     return many_of[kind] if _is_of_many(kind, many) else one_of[kind]
 
 
 def _painters() -> tuple[Any, Any, Any]:
     """Return the modules that draw, which need matplotlib."""
     try:
-        from hookline._plot import lines, pictures, sheets
+        from hookline._plot import heatmaps, histograms, lines
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] not in ("matplotlib", "numpy"):
             raise
         raise HooklineError("plots need matplotlib: pip install 'hookline[plot]'") from None
-    return pictures, sheets, lines
+    return heatmaps, histograms, lines

@@ -1,4 +1,4 @@
-"""What a watch says if it saw nothing of what ran in its block, or not all of it."""
+"""Warnings at the end of a watch's block: nothing was seen, a method ran by itself, no step was counted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from torch import nn
 
 from hookline import Hooks, Site
-from hookline._kernel import Found, method_names, ran_elsewhere
+from hookline._kernel import Found, method_names, ran_elsewhere, session_of
 from hookline._tables import count
 from hookline.errors import warn
 
 
 def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
     """Warn if nothing was watched: the model ran on another thread, or called none of the places of a pattern."""
-    session, sites = hooks._ledger.session, {place.site: None for place in places}
+    session, sites = session_of(hooks.cache), {place.site: None for place in places}
     fired = {hook.site for hook in hooks if hook.fired}
     if session.others.ran and not fired:
         warn(f"nothing was watched: {ran_elsewhere(model)}")
@@ -25,7 +25,7 @@ def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
 
 def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -> None:
     """Warn of methods that ran in a block without a forward or backward of the model: what they return is not seen."""
-    session, kind = hooks._ledger.session, type(model).__name__
+    session, kind = session_of(hooks.cache), type(model).__name__
     unseen = [site for site in methods if site not in {hook.site for hook in hooks}]
     if unseen:
         warn(

@@ -1,4 +1,4 @@
-"""Everything that a page holds, as one dict for JSON: sites with statistics and pictures, modules, warnings."""
+"""The data of a page, as one dict for JSON: sites with statistics and pictures, modules, warnings, measurements."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from hookline import Site
 from hookline._explore.alarms import Alarm, Seen, alarms
-from hookline._explore.entries import Entry, Run
 from hookline._explore.excerpts import (
     WEIGHTS,
+    FullValue,
     Pick,
     Summary,
-    Whole,
     cost,
     excerpt,
     kind_of_source,
@@ -32,6 +31,7 @@ from hookline._explore.excerpts import (
     share,
 )
 from hookline._explore.modules import Node, tree
+from hookline._explore.runs import Run, SiteValue
 from hookline._plot.measures import DIMENSIONS
 from hookline._scan.scan import Scan
 from hookline.errors import HooklineError
@@ -45,25 +45,25 @@ _PARTNERS = {"output": "grad_output", "input": "grad_input", "inputs": "grad_inp
 class Place:
     """One site of a page: what passed there in each run, and the difference."""
 
-    def __init__(self, number: int, entries: Sequence[Entry | None], notes: list[str]) -> None:
+    def __init__(self, number: int, entries: Sequence[SiteValue | None], notes: list[str]) -> None:
         self.number = number
         self.entries = entries
         self.entry = next(entry for entry in entries if entry is not None)
         self.kind = self._kind()
-        self.wholes: list[Whole | None] = [self._whole(entry) for entry in entries]
+        self.values: list[FullValue | None] = [self._full(entry) for entry in entries]
         if len(entries) == 2:
-            self.wholes.append(self._difference(notes))
-        self.summaries = [None if whole is None else Summary(whole) for whole in self.wholes]
+            self.values.append(self._difference(notes))
+        self.summaries = [None if value is None else Summary(value) for value in self.values]
 
     def _kind(self) -> str:
         sources = [entry.source for entry in self.entries if entry is not None and entry.source is not None]
         kinds = [kind_of_source(source) for source in sources]
         return max(kinds, key=lambda kind: len(DIMENSIONS[kind]), default="number")
 
-    def _whole(self, entry: Entry | None) -> Whole | None:
-        return None if entry is None or entry.source is None else Whole(entry.source, self.kind)
+    def _full(self, entry: SiteValue | None) -> FullValue | None:
+        return None if entry is None or entry.source is None else FullValue(entry.source, self.kind)
 
-    def _difference(self, notes: list[str]) -> Whole | None:
+    def _difference(self, notes: list[str]) -> FullValue | None:
         """Return the second run less the first, where both have something of one shape."""
         one, other = self.entries
         if one is None or other is None or one.source is None or other.source is None:
@@ -71,12 +71,12 @@ class Place:
         if one.shape != other.shape:
             notes.append(f"'{one.site}' has shape {one.shape} in one run and {other.shape} in the other: no difference")
             return None
-        return Whole(other.source, self.kind, minus=one.source)
+        return FullValue(other.source, self.kind, minus=one.source)
 
     @property
-    def shown(self) -> list[Whole]:
-        """What there is a picture of."""
-        return [whole for whole in self.wholes if whole is not None and whole.elements]
+    def drawn(self) -> list[FullValue]:
+        """The values that have a picture: those with elements."""
+        return [value for value in self.values if value is not None and value.elements]
 
     def as_json(self, gradient: int | None, value: int | None) -> dict[str, Any]:
         """Return all but the pictures for a page."""
@@ -99,27 +99,27 @@ class Place:
 
     def pictures(self, bytes: float) -> dict[str, Any]:
         """Return the pictures for a page, each within so many bytes."""
-        pairs = [_excerpt(whole, bytes) for whole in self.wholes]
+        pairs = [_excerpt(value, bytes) for value in self.values]
         tokens = [None if pair is None else of_tokens(*pair) for pair in pairs] if self.kind == "tokens" else None
         return {"tokens": tokens, "picture": [None if pair is None else _picture(*pair, bytes) for pair in pairs]}
 
 
-def _excerpt(whole: Whole | None, bytes: float) -> tuple[Whole, list[Pick]] | None:
+def _excerpt(value: FullValue | None, bytes: float) -> tuple[FullValue, list[Pick]] | None:
     """Return what to show of a value; nothing where there is no room for the least of it."""
-    if whole is None or not whole.elements:
+    if value is None or not value.elements:
         return None
-    picks = excerpt(whole.kind, whole.shape, bytes)
-    return (whole, picks) if least_cost(whole.kind, [pick.count for pick in picks]) <= bytes else None
+    picks = excerpt(value.kind, value.shape, bytes)
+    return (value, picks) if least_cost(value.kind, [pick.length for pick in picks]) <= bytes else None
 
 
-def _picture(whole: Whole, picks: list[Pick], bytes: float) -> dict[str, Any]:
-    part = whole.part(picks)
+def _picture(value: FullValue, picks: list[Pick], bytes: float) -> dict[str, Any]:
+    part = value.part(picks)
     return {
         "shape": list(part.shape),
-        "of": list(whole.shape),
+        "of": list(value.shape),
         "pick": [list(pick) for pick in picks],
-        "left_out": left_out(whole.kind, whole.shape, picks),
-        **quantise(part, levels_for(whole.kind, part.shape, bytes)).as_json(),
+        "left_out": left_out(value.kind, value.shape, picks),
+        **quantise(part, levels_for(value.kind, part.shape, bytes)).as_json(),
     }
 
 
@@ -176,7 +176,7 @@ def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[Place]) -> 
     if tokens is None:
         return []
     dimensions = {"tokens": (1,), "attention": (2, 3)}
-    sizes = {whole.shape[dim] for place in places for whole in place.shown for dim in dimensions.get(place.kind, ())}
+    sizes = {value.shape[dim] for place in places for value in place.drawn for dim in dimensions.get(place.kind, ())}
     given = sorted({len(sample) for sample in tokens})
     if sizes.intersection(given):
         return []
@@ -211,8 +211,8 @@ def _warnings(runs: Sequence[Run], places: Sequence[Place], modules: Sequence[No
 
 def _add_pictures(page: dict[str, Any], places: Sequence[Place], bytes: int) -> None:
     """Give pictures to the sites, of the bytes that everything else leaves."""
-    pictures = [(place, whole) for place in places for whole in place.shown]
-    costs = [cost(place.kind, whole.shape) for place, whole in pictures]
+    pictures = [(place, value) for place in places for value in place.drawn]
+    costs = [cost(place.kind, value.shape) for place, value in pictures]
     weights = [WEIGHTS.get(place.kind, 1) for place, _ in pictures]
     left = bytes - len(text_of(page).encode())
     each = share(costs, weights, left)
@@ -236,7 +236,7 @@ def measurements(measured: Any, numbers: Mapping[Site, int], modules: set[str]) 
 
 
 def _unknown(measured: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which measured places the page knows nothing else of: a slip of the pen, perhaps."""
+    """Say which measured places are not on the page: their names may be misspelt."""
     rows = [row for one in measured for row in one["rows"]]
     names = dict.fromkeys(row["name"] for row in rows if row["site"] is None and row["module"] is None)
     return [f"measured= names what is not on this page: {', '.join(map(repr, names))}"] if names else []

@@ -1,4 +1,4 @@
-"""The hook points of one model: found by name as the model is now, and opened for a while."""
+"""All hook points of one model, by name, and blocks in which hook functions act on them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from hookline import Hooks, Site
 from hookline._kernel import NOTHING, Names, describe, is_container, is_scripted, short_form, unwrap
 from hookline.errors import HooklineError, NeverFired, SiteError, did_you_mean
-from hookline.points.lens import as_point, is_lens_point
 from hookline.points.point import PORTS, RAISES, Applied, Handle, HookFunction, HookPoint
+from hookline.points.transformer_lens import as_point, is_lens_point
 
 NameOrFilter = str | Callable[[str], bool]
 

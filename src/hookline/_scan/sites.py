@@ -5,20 +5,16 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any, NamedTuple, overload
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-import hookline
 from hookline import Site
 from hookline._kernel import (
     Call,
     Found,
     Names,
-    Session,
-    Tap,
     Where,
     describe,
     find_places,
@@ -28,14 +24,14 @@ from hookline._kernel import (
     shape_of,
     unwrap,
 )
-from hookline._scan import fake_run as trial
-from hookline._scan.fake_run import try_out
+from hookline._scan import fake_run
+from hookline._scan.fake_run import Places, try_out
 from hookline._tables import Table, Tabular
 from hookline._torch import CALLING_FILES, frame_at, frames
 from hookline.errors import HooklineError, SiteError
 
 # A line of these is not where something was called, but a part of calling it.
-_PASSED_OVER = (os.path.dirname(hookline.__file__), *CALLING_FILES)
+_PASSED_OVER = (os.path.dirname(os.path.dirname(__file__)), *CALLING_FILES)
 _LONGEST_LINE = 72
 
 
@@ -135,7 +131,7 @@ class Listing:
         """Note a value."""
         self.calls[call.site] = self.calls.get(call.site, 0) + 1
         if call.site not in self.seen:
-            self.seen[call.site] = Passing(_describe(value), line_of(frame_at(1)))
+            self.seen[call.site] = Passing(_describe(value), user_line_text())
         return value
 
 
@@ -148,9 +144,9 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
         raise HooklineError(f"{type(model).__name__} has parameters without a shape yet: run the model once, then list")
     args, kwargs = ((), dict(run)) if isinstance(run, Mapping) else (run if isinstance(run, tuple) else (run,), {})
 
-    def watch() -> tuple[list[Tap], Callable[[], Listing]]:
+    def watch() -> tuple[Places, Callable[[], Listing]]:
         listing = Listing()
-        return [_tap(place, listing) for place in found], lambda: listing
+        return [(place, listing) for place in found], lambda: listing
 
     listing, note = try_out(unwrap(model), args, kwargs, watch)
     asked = {place.site for place in found}
@@ -161,13 +157,6 @@ def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
     rows += [(str(site) or '""', "0", "", "") for site in silent]
     note += "; none of these ran" if not listing.seen else ""
     return Sites([*names.values(), *silent], ("site", "calls", "what passes", "line"), rows, note)
-
-
-def _tap(place: Found, listing: Listing) -> Tap:
-    tap = Tap(place.site, place.module, listing, Session(), False, "")  # type: ignore[arg-type]
-    if place.holders:
-        tap.hold(place.holders)
-    return tap
 
 
 def _shortest(site: Site, listing: Listing) -> Site:
@@ -189,11 +178,11 @@ def _describe(value: Any) -> str:
     return f"{kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
 
 
-def line_of(frame: FrameType) -> str:
-    """Return the line that called for something: the nearest outside hookline and the calling of a function."""
-    for one in frames(frame):
+def user_line_text() -> str:
+    """Return the user's line that runs now, as text: the nearest outside of hookline and of torch's own calls."""
+    for one in frames(frame_at(1)):
         file, number = one.f_code.co_filename, one.f_lineno
-        if file == trial.__file__:  # The model itself was called.
+        if file == fake_run.__file__:  # The model itself was called there.
             return ""
         if not file.startswith(_PASSED_OVER):
             break

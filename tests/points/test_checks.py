@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import hookline as hl
 from hookline.points.checks import CHECKS, EDITS, FIRES, GRADIENTS, RESTORED, VALUES
 from tests.models import GPT, mlp, tokens
-from tests.points.test_hooked import AutoEncoder, Decorated
+from tests.points.test_hooked_model import AutoEncoder, Decorated
 
 numbers = itertools.count(1)
 

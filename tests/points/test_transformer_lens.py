@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.points import lens
-from tests.points.test_hooked import AutoEncoder, add_one
+from hookline.points import transformer_lens as lens
+from tests.points.test_hooked_model import AutoEncoder, add_one
 
 transformer_lens = pytest.importorskip("transformer_lens")
 

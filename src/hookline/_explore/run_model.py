@@ -1,4 +1,4 @@
-"""A model run for a page: what every module gives, and its gradients. The model is left as it was found."""
+"""Run a model for a page: capture what every module gives, and gradients. The model is left as it was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hookline import Cache, Hooks
 from hookline._kernel import Where, describe, find_places, leaves, short_form, unwrap
-from hookline._scan.fake_run import left_as_found
+from hookline._scan.restore import left_as_found
 from hookline._scan.scan import Scan, scan
 from hookline.errors import HooklineError, NeverFired
 
@@ -63,7 +63,7 @@ def scanned(model: nn.Module, run: Any) -> Scan | None:
     args, kwargs = arguments(run)
     try:
         return scan(model, *args, **kwargs)
-    except Exception:  # The real run has worked: what a trial tells besides is not worth an error.
+    except Exception:  # The real run has worked: what a scan adds is not worth an error.
         return None
 
 

@@ -1,9 +1,9 @@
-"""Pictures of one value: feature maps, attention, tokens, units, a histogram. Needs matplotlib."""
+"""Heat maps of one value or of many: feature maps, attention, tokens, units, token × layer. Needs matplotlib."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hookline._plot.drawing import (
     COLOURS,
-    Picture,
+    NotebookFigure,
     Scale,
     axes_for,
     colour_bar,
@@ -28,11 +28,21 @@ from hookline._plot.drawing import (
     numbered,
     scale_of,
 )
-from hookline._plot.labels import Numbers, Options, Shown, dense, numbers_of, sample_of, token_labels
-from hookline._plot.measures import is_attention
+from hookline._plot.labels import Depth, along_depth, depth_of, families, token_labels
+from hookline._plot.measures import (
+    POSITIVE,
+    MaskedNumbers,
+    NamedTensor,
+    PlotOptions,
+    about,
+    by_token,
+    dense,
+    is_attention,
+    numbers_of,
+    sample_of,
+    statistic_name,
+)
 from hookline._tables import count
-from hookline._values.stats import histogram as counted
-from hookline._values.stats import numbers as statistics
 from hookline.errors import HooklineError
 
 _MOST_PANELS = 32
@@ -41,7 +51,7 @@ _MOST_ACROSS = 1000  # Elements of a sheet, below which they are not averaged.
 _FAINTEST = 1e-4  # Of the largest weight: where a logarithmic scale of attention begins.
 
 
-def maps(one: Shown, ax: Axes | None, options: Options) -> Axes:
+def maps(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw the channels of one sample side by side, in one scale."""
     channels, which = sample_of(one, "maps", options.sample)
     total, rows, columns = channels.shape
@@ -66,7 +76,7 @@ def maps(one: Shown, ax: Axes | None, options: Options) -> Axes:
     return ax
 
 
-def attention(one: Shown, ax: Axes | None, options: Options) -> Axes | Figure:
+def attention(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes | Figure:
     """Draw where each query looks, a panel for each head."""
     heads, which = sample_of(one, "attention", options.sample)
     if ax is not None and len(heads) > 1:
@@ -88,7 +98,7 @@ def attention(one: Shown, ax: Axes | None, options: Options) -> Axes | Figure:
     return _one_panel(panels, ax, about) if len(kept) == 1 else _many_panels(panels, about)
 
 
-def weights_of(numbers: Numbers, heads: Tensor, log: bool | None) -> tuple[Scale, str]:
+def weights_of(numbers: MaskedNumbers, heads: Tensor, log: bool | None) -> tuple[Scale, str]:
     """Return the scale for attention, which begins at 0, and what it shows."""
     if not is_attention(heads):
         return scale_of(numbers.values, log or False), value_name(heads)
@@ -99,7 +109,7 @@ def weights_of(numbers: Numbers, heads: Tensor, log: bool | None) -> tuple[Scale
 class _Panels(NamedTuple):
     """Matrices that are drawn in one scale with the same labels."""
 
-    numbers: Numbers
+    numbers: MaskedNumbers
     scale: Scale
     label: str
     queries: Sequence[str]
@@ -135,7 +145,7 @@ def _many_panels(panels: _Panels, about: Sequence[str | None]) -> Figure:
     side = 2.0 if across <= 4 else 1.1
     high = side * len(panels.queries) / len(panels.keys)
     beside = 0.065 * max(map(len, panels.queries)), 0.065 * max(map(len, panels.keys))
-    figure = Picture(
+    figure = NotebookFigure(
         figsize=((side + 0.1) * across + beside[0] + 1.3, (high + 0.25) * down + beside[1] + 0.95), layout="compressed"
     )
     axes = [figure.add_subplot(down, across, panel + 1) for panel in range(total)]
@@ -154,14 +164,14 @@ def _many_panels(panels: _Panels, about: Sequence[str | None]) -> Figure:
     return figure
 
 
-def tokens(one: Shown, ax: Axes | None, options: Options) -> Axes:
+def tokens(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw one sample as token × unit."""
     matrix, which = sample_of(one, "tokens", options.sample)
     labels = token_labels(options.tokens, options.sample, len(matrix), one.name)
     return _matrix(one, ax, options, matrix, (labels or numbered(len(matrix)), "token"), which)
 
 
-def units(one: Shown, ax: Axes | None, options: Options) -> Axes:
+def units(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw all samples as sample × unit; a single one as bars."""
     matrix = dense(one.tensor)
     while matrix.dim() > 2 and matrix.shape[-1] == 1:  # Maps that were pooled to one number each.
@@ -174,7 +184,7 @@ def units(one: Shown, ax: Axes | None, options: Options) -> Axes:
 
 
 def _matrix(
-    one: Shown, ax: Axes | None, options: Options, matrix: Tensor, rows: tuple[Sequence[str], str], which: str
+    one: NamedTensor, ax: Axes | None, options: PlotOptions, matrix: Tensor, rows: tuple[Sequence[str], str], which: str
 ) -> Axes:
     numbers = numbers_of(matrix)
     scale = scale_of(numbers.values, options.log or False)
@@ -188,7 +198,7 @@ def _matrix(
     return ax
 
 
-def _bars(one: Shown, ax: Axes | None, options: Options, numbers: Numbers) -> Axes:
+def _bars(one: NamedTensor, ax: Axes | None, options: PlotOptions, numbers: MaskedNumbers) -> Axes:
     """Draw a bar for each unit, or a line if they are too many."""
     ax = axes_for(ax, 6.4, 3.2)
     values = numbers.values
@@ -197,10 +207,10 @@ def _bars(one: Shown, ax: Axes | None, options: Options, numbers: Numbers) -> Ax
     else:
         ax.plot(values.numpy(), color=COLOURS[0], linewidth=0.8)
     ax.axhline(0, color="#888888", linewidth=0.6)
-    for mask, mark, told in zip((numbers.nan, numbers.infinite), "X^", numbers.told, strict=True):
+    for mask, mark, text in zip((numbers.nan, numbers.infinite), "X^", numbers.counts, strict=True):
         if mask.any():
             where = mask.nonzero()[:, 0].tolist()
-            ax.plot(where, [0.0] * len(where), mark, color="black", markerfacecolor="#F0E442", label=told)
+            ax.plot(where, [0.0] * len(where), mark, color="black", markerfacecolor="#F0E442", label=text)
             ax.legend(edgecolor="none", fontsize="small")
     label_x(ax, numbered(len(values)), "unit")
     ax.set_ylabel(value_name(one.tensor))
@@ -209,35 +219,12 @@ def _bars(one: Shown, ax: Axes | None, options: Options, numbers: Numbers) -> Ax
     return ax
 
 
-def histogram(one: Shown, ax: Axes | None, options: Options) -> Axes:
-    """Draw how often each value occurs."""
-    found, told = counted([one.tensor]), statistics([one.tensor])
-    ax = axes_for(ax, 6.0, 3.4)
-    low, high = (found.low, found.high) if found.low < found.high else (found.low - 0.5, found.low + 0.5)
-    if math.isfinite(low):
-        edges = torch.linspace(low, high, len(found.counts) + 1, dtype=torch.float64)
-        ax.stairs(found.counts, edges.numpy(), fill=True, color=COLOURS[0])
-    largest = sorted(found.counts, reverse=True)
-    few_hold_all = sum(largest[:3]) > 0.99 * sum(largest) and largest[3] > 0
-    log = few_hold_all if options.log is None else options.log
-    if log:
-        ax.set_yscale("log", nonpositive="clip")
-    ax.set_xlabel(value_name(one.tensor))
-    ax.set_ylabel("elements" + (", log scale" if log else ""))
-    ax.spines[["top", "right"]].set_visible(False)
-    shares = ((told.zeros, "0"), (told.nan, "NaN"), (told.inf, "Inf"))
-    bad = ", ".join(f"{share:.2%} are {name}" for share, name in shares if share > 0)
-    about = f"mean {told.mean:.3g}, std {told.std:.3g}, from {told.min:.3g} to {told.max:.3g}"
-    entitle(ax, options.title, one.name, one.what, about, bad, options.note)
-    return ax
-
-
 def value_name(tensor: Tensor) -> str:
     """Return what the numbers of a picture are."""
     return "size of the complex value" if tensor.is_complex() else "value"
 
 
-def lay_out(tiles: Tensor, across: int) -> Numbers:
+def lay_out(tiles: Tensor, across: int) -> MaskedNumbers:
     """Lay matrices out side by side, line by line, with gaps between them; what is finer than pixels is averaged."""
     numbers = numbers_of(tiles)
     finer = across * tiles.shape[2] // _MOST_ACROSS
@@ -246,15 +233,15 @@ def lay_out(tiles: Tensor, across: int) -> Numbers:
     gap = max(1, round(max(numbers.values.shape[1:]) / 14))
     values = _laid(numbers.values, across, gap, float("nan"))
     nan, infinite = (_laid(mask, across, gap, False) for mask in (numbers.nan, numbers.infinite))
-    return Numbers(values, nan, infinite, numbers.told)
+    return MaskedNumbers(values, nan, infinite, numbers.counts)
 
 
-def _averaged(numbers: Numbers, times: int) -> Numbers:
+def _averaged(numbers: MaskedNumbers, times: int) -> MaskedNumbers:
     values = F.avg_pool2d(numbers.values, times, ceil_mode=True)
     nan, infinite = (
         F.max_pool2d(mask.double(), times, ceil_mode=True).bool() for mask in (numbers.nan, numbers.infinite)
     )
-    return Numbers(values, nan, infinite, numbers.told)
+    return MaskedNumbers(values, nan, infinite, numbers.counts)
 
 
 def _laid(tiles: Tensor, across: int, gap: int, blank: float) -> Tensor:
@@ -271,6 +258,97 @@ def _across(total: int, rows: int, columns: int) -> int:
     return total if total <= 4 else max(1, min(total, 2 ** round(math.log2(max(wanted, 1)))))
 
 
-def _constant(numbers: Numbers) -> str:
+def _constant(numbers: MaskedNumbers) -> str:
     finite = numbers.values[numbers.values.isfinite()]
     return f"every value is {finite[0]:.4g}" if len(finite) > 1 and bool((finite == finite[0]).all()) else ""
+
+
+class Axis(NamedTuple):
+    """The labels along one side of a sheet, and what they are."""
+
+    labels: Sequence[str]
+    title: str
+
+
+def layers(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
+    """Draw a statistic of each token at each layer."""
+    names = list(along_depth(many))
+    found = [sample_of(many[name], "tokens", options.sample) for name in names]
+    values = torch.stack([by_token(dense(tensor), options.statistic) for tensor, _ in found])
+    tokens = token_labels(options.tokens, options.sample, values.shape[1], names[0])
+    log = options.log if options.log or options.statistic in POSITIVE else False
+    sides = layer_labels(names), Axis(tokens or numbered(values.shape[1]), "token")
+    label = statistic_name(options.statistic)
+    return _grid(ax, options, values, sides, label, log, (about(many), found[0][1], options.note))
+
+
+def grid(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
+    """Draw numbers whose names differ in two numbers, as in `h.*[:, *]`, as layer × position."""
+    (family,) = families(many)
+    rows, columns = (list(dict.fromkeys(parts[side] for parts in family.members.values())) for side in (0, 1))
+    values = torch.full((len(rows), len(columns)), float("nan"), dtype=torch.float64)
+    for name, (row, column) in family.members.items():
+        values[rows.index(row), columns.index(column)] = float(dense(many[name].tensor))
+    tokens = token_labels(options.tokens, options.sample, len(columns), family.template)
+    across = Axis(columns, "position") if tokens is None else Axis(tokens, "token")
+    label, notes = options.label or "value", [options.note]
+    if options.base is not None:
+        values, label, notes = values - options.base, f"change of {label}", [f"unchanged: {options.base:.4g}", *notes]
+    return _grid(
+        ax, options, values, (Axis(rows, f"layer {family.template}"), across), label, options.log or False, notes
+    )
+
+
+def _grid(
+    ax: Axes | None, options: PlotOptions, values: Tensor, sides: tuple[Axis, Axis], label: str, log: bool | None,
+    notes: Sequence[str],
+) -> Axes:  # fmt: skip
+    down, across = sides
+    numbers = numbers_of(values)
+    scale = scale_of(numbers.values, log)
+    ax = axes_for(ax, min(max(4.6, 2.2 + 0.22 * len(across.labels)), 8.0), height_of(len(values), least=3.0))
+    image = heat(ax, numbers, scale, aspect="auto", origin="lower")
+    label_y(ax, *down)
+    label_x(ax, *across)
+    colour_bar(image, ax, scale, label)
+    name_colours(ax, numbers, scale)
+    entitle(ax, options.title, f"{label} by {down.title.split()[0].strip(',')} and {across.title}", *notes)
+    return ax
+
+
+def heads(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
+    """Draw the attention of every layer and head as one sheet."""
+    names = list(along_depth(many))
+    found = [sample_of(many[name], "attention", options.sample) for name in names]
+    across, queries, keys = found[0][0].shape
+    tiles = torch.cat([heads for heads, _ in found])
+    sheet = lay_out(tiles, across)
+    scale, label = weights_of(sheet, tiles[None], options.log)
+    width = min(max(3.6, 1.6 + 0.75 * across), 8.5)
+    ax = axes_for(ax, width, min(1.2 + (width - 1.4) * len(names) * queries / (across * keys), 10.0))
+    rows, columns = sheet.values.shape
+    image = heat(
+        ax,
+        sheet,
+        scale,
+        extent=(-0.5, across - 0.5, len(names) - 0.5, -0.5),
+        aspect=rows / columns * across / len(names),
+    )
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    label_y(ax, *layer_labels(names))
+    label_x(ax, numbered(across), "head")
+    colour_bar(image, ax, scale, label)
+    name_colours(ax, sheet, scale)
+    notes = (about(many), found[0][1], options.note)
+    entitle(ax, options.title, f"{label}, each {queries} queries × {keys} keys", *notes)
+    return ax
+
+
+def layer_labels(names: list[str]) -> Axis:
+    """Return the labels of a line for each name: its layer if that is enough."""
+    values = list(along_depth(names).values())
+    places = depth_of(values if len({*values}) == len(names) else names)
+    if len(places.labels) < len(names):
+        places = Depth.one_by_one(names)
+    return Axis(places.labels, places.title)

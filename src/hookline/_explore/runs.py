@@ -1,4 +1,4 @@
-"""What a page is made of: for each run the tensors that passed, by site; from a cache, a store, a mapping or a file."""
+"""The runs that a page shows: the tensors that passed, by site, read from a cache, a store, a mapping or a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from hookline._kernel import (
     describe,
     fields,
     get_part,
+    latest_value,
     leaf_places,
     leaves,
-    read_value,
     shape_of,
+    sites_without_values,
     write_subscripts,
 )
 from hookline._store.rows import Rows
@@ -31,7 +32,7 @@ from hookline.errors import HooklineError, SiteError, StaleValue
 MOST_PARTS = 8  # Tensors of one value that are shown: a key-value cache has two for each layer.
 
 
-class Entry(NamedTuple):
+class SiteValue(NamedTuple):
     """One tensor that passed a site, or what passed there instead."""
 
     site: Site
@@ -48,7 +49,7 @@ class Run:
     """What passed in one run, in order; and which sites were watched at which nothing passed."""
 
     name: str
-    entries: dict[Site, Entry] = field(default_factory=dict)
+    entries: dict[Site, SiteValue] = field(default_factory=dict)
     silent: list[Site] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -66,9 +67,8 @@ def run_of(what: Any, name: str) -> Run:
     for site, values, calls in _each(what):
         for entry in _entries(site, values, calls, run.notes):
             run.entries[entry.site] = entry
-    if isinstance(what, Cache) and what._session.any_forward:
-        fired = {record.site for record in what._fired()}
-        run.silent = [site for site, record in what._records.items() if record.family is None and site not in fired]
+    if isinstance(what, Cache):
+        run.silent = sites_without_values(what)
     if isinstance(what, Store):
         run.notes.append(
             f"{name}: a store of {count(what.samples, 'sample')}; statistics are of all, pictures of the first"
@@ -83,18 +83,13 @@ def _each(what: Mapping[Any, Any]) -> Iterator[tuple[Site, Any, int]]:
         if not isinstance(what, Cache):
             yield site, what[key], 1
             continue
-        record = what._find(site)
-        try:
-            value = read_value(record._held()[-1], site)  # Without a warning that there were others: the page says so.
-        except StaleValue as error:
-            value = error
-        yield site, value, record.count
+        yield site, *latest_value(what, site)
 
 
-def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[Entry]:
+def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[SiteValue]:
     """Return one entry for each tensor of a value; of a value without any, one that says what it is."""
     if isinstance(value, Rows):
-        yield Entry(
+        yield SiteValue(
             site, value, f"{_name(value.dtype)} {tuple(value.shape)}", _name(value.dtype), tuple(value.shape), calls
         )
         return
@@ -107,7 +102,7 @@ def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[E
     if len(found) > MOST_PARTS:
         notes.append(f"'{site}' has {len(found)} tensors, of which the first {MOST_PARTS} are shown")
     if not found:
-        yield Entry(site, None, text, "", (), calls)
+        yield SiteValue(site, None, text, "", (), calls)
     for place, tensor in found[:MOST_PARTS]:
         named = site._replace(index=site.index + write_subscripts(place))
         entry = _entry(named, tensor, text if not place else f"{describe(tensor)}, of {text}", calls)
@@ -141,16 +136,16 @@ def _in_containers(value: Any, depth: int = 0) -> set[int]:
     return {one for part in parts.values() for one in _in_containers(part, depth + 1)}
 
 
-def _entry(site: Site, tensor: Tensor, text: str, calls: int) -> Entry:
+def _entry(site: Site, tensor: Tensor, text: str, calls: int) -> SiteValue:
     if tensor.is_meta:
-        return Entry(site, None, f"{text} without data", _name(tensor.dtype), tuple(tensor.shape), calls)
+        return SiteValue(site, None, f"{text} without data", _name(tensor.dtype), tuple(tensor.shape), calls)
     try:
         source = dense(tensor)
     except (RuntimeError, NotImplementedError) as error:
-        return Entry(site, None, f"{text}, which can't be read: {error}", _name(tensor.dtype), (), calls)
+        return SiteValue(site, None, f"{text}, which can't be read: {error}", _name(tensor.dtype), (), calls)
     if source.is_complex():
         text += ", shown by size"
-    return Entry(site, source, text, _name(tensor.dtype), tuple(source.shape), calls)
+    return SiteValue(site, source, text, _name(tensor.dtype), tuple(source.shape), calls)
 
 
 def _describe(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""transformer_lens, where it is installed: hook points and hooked models are of its classes then. All of it is here."""
+"""The classes of transformer_lens, where it is installed: hook points and hooked models are then subclasses of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated blocks of a model as one: rows whose names differ in one number, and that say the same otherwise."""
+"""Collapse repeated blocks of a model: rows that differ in one number of their name become one."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def _merged(rows: list[_Row], position: int, alike: Collection[int]) -> list[_Ro
 
 
 def _joined(group: list[tuple[int, _Row]], position: int) -> list[tuple[int, _Row]]:
-    """Return rows, each with its place in the table, as one; or as they are, if they are no block."""
+    """Return rows, each with its place in the table, as one; or as they are, if they are not a block."""
     numbers = sorted(int(row.parts[position]) for _, row in group) if len(group) > 1 else []
-    if not numbers or (len(numbers) == 2 and numbers[1] > numbers[0] + 1):  # Two that are far apart are no block.
+    if not numbers or (len(numbers) == 2 and numbers[1] > numbers[0] + 1):  # Two that are far apart are not a block.
         return group
     (place, first), several = group[0], _several(numbers)
     parts = [several if index == position else part for index, part in enumerate(first.parts)]

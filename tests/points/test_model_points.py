@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import hookline as hl
 from tests.models import GPT, mlp, tokens
-from tests.points.test_hooked import AutoEncoder, add_one, double
+from tests.points.test_hooked_model import AutoEncoder, add_one, double
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""What clients such as `hl.watch`, `hl.scan` and `hl.sweep` can do with hooks beyond the methods of `Hooks`.
+
+observing            give what passes to objects of the client's own, for the time of a block
+add_observers        the same, as hooks of a `Hooks`
+changes_in           the hooks that have changed something in some modules
+warn_unless_entered  name the call whose block has to be entered
+raise_if_all_miss    raise if nothing passes at any place of some hooks
+put_first            let hooks act before all others
+session_of           what is known of the runs that fill a cache
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+from torch import nn
+
+from hookline._blocks import open_block, open_blocks
+from hookline._cache.cache import Cache
+from hookline._cache.records import Session
+from hookline._engine.actions import Action, Apply, Call, Save, Set, Skip
+from hookline._engine.attach import attached, attached_to
+from hookline._engine.taps import IGNORE, TOGETHER, WARN, Tap, plain_taps
+from hookline._hooks.hooks import PLAIN, Hooks
+from hookline._sites.resolve import Found
+from hookline.errors import Line
+
+_to_front = itertools.count(-1, -1)
+
+
+class Observer(Protocol):
+    """Is called with what passes at a place, or the part of it that the subscripts name, and returns it as it is."""
+
+    @property
+    def kind(self) -> str:
+        """What the hook is called in tables."""
+
+    @property
+    def observes(self) -> bool:
+        """True: the value passes on as it is."""
+
+    @property
+    def gathering(self) -> None:
+        """None: it sees this rank's part of a value."""
+
+    def __call__(self, value: Any, call: Call, is_whole: bool, /) -> Any:
+        """Look at a value."""
+
+
+class QuickObserver(Observer, Protocol):
+    """An observer of a module's whole output that the hot path calls with nothing but the value.
+
+    It declares what the hot path asks a capture for: see `Save`.
+    """
+
+    copies_on_write: bool
+    refers: bool
+    clone: bool
+    transform: None
+
+    def keep(self, value: Any, call: Call | None = None, is_new: bool = False, /) -> None:
+        """Look at a value."""
+
+
+@contextmanager
+def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
+    """Let observers see what passes on this thread, also where `resting` lets all hooks rest."""
+    taps, block = _taps(places, Session()), object()
+    for tap in taps:
+        tap.blocks = frozenset((block,))
+    before = open_blocks.get()
+    with attached(taps):
+        try:
+            open_block(block)
+            yield
+        finally:
+            open_blocks.set(before)
+
+
+def _taps(places: Iterable[tuple[Found, Observer]], session: Session) -> list[Tap]:
+    taps: list[Tap] = []
+    for place, observer in places:
+        tap = Tap(place.site, place.module, cast("Action", observer), session, place.exact, "")
+        tap.siblings = place.siblings
+        if place.holders:
+            tap.hold(place.holders)
+        taps.append(tap)
+    return taps
+
+
+def add_observers(hooks: Hooks, places: Iterable[tuple[Found, QuickObserver]]) -> None:
+    """Add an observer at each place. Only a place that was named exactly warns if nothing passes there."""
+    session, taps = session_of(hooks.cache), list[Tap]()
+    for place, observer in places:
+        if place.site[1:] == PLAIN:
+            modules = [(place.site.path, place.module, place.siblings)]
+            found = plain_taps(modules, False, cast("Save", observer), session, "")
+        else:
+            found = _taps([(place, observer)], session)
+        found[0].missing = WARN if place.exact else IGNORE
+        taps += found
+    hooks._add(taps)
+
+
+def changes_in(modules: Iterable[nn.Module]) -> list[Tap]:
+    """Return the hooks on these modules that put other values in, have done so, and act here."""
+    here, taps = open_blocks.get(), [tap for module in modules for tap in attached_to(module)]
+    return [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
+
+
+def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
+    """Warn if these hooks are dropped and nobody has entered them: the user made them by `hl.<verb>` on that line.
+
+    Without a verb, nothing is said any more.
+    """
+    hooks._ledger.verb, hooks._ledger.added_at = verb, line
+
+
+def raise_if_all_miss(hooks: Hooks) -> None:
+    """Raise at the end of the block if nothing has passed at any of these hooks; a pattern alone would only warn."""
+    group = object()
+    for tap in hooks._taps:
+        tap.group = group
+        tap.missing = TOGETHER if tap.missing == WARN else tap.missing
+
+
+def put_first(hooks: Hooks) -> None:
+    """Let hooks act before all others at their places, and before those that were put first earlier."""
+    for tap in hooks._taps:
+        hooks._ledger.deactivate([tap])
+        tap.order = next(_to_front)
+        hooks._ledger.activate([tap])
+
+
+def session_of(cache: Cache) -> Session:
+    """Return what is known of the runs that fill a cache."""
+    return cache._session

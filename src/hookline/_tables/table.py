@@ -1,0 +1,265 @@
+"""A table as text that fits its terminal, in colours, and as HTML; and how counts and sizes are written.
+
+Table     what is shown, and how it is laid out
+Tabular   what shows itself as one: a class with `_table()`
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hookline._tables.cells import ELLIPSIS, clean, cut_name, wrap
+from hookline._tables.collapse import collapse
+from hookline._tables.columns import GAP, Column, Grid, arrange
+from hookline._tables.notebooks import Picture, render
+
+ENOUGH_ROWS = 24  # Longer tables show repeated blocks as one.
+MOST_ROWS = 60
+
+Shown = tuple[list[list[str]], dict[int, str], list[str]]  # Rows, what stands before some of them, notes.
+
+
+class Line(NamedTuple):
+    """One line: whether it is "title", "header", "rule", "row" or "note", and its cells, each as wide as its column."""
+
+    kind: str
+    cells: list[str]
+    columns: Sequence[str] = ("",)
+
+    def __str__(self) -> str:
+        return (" " * GAP).join(self.cells).rstrip()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header, and what may be done with them where there is little room.
+
+    >>> print(Table(("site", "calls"), [("h.0", 1), ("h.1.mlp", 12)]))
+    site     calls
+    ───────  ─────
+    h.0          1
+    h.1.mlp     12
+
+    Args:
+        names: Of the header, which column holds names of places in a model.
+        alike: The columns whose numbers must agree in rows that are shown as one; others become ranges.
+        spare: The columns to leave away first where there is no room for all.
+        weights: How much each row matters. Then none is shown as part of another, and of too many the heaviest are.
+        pictures: Makes the histogram of a row, by its number, for a notebook; None where there is none.
+        empty: What is shown instead of a table without rows.
+        every: How every row is asked for, where some are left out.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    title: str = ""
+    names: str = "site"
+    alike: Sequence[str] = ("calls", "nan", "inf")
+    spare: Sequence[str] = ("dtype", "parameters")
+    weights: Sequence[float] | None = None
+    pictures: Callable[[int], Picture | None] | None = None
+    empty: str = ""
+    every: str = 'f"{x:all}"'
+
+    def text(self, limit: int | None = None, whole: bool = False) -> str:
+        """Return the table as plain text, not wider than `limit`; `whole` collapses and cuts nothing."""
+        return "\n".join(map(str, self.lines(limit, whole)))
+
+    def html(self) -> str:
+        """Return the table for a notebook, collapsible by module."""
+        if not self.rows and self.empty:
+            return render((), [], self.empty, None, None)
+        return render(self.header, self._cells(), self.title, self._name, self.pictures)
+
+    def lines(self, limit: int | None = None, whole: bool = False) -> Iterator[Line]:
+        """Return the table line by line, not wider than `limit`."""
+        if not self.rows and self.empty:
+            yield from _around("title", self.empty, limit)
+            return
+        cells, more, notes = self._shortened(self._cells()) if not whole else _whole(self._cells())
+        columns = [
+            Column(name, [row[index] for row in cells], index == (self._name or 0))
+            for index, name in enumerate(self.header)
+        ]
+        grid = arrange(columns, limit, self.spare)
+        yield from _around("title", self.title, limit)
+        yield from _lines(grid, more, limit)
+        for note in (*grid.notes, *notes):
+            yield from _around("note", note, limit)
+
+    def __str__(self) -> str:
+        return self.text(terminal_width())
+
+    def __rich__(self) -> Drawn:
+        return Drawn(self)
+
+    @property
+    def _name(self) -> int | None:
+        return list(self.header).index(self.names) if self.names in self.header else None
+
+    def _cells(self) -> list[list[str]]:
+        return [[clean(str(cell)) for cell in row] for row in self.rows]
+
+    def _shortened(self, cells: list[list[str]]) -> Shown:
+        """Return fewer rows, what stands between them, and what is to be said about it."""
+        if self.weights is not None:
+            return self._heaviest(cells, self.weights)
+        notes = []
+        if len(cells) > ENOUGH_ROWS and self._name is not None:
+            alike = [index for index, name in enumerate(self.header) if name in self.alike]
+            fewer = collapse(cells, self._name, alike, ENOUGH_ROWS)
+            if len(fewer) < len(cells):
+                notes = [f"{len(cells):,} rows as {len(fewer):,}; {self.every} has each"]
+            cells = fewer
+        if len(cells) <= MOST_ROWS:
+            return cells, {}, notes
+        half, left_out = MOST_ROWS // 2, len(cells) - MOST_ROWS
+        return cells[:half] + cells[-half:], {half: f"{ELLIPSIS} {left_out} more {ELLIPSIS}"}, notes
+
+    def _heaviest(self, cells: list[list[str]], weights: Sequence[float]) -> Shown:
+        if len(cells) <= MOST_ROWS:
+            return _whole(cells)
+        chosen = sorted(sorted(range(len(cells)), key=lambda index: -weights[index])[: MOST_ROWS // 2])
+        note = f"the {len(chosen)} of {len(cells):,} rows that matter most; {self.every} has each"
+        return [cells[index] for index in chosen], {}, [note]
+
+
+class Tabular:
+    """What shows itself as a table: in a terminal, in colours where rich is installed, and in a notebook."""
+
+    __slots__ = ()
+
+    def _table(self) -> Table:
+        """Return what is shown."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def __repr__(self) -> str:
+        return in_colours(self._table()) if _is_interactive() else str(self._table())
+
+    def __format__(self, spec: str) -> str:
+        if spec not in ("", "all"):
+            raise ValueError(f"a table is formatted as it is, or with 'all' for every row, not with {spec!r}")
+        return self._table().text(whole=True) if spec else str(self)
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def __rich__(self) -> Drawn:
+        return Drawn(self._table())
+
+
+class Drawn:
+    """A table that rich draws: the same layout, in colours."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, _console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        for line in self.table.lines(options.max_width):
+            cells = zip(line.cells, line.columns, strict=True)
+            pieces = [(cell, _style(line.kind, column, cell)) for cell, column in cells]
+            spaced = [piece for one in pieces for piece in ((" " * GAP, ""), one)][1:]
+            text = Text.assemble(*spaced, no_wrap=True, overflow="ignore")
+            text.rstrip()
+            yield text
+
+
+def in_colours(table: Table) -> str:
+    """Return the table as rich draws it on this terminal."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as captured:
+        console.print(Drawn(table))
+    return captured.get().rstrip("\n")
+
+
+def terminal_width(stream: Any = None) -> int | None:
+    """Return how wide the terminal is to which text goes; None if it goes elsewhere, where it may be of any width."""
+    stream = sys.stdout if stream is None else stream
+    if not is_terminal(stream):
+        return None
+    given = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # It says that it is a terminal, but is none of this system's.
+        columns = 0
+    return columns or 80
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal, so that a person reads what is written there."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # There is none, or it is closed.
+        return False
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 call", "2 calls"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes as people write it.
+
+    >>> size(48), size(3_100_000)
+    ('48 B', '3.1 MB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while nbytes >= 999.5 and len(units) > 1:
+        nbytes /= 1000
+        units.pop(0)
+    return f"{nbytes:.3g} {units[0]}"
+
+
+def _is_interactive() -> bool:
+    """Whether this is an interactive session in a terminal that shows colours, and rich is there to draw them."""
+    if not hasattr(sys, "ps1") or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
+        return False
+    return is_terminal(sys.stdout) and importlib.util.find_spec("rich") is not None
+
+
+def _whole(cells: list[list[str]]) -> Shown:
+    return cells, {}, []
+
+
+def _around(kind: str, text: str, limit: int | None) -> Iterator[Line]:
+    """Return a line of text that is not a row, wrapped."""
+    for line in wrap(clean(text), limit) if limit is not None else [clean(text)]:
+        if line:
+            yield Line(kind, [line])
+
+
+def _lines(grid: Grid, more: dict[int, str], limit: int | None) -> Iterator[Line]:
+    columns = [column.header for column in grid.columns]
+    heads = [cut_name(column.header, room) for column, room in zip(grid.columns, grid.widths, strict=True)]
+    yield Line("header", grid.line(heads), columns)
+    yield Line("rule", ["─" * room for room in grid.widths], columns)
+    for index, row in enumerate(grid.rows):
+        if index in more:
+            yield from _around("note", more[index], limit)
+        for number in range(max(map(len, row))):
+            yield Line("row", grid.line([cell[number] if number < len(cell) else "" for cell in row]), columns)
+
+
+def _style(kind: str, column: str, cell: str) -> str:
+    """Return the colour of a cell."""
+    if kind != "row":
+        return {"title": "bold", "header": "bold", "rule": "dim", "note": "dim italic"}[kind]
+    text = cell.strip()
+    if (column in ("nan", "inf") and text not in ("0", "")) or text in ("nan", "failed"):
+        return "bold red"
+    if column == "active" and text == "no":
+        return "dim"
+    return {"site": "cyan", "point": "cyan", "module": "green", "hazards": "yellow", "": "blue"}.get(column, "")
