@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 import hookline as hl
+from hookline._store.begin import begin
 from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
-from hookline._store.writer import Unit, begin
+from hookline._store.storage import open_storage
+from hookline._store.writer import Unit
 
 WIDTH = 768
 SHARD = 32768  # Rows in a file, at least.
@@ -87,7 +88,7 @@ class Store:
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
         """Write as a harvest does: each batch when it comes, one unit after the other."""
         groups = list(shards(batches))
-        root = place(folder)
+        root = open_storage(folder)
         manifest = begin(root, Manifest({}, (Array("h", torch.bfloat16, (WIDTH,)),), len(groups)))
         first = 0
         for number, group in enumerate(groups):

@@ -26,7 +26,10 @@ from hookline.errors import (
 
 if _typing.TYPE_CHECKING:
     from hookline._explore.explore import explore
-    from hookline._harvest import Generation, Harvest, Images, Texts, harvest
+    from hookline._harvest.generation import Generation
+    from hookline._harvest.harvest import Harvest, harvest
+    from hookline._harvest.images import Images
+    from hookline._harvest.texts import Texts
     from hookline._scan.scan import scan
     from hookline._scan.sites import sites
     from hookline._store.store import Store
@@ -83,7 +86,10 @@ __all__ = [
 # Imported when they are first asked for: to look inside a model takes none of it.
 _LATER = {
     "hookline._explore.explore": ("explore",),
-    "hookline._harvest": ("Generation", "Harvest", "Images", "Texts", "harvest"),
+    "hookline._harvest.generation": ("Generation",),
+    "hookline._harvest.harvest": ("Harvest", "harvest"),
+    "hookline._harvest.images": ("Images",),
+    "hookline._harvest.texts": ("Texts",),
     "hookline._scan.sites": ("sites",),
     "hookline._scan.scan": ("scan",),
     "hookline._store.store": ("Store",),

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookline._torch import graph_task
+
 Blocks = frozenset[object]
 
-_current_graph_task = torch._C._current_graph_task_id
+
 RESTING: object = object()  # In the set while any `Rest` is: the hot path looks for this alone.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
@@ -148,7 +150,7 @@ class Rest:
     def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
         self.blocks = blocks
         self.is_of_user = model is not None  # Else hookline itself runs the model.
-        self.backward = _current_graph_task()  # The backward that the function is called in, or -1.
+        self.backward = graph_task()  # The backward that the function is called in, or -1.
         self._model = model
         self._modules: set[int] | None = None
 
@@ -163,7 +165,7 @@ class Rest:
 
 def is_called_in_backward(here: Blocks) -> bool:
     """Whether a function of a hook at a gradient runs here. What it runs is not a recomputation."""
-    task = _current_graph_task()
+    task = graph_task()
     return RESTING in here and any(isinstance(rest, Rest) and rest.backward == task for rest in here)
 
 

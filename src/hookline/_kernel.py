@@ -21,6 +21,7 @@ from hookline._hooks.extend import (
     session_of,
     warn_unless_entered,
 )
+from hookline._hooks.hooks import take_misses
 from hookline._hooks.lifecycle import must_enter
 from hookline._hooks.options import bytes_of
 from hookline._hooks.shortcuts import model_of, short_form
@@ -152,6 +153,7 @@ __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
     "short_form",  # Hooks that are attached on entering and detached on leaving.
     "sites_without_values",  # The sites of a cache that nothing passed, though the model ran.
     "warn_unless_entered",  # Warn if nobody enters some hooks, and name the call that made them.
+    "take_misses",  # The hooks whose subscripts selected nothing in this block; its end then says nothing of them.
     "why_not_called",  # Say why a module of a model is not called.
     # Several devices and ranks; `hookline.parallel` has the rest.
     "is_cut",  # Whether a tensor is one rank's part of a DTensor.

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._cli.inputs import Given, Wanted, given
-from hookline._cli.models import Manner, model_of
+from hookline._cli.inputs import InputRequest, ModelInput, model_input
+from hookline._cli.models import ModelOptions, model_of
 from tests.cli.folder import refused, run, said
 from tests.harvest.words import SENTENCES, alone, near, numbers, of, tokenizer
 from tests.real_models import gpt2, t5
 
 
 def model(name: str) -> nn.Module:
-    return model_of(name, Manner("cpu"))()
+    return model_of(name, ModelOptions("cpu"))()
 
 
-def taken(name: str, **asked: object) -> Given:
-    return given(Wanted(name, **asked), model(name))  # type: ignore[arg-type]
+def taken(name: str, **asked: object) -> ModelInput:
+    return model_input(InputRequest(name, **asked), model(name))  # type: ignore[arg-type]
 
 
 def test_tensors_of_a_file_are_arguments_by_name(folder):
@@ -129,7 +129,7 @@ def test_numbers_of_a_shape(folder):
     assert refused(*asked, "1,3,x") == "--shape 1,3,x: write 1,3,224,224 or ids=2,6:int64"
     assert refused(*asked, "1,3", "--shape", "a=2") == "--shape: give all of them a name, or none"
     assert refused(*asked, "1,3", "--text", "a") == "--shape stands alone: without --input and --text"
-    assert refused(*asked, "1,3:int46").startswith("'int46' is not a dtype; did you mean")
+    assert refused(*asked, "1,3:int46").startswith("--shape int46 is not a dtype; did you mean")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import hookline as hl
-from hookline._cli import demo as demo_command
+from hookline._cli import demo_command as demo_command
 from hookline._cli import main as cli
 from hookline.errors import HooklineError
 
@@ -82,7 +82,7 @@ def test_help_lists_every_command_with_its_first_line():
 def test_a_command_imports_only_what_it_needs():
     code = (
         "import sys, hookline._cli.main as cli; cli.application(['show'])\n"
-        "print([name for name in ('transformers', 'numpy', 'hookline._harvest', 'hookline._cli.demo', 'rich') "
+        "print([name for name in ('transformers', 'numpy', 'hookline._harvest', 'hookline._cli.demo_command', 'rich') "
         "if name in sys.modules])"
     )
     done = subprocess.run(

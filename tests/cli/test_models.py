@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._cli.models import Configured, Made, Manner, Pretrained, model_of
+from hookline._cli.models import ConfigModel, ModelOptions, PretrainedModel, UserModel, model_of
 from tests.cli.folder import refused, run, said, told
 
-PLAIN = Manner("cpu")
+PLAIN = ModelOptions("cpu")
 
 
 def built(name: str, **manner: str) -> nn.Module:
-    return model_of(name, Manner("cpu", **manner))()
+    return model_of(name, ModelOptions("cpu", **manner))()
 
 
 @pytest.mark.parametrize("name", ["mine:net", "mine:Net", "mine:model", "mine.py:net", "./mine.py:Net"])
@@ -43,8 +43,8 @@ def test_a_config_is_a_model_of_the_class_it_names_and_says_that_its_weights_are
     assert result.exit_code == 0, result.stderr
     assert "is a config without weights: random ones are made, with seed 0" in result.stderr
     assert type(built("plain")).__name__ == "GPT2LMHeadModel"
-    assert type(model_of("plain", PLAIN)) is Configured
-    assert type(model_of("gpt2", PLAIN)) is Pretrained
+    assert type(model_of("plain", PLAIN)) is ConfigModel
+    assert type(model_of("gpt2", PLAIN)) is PretrainedModel
 
 
 def test_a_checkpoint_has_its_own_weights_and_runs_as_asked(folder):
@@ -99,7 +99,7 @@ def test_a_device_and_a_dtype_that_are_not_there_are_refused(folder):
     asked = ("capture", "mine:net", "--at", "stem", "--shape", "1,3,8,8", "--to", "x.safetensors")
     assert (
         refused(*asked, "--dtype", "bfloat61")
-        == "'bfloat61' is not a dtype; did you mean 'float16' or 'float64' or 'bfloat16'?"
+        == "--dtype bfloat61 is not a dtype; did you mean 'float16' or 'float64' or 'bfloat16'?"
     )
     assert refused(*asked, "--device", "cuda:99").startswith("the model can't be put on 'cuda:99': ")
     assert not (folder / "x.safetensors").exists()
@@ -116,7 +116,7 @@ def test_a_dtype_is_that_of_the_run(folder):
 def test_without_transformers_one_line_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     assert refused("scan", "gpt2/") == "models by name need transformers: pip install 'hookline[transformers]'"
-    assert isinstance(model_of("mine:net", PLAIN), Made)
+    assert isinstance(model_of("mine:net", PLAIN), UserModel)
 
 
 FOREIGN = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._cli.inputs import dummy
+from hookline._cli.inputs import example_input
 from tests.cli.folder import refused, run, said, told
 from tests.harvest.words import of
 from tests.real_models import gpt2, resnet, t5, vit, whisper
@@ -38,7 +38,7 @@ def test_a_checkpoint_is_scanned_without_its_weights(folder):
 @pytest.mark.parametrize("build", [gpt2, vit, resnet, t5, whisper])
 def test_models_of_transformers_need_no_input(build):
     model = of(build)
-    report = hl.scan(model, **dummy(model).run)
+    report = hl.scan(model, **example_input(model).run)
     assert report[0].calls == 1
 
 
@@ -75,4 +75,4 @@ def test_a_forward_that_fails_is_one_line_and_a_traceback_only_on_demand(folder)
 def test_a_dtype_is_that_of_the_scan_too(folder):
     rows = told("scan", "gpt2", "--dtype", "float16")["modules"]
     assert {row["dtype"] for row in rows if row["site"].endswith("mlp")} == {"float16"}
-    assert refused("scan", "gpt2", "--dtype", "float17").startswith("'float17' is not a dtype")
+    assert refused("scan", "gpt2", "--dtype", "float17").startswith("--dtype float17 is not a dtype")

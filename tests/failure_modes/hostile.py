@@ -30,10 +30,11 @@ import torch
 import hookline as hl
 from hookline._cache import files
 from hookline._cache.budget import Folder
+from hookline._store.begin import begin, begin_part, end
 from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, end
+from hookline._store.writer import Unit
 from hookline.errors import HooklineError
 
 SECONDS = 20  # For one attempt. Most take milliseconds; a loaded machine is slow.
@@ -85,7 +86,7 @@ def attempt(case: str, file: object, act: Callable[[], object]) -> None:
 
 def write_store(path: str | Path) -> None:
     """Write a store with every kind of file: two units of unknown number, samples out of order, a part appended."""
-    root = place(path)
+    root = open_storage(path)
     for part, manifest in enumerate((Manifest({"data": 0}, ARRAYS), Manifest({"data": 1}, ARRAYS, 1))):
         where, told = begin_part(root, manifest) if part else (root, begin(root, manifest))
         for number in range(1 if part else 2):

@@ -1,8 +1,8 @@
 """Ctrl-C at every moment of the threads that write. A script: it hangs where a lock stays held.
 
 Where a signal arrives can't be chosen. So KeyboardInterrupt is raised where Python itself looks for signals (after a
-call, at the start of a function and of each round of a loop), one moment after the other: in `writing.py` and
-`writing.py`, and in the standard library's `threading.py`, which they call.
+call, at the start of a function and of each round of a loop), one moment after the other: in `writer_threads.py`
+and in the standard library's `threading.py`, which it calls.
 
     python -m tests.harvest.interrupting
 """
@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from hookline._harvest import writing
+from hookline._harvest import writer_threads
 
-FILES = (writing.__file__, writing.__file__, threading.__file__)
+FILES = (writer_threads.__file__, threading.__file__)
 LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD")  # Instructions after which Python looks for signals.
 SECONDS = 60  # After so many without an end, the script says where each thread is, and fails.
 
@@ -51,8 +51,8 @@ class Interrupt:
 
 def work() -> None:
     """Give two lanes more than they may hold, and wait for all of it."""
-    buffers = writing.Staging()
-    with writing.Lanes(2, limit=40) as threads:
+    buffers = writer_threads.BufferPool()
+    with writer_threads.WriterThreads(2, limit=40) as threads:
         for number in range(6):
             threads.put(number, buffers.copy(torch.ones(4)).give_back, 16)
         threads.finish()

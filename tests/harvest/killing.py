@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookline._store.places import place
+from hookline._store.storage import open_storage
 from hookline._store.writer import sweep
 from tests.harvest import small
 
@@ -164,7 +164,7 @@ def sweep_hidden(to: Path) -> int:
     hidden = list(to.rglob(".*"))
     for path in hidden:
         os.utime(path, (0, 0))
-    sweep(place(to))
+    sweep(open_storage(to))
     assert not list(to.rglob(".*")), list(to.rglob(".*"))
     return len(hidden)
 

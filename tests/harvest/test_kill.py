@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hookline._harvest.units import MOST_OPEN
+from hookline._harvest.unit_runner import MOST_OPEN
 from tests.harvest import small
 
 KILLS = 200

@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hookline._store.begin import begin
 from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin
+from hookline._store.writer import Unit
 
 
 def made(
     path: str | os.PathLike[str], samples: Mapping[str, Sequence[Tensor]], unit: int = 4, **options: object
 ) -> Store:
     """Write a store of arrays, each the rows of sample 0, 1, ..., so many samples a unit; return it."""
-    root, count = place(path), len(next(iter(samples.values())))
+    root, count = open_storage(path), len(next(iter(samples.values())))
     arrays = [Array(name, some[0].dtype, tuple(some[0].shape[1:])) for name, some in samples.items()]
     manifest = begin(root, Manifest({"made": "by hand"}, tuple(arrays), -(-count // unit)))
     for number in range(manifest.units or 0):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline._store.begin import begin
 from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
-from hookline._store.writer import Unit, begin
+from hookline._store.storage import open_storage
+from hookline._store.writer import Unit
 from hookline._values import serialize
 
 DTYPES = [dtype for dtype in serialize.DTYPES.values() if serialize.stored_dtype(dtype)]
@@ -70,7 +73,7 @@ def join(parts: list[Tensor], like: Array) -> Tensor:
 
 def write(path: str | os.PathLike[str], arrays: tuple[Array, ...], plans: list[Plan], **spec: Any) -> None:
     """Write a store."""
-    root = place(path)
+    root = open_storage(path)
     told = begin(root, Manifest({"model": "tiny", **spec}, arrays, len(plans)))
     first = 0
     for number, plan in enumerate(plans):
@@ -105,3 +108,28 @@ def expected(plans: list[Plan], array: int) -> tuple[list[int], list[Tensor], li
             positions.append(plain if plan.positions is None or not shares else plan.positions[offset])
         first += plan.samples
     return numbers, rows, positions
+
+
+ARRAYS = (Array("h.0", torch.bfloat16, (3,)), Array("h.1:input[:, -1]", torch.int8, ()))
+
+
+def plans(units=2, samples=2, seed=0):
+    return [
+        Plan(samples, [{one: bits(1 + one, (3,), torch.bfloat16, seed + unit) for one in range(samples)},
+                       {one: bits(1, (), torch.int8, seed + unit) for one in range(samples)}],
+             positions={one: torch.arange(1 + one) + 5 for one in range(samples)})
+        for unit in range(units)
+    ]  # fmt: skip
+
+
+def many(path, units=40):
+    values = torch.randn(units, 3)
+    write(path, (Array("h", torch.float32, (3,)),), [Plan(1, [{0: row.view(1, 3)}], skipped={}) for row in values])
+    return values
+
+
+def seal(value):
+    """Return JSON with the right checksum, whatever it says."""
+    value.pop("checksum", None)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**value, "checksum": f"{zlib.crc32(text.encode()):08x}"}).encode()

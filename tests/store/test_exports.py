@@ -149,7 +149,7 @@ def test_what_cannot_be_one_table_is_refused(tmp_path):
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
     store = store_of(tmp_path / "acts", h=values(torch.float32))
-    monkeypatch.setattr(exports.Column, "array", lambda *_: 1 / 0)
+    monkeypatch.setattr(exports.ExportColumn, "array", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         store.to_parquet(tmp_path / "table")
     assert os.listdir(tmp_path) == ["acts"]

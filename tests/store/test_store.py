@@ -7,44 +7,22 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from hookline import Cache, EditError, HooklineError, NotCaptured, Site, StoreError
-from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
+from hookline._store.begin import begin, begin_part, end
+from hookline._store.manifest import Array, Manifest, read_manifest
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, end, read_manifest
+from hookline._store.writer import Unit
 from tests.store.made import made
-from tests.store.stores import Plan, bits, same, write, write_unit
-
-ARRAYS = (Array("h.0", torch.bfloat16, (3,)), Array("h.1:input[:, -1]", torch.int8, ()))
-
-
-def plans(units=2, samples=2, seed=0):
-    return [
-        Plan(samples, [{one: bits(1 + one, (3,), torch.bfloat16, seed + unit) for one in range(samples)},
-                       {one: bits(1, (), torch.int8, seed + unit) for one in range(samples)}],
-             positions={one: torch.arange(1 + one) + 5 for one in range(samples)})
-        for unit in range(units)
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def acts(tmp_path):
-    write(tmp_path / "acts", ARRAYS, plans())
-    return tmp_path / "acts"
-
-
-def files(path):
-    return sorted(found for found in Path(path).rglob("*") if found.is_file())
+from tests.store.stores import ARRAYS, Plan, bits, many, plans, same, write, write_unit
 
 
 def test_any_spelling_of_a_site_finds_it(acts):
@@ -108,7 +86,7 @@ def test_a_skipped_sample_is_listed_and_has_no_rows(tmp_path):
 
 
 def test_a_partial_store_opens_only_when_asked(tmp_path):
-    root = place(tmp_path / "acts")
+    root = open_storage(tmp_path / "acts")
     told = begin(root, Manifest({}, ARRAYS, 3))
     every = plans(3)
     for unit in (0, 2):
@@ -124,7 +102,7 @@ def test_a_partial_store_opens_only_when_asked(tmp_path):
 
 
 def test_a_store_of_unknown_length_is_complete_when_its_end_is_told(tmp_path):
-    root = place(tmp_path / "acts")
+    root = open_storage(tmp_path / "acts")
     told = begin(root, Manifest({}, ARRAYS, None))
     write_unit(Unit(root, told, 0), ARRAYS, 0, plans(1)[0])
     with pytest.raises(StoreError, match="has 1 units, and its data had not ended"):
@@ -162,7 +140,7 @@ def test_stores_of_other_arrays_are_not_joined(tmp_path, acts):
 
 
 def test_what_is_appended_comes_after(acts):
-    more, root = plans(1, seed=50), place(acts)
+    more, root = plans(1, seed=50), open_storage(acts)
     part, told = begin_part(root, Manifest({"model": "tiny", "data": "more"}, ARRAYS, 1))
     with pytest.raises(StoreError, match=r"more.0001' has 0 of 1 units"):
         Store(acts)
@@ -187,93 +165,8 @@ def test_what_is_appended_comes_after(acts):
 )
 def test_something_else_is_not_appended(acts, arrays, model, message):
     with pytest.raises(StoreError, match=message):
-        begin_part(place(acts), Manifest({"model": model, "data": "more"}, arrays, 1))
+        begin_part(open_storage(acts), Manifest({"model": model, "data": "more"}, arrays, 1))
     assert not (acts / "more").exists()
-
-
-def test_verify_says_what_it_read(acts):
-    assert Store(acts).verify() == (2, 6, sum(found.stat().st_size for found in files(acts / "data")))
-
-
-def test_every_length_of_a_cut_file_is_noticed(acts):
-    for found in files(acts):
-        data = found.read_bytes()
-        lengths = (
-            range(len(data))
-            if len(data) < 600
-            else [0, 1, 7, 8, 100, 4095, 4096, *range(4097, len(data)), len(data) + 1]
-        )
-        for length in lengths:
-            found.write_bytes(data[:length] if length <= len(data) else data + b" ")
-            with pytest.raises(StoreError, match=re.escape(os.path.relpath(found, acts))):
-                Store(acts)
-        found.write_bytes(data)
-    Store(acts).verify()
-
-
-def test_every_changed_byte_is_noticed(tmp_path):
-    acts = tmp_path
-    write(acts, ARRAYS, plans(1))
-    for found in files(acts):
-        data = bytearray(found.read_bytes())
-        padding = range(300, 4096) if found.suffix == ".safetensors" else range(0)
-        for changed in {*range(len(data))} - {*padding} | {*padding[::97]}:
-            data[changed] ^= 1 << changed % 8
-            found.write_bytes(data)
-            with pytest.raises(StoreError, match=re.escape(os.path.relpath(found, acts))):
-                Store(acts).verify()
-            data[changed] ^= 1 << changed % 8
-        found.write_bytes(data)
-    Store(acts).verify()
-
-
-def test_every_damaged_file_is_named_at_once(acts):
-    data = files(acts / "data")
-    store = Store(acts)
-    for found in data[:3]:
-        whole = bytearray(found.read_bytes())
-        whole[-1] ^= 1
-        found.write_bytes(whole)
-    data[3].unlink()
-    with pytest.raises(StoreError) as caught:
-        store.verify()
-    assert all(found.name in str(caught.value) for found in data[:4])
-    assert not any(found.name in str(caught.value) for found in data[4:])
-    assert "remove the record of its unit" in str(caught.value)
-    with pytest.raises(StoreError, match=rf"{data[3].name}' is missing"):
-        Store(acts)
-
-
-def test_a_unit_made_anew_takes_the_place_of_a_damaged_one(acts):
-    (acts / "units" / "00000001.json").unlink()
-    root = place(acts)
-    write_unit(Unit(root, begin(root, Manifest({"model": "tiny"}, ARRAYS, 2)), 1), ARRAYS, 2, plans(2)[1])
-    assert Store(acts).samples == 4
-
-
-def many(path, units=40):
-    values = torch.randn(units, 3)
-    write(path, (Array("h", torch.float32, (3,)),), [Plan(1, [{0: row.view(1, 3)}], skipped={}) for row in values])
-    return values
-
-
-def test_a_unit_that_was_made_again_is_read_and_verify_tells_a_store_that_was_open(tmp_path):
-    acts = tmp_path / "acts"
-    values = many(acts)
-    store = Store(acts)
-    assert same(store["h"][:], values)
-    # Its record has the size of the one before.
-    record = acts / "units" / "00000007.json"
-    size = record.stat().st_size
-    record.unlink()
-    root = place(acts)
-    with Unit(root, begin(root, Manifest({"model": "tiny"}, (Array("h", torch.float32, (3,)),), 40)), 7) as unit:
-        unit.append(0, torch.ones(1, 3))
-        assert unit.commit(first=7, samples=1, lengths=[1])
-    assert record.stat().st_size == size
-    assert Store(acts)["h"][7].tolist() == [1, 1, 1]
-    with pytest.raises(StoreError, match="has other records than when the store was opened; open it again"):
-        store.verify()
 
 
 def test_what_lies_beside_the_records_says_nothing_of_the_rows(tmp_path):
@@ -283,7 +176,7 @@ def test_what_lies_beside_the_records_says_nothing_of_the_rows(tmp_path):
     write(acts, (array,), [Plan(2, [{0: rows[:1], 1: rows[1:]}]) for rows in values])
     records = sorted((acts / "units").iterdir())
     sizes = [(int(path.stem), path.stat().st_size) for path in records]
-    told = json.dumps([["hookline index", 1], read_manifest(place(acts)).hash, sizes])
+    told = json.dumps([["hookline index", 1], read_manifest(open_storage(acts)).hash, sizes])
     table = []
     for unit, record in enumerate(json.loads(path.read_bytes()) for path in records):
         attempt, (file,) = int(record["attempt"], 16), record["files"]
@@ -312,101 +205,6 @@ def test_a_store_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
     assert same(Store(tmp_path)["h"][:], values)
 
 
-def seal(value):
-    """Return JSON with the right checksum, whatever it says."""
-    value.pop("checksum", None)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**value, "checksum": f"{zlib.crc32(text.encode()):08x}"}).encode()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"attempt": "../../../../secret"}, "its attempt"),
-        ({"attempt": "0123456789ABCDEF"}, "its attempt"),
-        ({"attempt": 5}, "its attempt"),
-        ({"unit": 1}, "it is of unit 1"),
-        ({"first": -1}, "a number"),
-        ({"first": 1}, "begins at sample 1"),
-        ({"samples": 1 << 60}, "a number"),
-        ({"samples": 3}, "2 lengths for 3 samples"),
-        ({"lengths": [[1, 2.0], 1]}, "a length"),
-        ({"lengths": []}, "without lengths"),
-        ({"lengths": [[1, 1], 1]}, "'h.0' has 3 rows, its samples 2"),
-        ({"uses": [0, -1]}, "without lengths"),
-        ({"uses": [0]}, "not a file for each array"),
-        ({"order": [0, 0]}, "its order"),
-        ({"order": [1, True]}, "its order"),
-        ({"skipped": {"9": "x"}}, "skipped sample"),
-        ({"positions": {"-1": {"rows": 3, "bytes": 4120, "crc32": "00000000"}}}, "positions|group"),
-        ({"groups": ["../x", None]}, "damaged"),
-        ({"files": 5}, "damaged"),
-        ({"files": [{"rows": 3, "bytes": 1 << 70, "crc32": "00000000"}] * 2}, "the size of a file"),
-        ({"files": [{"rows": 3, "bytes": 4114, "crc32": "zz"}] * 2}, "a checksum"),
-        ({"format": ["hookline unit", 2]}, "format .*, but this hookline reads .*; update hookline"),
-        ({"format": "tar"}, "format tar.*give a path that was harvested to"),
-    ],
-    ids=str,
-)
-def test_a_record_that_can_not_be_is_refused(acts, change, message):
-    record = acts / "units" / "00000000.json"
-    record.write_bytes(seal({**json.loads(record.read_bytes()), **change}))
-    with pytest.raises(StoreError, match=message):
-        Store(acts)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "damaged, or not from hookline"),
-        (b"\xff\xfe", "damaged, or not from hookline"),
-        (b"[" * 100_000, "damaged, or not from hookline"),
-        (b'{"format": ["hookline store", 1], "a": NaN}', "NaN is not JSON"),
-        (b"[1]", "damaged, or not from hookline"),
-        (b'{"format": ["hookline store", 2]}', "update hookline"),
-        (seal({"format": ["hookline store", 1]}), "damaged"),
-        (
-            seal({"format": ["hookline store", 1], "arrays": [{"name": "h", "dtype": "os.system", "shape": []}]}),
-            "damaged",
-        ),
-    ],
-    ids=lambda one: str(one)[:30],
-)
-def test_a_manifest_that_can_not_be_is_refused(acts, data, message):
-    (acts / "harvest.json").write_bytes(data)
-    with pytest.raises(StoreError, match=rf"harvest.json' is .*{message}"):
-        Store(acts)
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [("harvest.json", "restore it, or harvest into another"), ("units/00000000.json", "remove it and run the harvest")],
-)
-def test_a_changed_format_is_damage_and_no_newer_version(acts, name, remedy):
-    data = (acts / name).read_bytes()
-    for old, new in ((b'"hookline ', b'"hookmine '), (b",1]", b",3]")):
-        changed = data.replace(old, new, 1)
-        assert changed != data
-        (acts / name).write_bytes(changed)
-        with pytest.raises(StoreError, match=rf"{name}' is damaged: it does not fit its checksum; {remedy}"):
-            Store(acts)
-
-
-def test_a_record_that_is_no_json_says_how_to_get_it_back(acts):
-    (acts / "units" / "00000001.json").write_bytes(b"{")
-    with pytest.raises(StoreError, match=r"00000001.json' is damaged.*; remove it and run the harvest again"):
-        Store(acts)
-
-
-def test_names_that_are_no_records_are_passed_over(acts):
-    for name in ("000000000.json", "0.json", "00000002.json.tmp", "notes.txt", "٠٠٠٠٠٠٠٢.json", "-0000002.json"):
-        (acts / "units" / name).write_text("{}")
-    (acts / "more").mkdir()
-    (acts / "more" / "0001").mkdir()
-    (acts / "more" / "notes").mkdir()
-    assert Store(acts).samples == 4
-
-
 def test_a_folder_or_file_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     for name in ("nothing", "file", "."):
@@ -414,21 +212,8 @@ def test_a_folder_or_file_that_is_no_store_is_refused(tmp_path):
             Store(tmp_path / name)
 
 
-def test_a_unit_too_many_is_refused(acts):
-    shutil.copy(acts / "units" / "00000001.json", acts / "units" / "00000002.json")
-    with pytest.raises(StoreError, match="it is of unit 1"):
-        Store(acts)
-    told = seal({**json.loads((acts / "units" / "00000001.json").read_bytes()), "unit": 2, "first": 4})
-    (acts / "units" / "00000002.json").write_bytes(told)
-    for found in files(acts / "data"):
-        if found.name.startswith("00000001"):
-            shutil.copy(found, found.with_name(found.name.replace("00000001", "00000002")))
-    with pytest.raises(StoreError, match="has a unit 2, but should have 2 in all"):
-        Store(acts, partial=True)
-
-
 def test_a_reader_during_writing_sees_whole_units_only(tmp_path):
-    root = place(tmp_path / "acts")
+    root = open_storage(tmp_path / "acts")
     array = (Array("h", torch.int64, (64,)),)
     told = begin(root, Manifest({}, array, 8))
     reader = subprocess.Popen([sys.executable, "-c", READER, root.path], stdout=subprocess.PIPE, text=True)

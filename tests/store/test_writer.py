@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hookline._store.manifest import Array, Manifest, data_name
-from hookline._store.places import place
+from hookline._store.begin import begin, begin_part
+from hookline._store.manifest import Array, Manifest, committed, data_name
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, committed, sweep
+from hookline._store.writer import Unit, sweep
 from hookline.errors import StoreError
 
 ARRAYS = (Array("h.0", torch.bfloat16, (4,)), Array("loss", torch.complex64, ()), Array("é" * 3000, torch.bool, (2, 3)))
@@ -23,7 +24,7 @@ ARRAYS = (Array("h.0", torch.bfloat16, (4,)), Array("loss", torch.complex64, ())
 
 @pytest.fixture
 def acts(tmp_path):
-    return place(tmp_path / "acts")
+    return open_storage(tmp_path / "acts")
 
 
 def manifest(arrays=ARRAYS, units=2, **spec):

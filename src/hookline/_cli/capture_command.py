@@ -14,10 +14,11 @@ import typer
 from torch import nn
 
 import hookline as hl
-from hookline._cli.inputs import Given, Wanted, asks_for_gradients, given, labelled, loss_of, names_the_last
-from hookline._cli.inputs import Loss as LossFunction
-from hookline._cli.models import Manner, model_of
-from hookline._cli.output import (
+from hookline._cli.inputs import InputRequest, ModelInput, model_input, names_the_last
+from hookline._cli.losses import LossFunction, asks_for_gradients, labelled, loss_of
+from hookline._cli.models import ModelOptions, model_of
+from hookline._cli.output import note, say, say_json, working
+from hookline._cli.shared_options import (
     Attention,
     Column,
     Device,
@@ -32,10 +33,6 @@ from hookline._cli.output import (
     Shape,
     Text,
     TrustRemoteCode,
-    note,
-    say,
-    say_json,
-    working,
 )
 from hookline._cli.show_command import entry_of
 from hookline.errors import HooklineError, HooklineWarning, NeverFired, NotCaptured, StoreError
@@ -86,14 +83,14 @@ def capture(
     show` and `hookline explore` read it, and hl.Cache.load.
     """
     left = names_the_last(at)
-    wanted = Wanted(
+    wanted = InputRequest(
         model, input, text or (), shape or (), processor, column, samples, max_length, left, trust_remote_code
     )
     runs = [(to, wanted)]
     if against is not None or against_text:
         runs.append((beside(to), replace(wanted, input=against, text=against_text or (), shape=())))
     with working():
-        found = captured(runs, Manner(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite)
+        found = captured(runs, ModelOptions(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite)
     if json:
         entries = [{"file": str(path), "sites": [entry_of(acts, site) for site in acts]} for path, acts in found]
         say_json(entries[0] if len(entries) == 1 else {**entries[0], "against": entries[1]})
@@ -104,14 +101,14 @@ def capture(
 
 
 def captured(
-    runs: Sequence[tuple[Path, Wanted]],
-    manner: Manner,
+    runs: Sequence[tuple[Path, InputRequest]],
+    model_options: ModelOptions,
     at: Sequence[str],
     loss: str | None,
     keep: str,
     overwrite: bool,
 ) -> list[tuple[Path, hl.Cache]]:
-    """Run a model on each input, and write what passed. A file that may not be written is told before."""
+    """Run a model on each input, and write what passed. A file that can't be written is refused first."""
     for path, wanted in runs:
         _check(path, wanted, overwrite)
     calls = _calls(keep)
@@ -119,8 +116,8 @@ def captured(
     if loss is not None and not asks_for_gradients(at):
         near = f"{at[0].partition(':')[0].partition('[')[0]}:grad_output"
         raise HooklineError(f"--loss is for gradients, and no --at names one; add --at '{near}', or leave --loss out")
-    net = model_of(runs[0][1].model, manner)()
-    entries = [labelled(given(wanted, net), loss) for _, wanted in runs]
+    net = model_of(runs[0][1].model, model_options)()
+    entries = [labelled(model_input(wanted, net), loss) for _, wanted in runs]
     found = [(path, caught(net, entry, at, backward, calls)) for (path, _), entry in zip(runs, entries, strict=True)]
     for path, acts in found:
         acts.save(path, overwrite=overwrite)
@@ -128,10 +125,10 @@ def captured(
 
 
 def caught(
-    net: nn.Module, entry: Given, at: Sequence[str], loss: LossFunction | None = None, keep: Any = "last"
+    net: nn.Module, entry: ModelInput, at: Sequence[str], loss: LossFunction | None = None, keep: Any = "last"
 ) -> hl.Cache:
     """Return what passes in one run."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", HooklineWarning)
         try:
             with torch.set_grad_enabled(loss is not None), hl.capture(net, *at, keep=keep) as acts:
@@ -141,18 +138,18 @@ def caught(
         except NeverFired as error:
             raise NeverFired(_hinted(str(error))) from error
     for where in at:
-        _check_passed(where, acts, [str(one.message) for one in told if one.category is HooklineWarning])
-    for one in told:
+        _check_passed(where, acts, [str(one.message) for one in warned if one.category is HooklineWarning])
+    for one in warned:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return acts
 
 
-def _check_passed(where: str, acts: hl.Cache, told: Sequence[str]) -> None:
+def _check_passed(where: str, acts: hl.Cache, warned: Sequence[str]) -> None:
     """Refuse a pattern that matches places of which none fired: what would be kept of it is nothing."""
     try:
         acts.select(where)
     except NotCaptured as error:
-        raise NeverFired(f"nothing passed {where!r}: {_hinted(told[0]) if told else error}") from None
+        raise NeverFired(f"nothing passed {where!r}: {_hinted(warned[0]) if warned else error}") from None
 
 
 def _hinted(text: str) -> str:
@@ -169,7 +166,7 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.against{path.suffix}")
 
 
-def _check(path: Path, wanted: Wanted, overwrite: bool) -> None:
+def _check(path: Path, wanted: InputRequest, overwrite: bool) -> None:
     if not wanted:
         raise HooklineError("nothing goes in: give --input FILE, --text WORDS or --shape SIZES")
     if path.exists() and not overwrite:

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 import hookline as hl
-from hookline._cli.inputs import Wanted, given, labelled, loss_of
-from hookline._cli.models import Made, Manner, is_function, model_of
-from hookline._cli.output import (
+from hookline._cli.inputs import InputRequest, model_input
+from hookline._cli.losses import labelled, loss_of
+from hookline._cli.models import ModelOptions, UserModel, is_function, model_of
+from hookline._cli.output import say, say_json, working
+from hookline._cli.shared_options import (
     Attention,
     Column,
     Device,
@@ -28,9 +30,6 @@ from hookline._cli.output import (
     Shape,
     Text,
     TrustRemoteCode,
-    say,
-    say_json,
-    working,
 )
 from hookline._cli.show_command import is_store
 from hookline.errors import HooklineError
@@ -89,8 +88,8 @@ def explore(
     and every module's output is on the page.
     """
     trusted = trust_remote_code
-    wanted = Wanted(file, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
-    manner = Manner(device, dtype, attention, trusted)
+    wanted = InputRequest(file, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
+    model_options = ModelOptions(device, dtype, attention, trusted)
     options: dict[str, Any] = {"at": at or None, "title": title}
     with working():
         if Path(file).suffix.lower() in _PAGES:
@@ -102,14 +101,14 @@ def explore(
             if model is not None:
                 raise HooklineError(f"{file!r} is a model itself; leave --model out")
             second = replace(wanted, input=against, text=against_text or (), shape=())
-            page = run_page(wanted, second, manner, loss, to or Path("report.html"), options)
+            page = run_page(wanted, second, model_options, loss, to or Path("report.html"), options)
         else:
             _refuse_runs(file, wanted, against_text, loss)
             if model is None:
                 _refuse_idle(file, {"--attention": attention, "--dtype": dtype, "--device": device})
             _refuse_idle(file, {"--processor": processor, "--column": column, "--samples": samples,
                                 "--max-length": max_length})  # fmt: skip
-            page = file_page(file, against, model, manner, to or Path(f"{_stem(file)}.html"), options)
+            page = file_page(file, against, model, model_options, to or Path(f"{_stem(file)}.html"), options)
         opened = shown(page, False if json and open is None else open)
     if json:
         say_json({"page": str(page), "opened": opened})
@@ -128,14 +127,19 @@ def is_model(file: str) -> bool:
 
 
 def run_page(
-    wanted: Wanted, second: Wanted, manner: Manner, loss: str | None, to: Path, options: dict[str, Any]
+    wanted: InputRequest,
+    second: InputRequest,
+    model_options: ModelOptions,
+    loss: str | None,
+    to: Path,
+    options: dict[str, Any],
 ) -> Path:
     """Run a model once or twice, and write the page of it."""
     if not wanted:
         raise HooklineError(_what_is_missing(wanted.model))
-    net = model_of(wanted.model, manner)()
-    first = labelled(given(wanted, net), loss)
-    other = labelled(given(second, net), loss) if second else None
+    net = model_of(wanted.model, model_options)()
+    first = labelled(model_input(wanted, net), loss)
+    other = labelled(model_input(second, net), loss) if second else None
     backward = loss_of(loss, options["at"] or ())
     return Path(
         hl.explore(
@@ -186,15 +190,15 @@ def _cut(name: str) -> str:
 
 
 def file_page(
-    file: str, against: str | None, model: str | None, manner: Manner, to: Path, options: dict[str, Any]
+    file: str, against: str | None, model: str | None, model_options: ModelOptions, to: Path, options: dict[str, Any]
 ) -> Path:
     """Write the page of something that was kept."""
     if not (Path(file).exists() or "://" in file):
         raise HooklineError(f"{file!r} is not a file or folder")
     net = None
     if model is not None:
-        maker = model_of(model, manner)
-        net = maker() if isinstance(maker, Made) else maker.empty()
+        maker = model_of(model, model_options)
+        net = maker() if isinstance(maker, UserModel) else maker.empty()
     names = None if against is None else [_stem(file), _stem(against)]
     return Path(hl.explore(file, to=to, against=against, model=net, names=names, **options))
 
@@ -215,7 +219,7 @@ def is_watched() -> bool:
     return has_screen and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
 
 
-def _refuse_runs(file: str, wanted: Wanted, against_text: list[str] | None, loss: str | None) -> None:
+def _refuse_runs(file: str, wanted: InputRequest, against_text: list[str] | None, loss: str | None) -> None:
     """Refuse what only a model can be given."""
     if wanted or against_text or loss:
         raise HooklineError(f"{file!r} is not a model: --input, --text, --shape and --loss are for one that is to run")

@@ -11,29 +11,20 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from hookline._cli.inputs import TENSORS, asks_for_gradients, names_the_last, position_of, samples_of
-from hookline._cli.models import Manner, dtype_of, is_function, model_of, named
-from hookline._cli.output import (
-    Attention,
-    Column,
-    Device,
-    Json,
-    MaxLength,
-    Model,
-    Processor,
-    TrustRemoteCode,
-    say,
-    say_json,
-    working,
-)
+from hookline._cli.inputs import TENSORS, names_the_last, position_of, samples_of
+from hookline._cli.losses import asks_for_gradients
+from hookline._cli.models import ModelOptions, is_function, model_of, named
+from hookline._cli.output import say, say_json, working
+from hookline._cli.shared_options import Attention, Column, Device, Json, MaxLength, Model, Processor, TrustRemoteCode
 from hookline._cli.show_command import array_of
 from hookline._harvest.generation import Generation
-from hookline._harvest.launched import ranks
-from hookline._harvest.plan import Estimate, Harvest
+from hookline._harvest.harvest import Harvest
+from hookline._harvest.job import Estimate
+from hookline._harvest.row_choice import Rule
+from hookline._harvest.sharing import ranks
 from hookline._harvest.texts import Texts
-from hookline._harvest.tokens import Rule
 from hookline._store.manifest import MANIFEST
-from hookline._store.places import place
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline.errors import HooklineError, StoreError
 
@@ -185,12 +176,12 @@ def plan_of(task: Task) -> Harvest:
     call = None if task.generate is None else Generation(max_new_tokens=task.generate)
     data = data_of(task)
     return Harvest(
-        model_of(task.model, Manner(task.device, attention=task.attention, trusted=task.trust_remote_code)),
+        model_of(task.model, ModelOptions(task.device, attention=task.attention, trusted=task.trust_remote_code)),
         data,
         *task.at,
         to=task.to,
         rows=task.rows or rows_of(task, data),
-        dtype=None if task.dtype is None else dtype_of(task.dtype),
+        dtype=task.dtype,
         columns={name: _column(name, call) for name in task.also} or None,
         call=call,
         loss=_own_loss if asks_for_gradients(task.at) else None,
@@ -222,7 +213,7 @@ def _column(name: str, call: Generation | None) -> Any:
 
 
 def rows_of(task: Task, data: Any) -> Rule | dict[str, Rule]:
-    """Return what a row is where nobody said: of texts a token, unless the place names one position of them."""
+    """Return what a row is if --rows was not given: a token of a text, unless the place names one position."""
     if not isinstance(data, Texts):
         return "batch"
     rules: dict[str, Rule] = {where: "tokens" if position_of(where) is None else "batch" for where in task.at}
@@ -255,10 +246,10 @@ def data_of(task: Task) -> Any:
 
 
 def _check_target(task: Task) -> None:
-    """Refuse to go on with a store unasked. Ranks of one launch all come here, and whoever is first begins it."""
+    """Refuse to go on with a store without --resume. Of the ranks of one launch, the first begins the store."""
     if task.resume or task.append or ranks()[1] > 1:
         return
-    names = place(task.to).names("")
+    names = open_storage(task.to).names("")
     if MANIFEST in names:
         raise StoreError(f"{task.to!r} has a store already; --resume goes on with it, --append adds to it")
     if names:

@@ -1,10 +1,15 @@
-"""What a model of transformers can be tried with where nobody gave an input: numbers of the shape it expects."""
+"""What goes into the model of a command: --input, --text and --shape become its arguments.
+
+`InputRequest` is what was asked for, `ModelInput` what the model is called with, and `model_input` makes one of the
+other. Texts and images go through the model's own processor (`samples_of`). Where nothing was asked for,
+`example_input` makes numbers of the shape that a model of transformers expects.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._cli.models import dtype_of, is_function, loaded, named, transformers
+from hookline._cli.models import is_function, loaded, named, transformers
 from hookline._cli.output import note
 from hookline._harvest.images import SUFFIXES, Images
+from hookline._harvest.padding import named_positions
 from hookline._harvest.texts import Texts
-from hookline._harvest.tokens import NO_LABEL, named_positions
-from hookline._kernel import leaves, map_tensors, parse
+from hookline._kernel import dtype_of, leaves, map_tensors, parse
 from hookline._tables import count
 from hookline.errors import HooklineError, did_you_mean
 
@@ -105,7 +110,7 @@ TENSORS = (".safetensors", ".npy", ".npz")  # Files of them.
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InputRequest:
     """What was asked to go into a model."""
 
     model: str
@@ -129,7 +134,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Given:
+class ModelInput:
     """What a model is called with: arguments or keywords; of texts, the tokens too, a list for each."""
 
     args: tuple[Any, ...] = ()
@@ -146,13 +151,13 @@ class Given:
         """Run the model."""
         return model(*self.args, **(self.kwargs or {}))
 
-    def without_cache(self, model: nn.Module) -> Given:
+    def without_cache(self, model: nn.Module) -> ModelInput:
         """Return the same for one forward, after which nothing is written: no keys and values need be kept."""
         if self.kwargs is None or not hasattr(model, "config") or "use_cache" not in arguments_of(model).names:
             return self
         return replace(self, kwargs={"use_cache": False, **self.kwargs})
 
-    def fitted(self, model: nn.Module) -> Given:
+    def fitted(self, model: nn.Module) -> ModelInput:
         """Return the same where the model is, its floats in the model's dtype."""
         weights = next((one for one in model.parameters() if one.is_floating_point()), None)
         if weights is None:
@@ -173,7 +178,7 @@ class Given:
         return replace(self, args=args, kwargs=kwargs)
 
 
-def given(wanted: Wanted, model: nn.Module) -> Given:
+def model_input(wanted: InputRequest, model: nn.Module) -> ModelInput:
     """Return what was asked for, where the model is."""
     kinds = [wanted.input is not None or bool(wanted.text), bool(wanted.shape)]
     if all(kinds):
@@ -190,7 +195,7 @@ def given(wanted: Wanted, model: nn.Module) -> Given:
     return found.without_cache(model).fitted(model)
 
 
-def _refuse_for_tensors(wanted: Wanted, name: str) -> None:
+def _refuse_for_tensors(wanted: InputRequest, name: str) -> None:
     """Refuse options about texts and images for tensors, which go in as they are."""
     options = {
         "--samples": wanted.samples,
@@ -203,7 +208,7 @@ def _refuse_for_tensors(wanted: Wanted, name: str) -> None:
             raise HooklineError(f"{option} is for texts and images, and {name!r} goes in as it is; leave it out")
 
 
-def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
+def _of_name(wanted: InputRequest, name: str, model: nn.Module) -> ModelInput:
     """Read an input by the kind of its file."""
     path, suffix = Path(name), Path(name).suffix.lower()
     if is_function(name) or suffix in TENSORS:
@@ -216,7 +221,7 @@ def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
         return _of_tensors(name, _safetensors(path), model)
     if suffix in (".npy", ".npz"):
         arrays = _arrays(path)
-        return Given((arrays,)) if isinstance(arrays, Tensor) else _of_tensors(name, arrays, model)
+        return ModelInput((arrays,)) if isinstance(arrays, Tensor) else _of_tensors(name, arrays, model)
     if not path.is_dir() and suffix not in (*_TEXTS, *SUFFIXES):
         raise HooklineError(f"{name!r} is not an input that hookline reads; give {_ACCEPTED}")
     data = samples_of(
@@ -231,12 +236,12 @@ def _of_name(wanted: Wanted, name: str, model: nn.Module) -> Given:
     return _of_samples(wanted, name, data, model)
 
 
-def _of_value(name: str, value: Any) -> Given:
+def _of_value(name: str, value: Any) -> ModelInput:
     """Return what a function gave: the keywords as a mapping, the arguments as a tuple, or the only one."""
     if isinstance(value, Mapping):
-        return Given(kwargs=dict(value))
+        return ModelInput(kwargs=dict(value))
     if isinstance(value, (tuple, Tensor)):
-        return Given(value if isinstance(value, tuple) else (value,))
+        return ModelInput(value if isinstance(value, tuple) else (value,))
     raise HooklineError(f"{name!r} gives {type(value).__name__}; a tensor, a tuple or a dict of arguments is needed")
 
 
@@ -267,22 +272,22 @@ def _arrays(path: Path) -> Tensor | dict[str, Tensor]:
         raise HooklineError(f"{str(path)!r} holds no array that torch has: {first}") from error
 
 
-def _of_tensors(name: str, tensors: dict[str, Tensor], model: nn.Module) -> Given:
+def _of_tensors(name: str, tensors: dict[str, Tensor], model: nn.Module) -> ModelInput:
     """Return tensors as the arguments that their names mean."""
     takes = arguments_of(model)
     strange = [one for one in tensors if one not in takes.names]
     some_fit = len(strange) < len(tensors) or not takes.names
     if not strange or (takes.any_keyword and some_fit):
-        return Given(kwargs=tensors)
+        return ModelInput(kwargs=tensors)
     if tensors and all(one.isdecimal() for one in tensors):
-        return Given(tuple(tensors[one] for one in sorted(tensors, key=int)))
+        return ModelInput(tuple(tensors[one] for one in sorted(tensors, key=int)))
     if len(tensors) == 1 and takes.needs <= 1:
-        return Given(tuple(tensors.values()))
+        return ModelInput(tuple(tensors.values()))
     near = did_you_mean(strange[0], takes.names)
     raise HooklineError(f"{name!r} has {strange[0]!r}, and {takes}{near}")
 
 
-def _of_samples(wanted: Wanted, name: str, data: Texts | Images, model: nn.Module) -> Given:
+def _of_samples(wanted: InputRequest, name: str, data: Texts | Images, model: nn.Module) -> ModelInput:
     """Return all samples as one batch, or so many as were asked for."""
     taken = len(data) if wanted.samples is None else min(wanted.samples, len(data))
     if wanted.samples is None and taken > _MOST:
@@ -293,13 +298,13 @@ def _of_samples(wanted: Wanted, name: str, data: Texts | Images, model: nn.Modul
     if not taken:
         raise HooklineError(f"{name!r} is empty")
     if isinstance(data, Images):
-        return Given(kwargs=data.collate([data[index] for index in range(taken)]), is_processed=True)
+        return ModelInput(kwargs=data.collate([data[index] for index in range(taken)]), is_processed=True)
     batch = data.collate(data.__getitems__(range(taken)))
     words = [[data.tokenizer.decode([number]) for number in row] for row in batch["input_ids"].tolist()]
-    return Given(kwargs=_begun(data.keywords(model, batch), model), tokens=words, is_processed=True)
+    return ModelInput(kwargs=_begun(data.keywords(model, batch), model), tokens=words, is_processed=True)
 
 
-def _written(wanted: Wanted, model: nn.Module) -> Given:
+def _written(wanted: InputRequest, model: nn.Module) -> ModelInput:
     """Return texts of the command line, with images beside them if there are any."""
     texts, shown = list(wanted.text), f"--text {wanted.text[0]}"
     if wanted.input is None:
@@ -313,7 +318,7 @@ def _written(wanted: Wanted, model: nn.Module) -> Given:
     found = dict(processor(text=texts, images=images, return_tensors="pt", padding=True))
     tokenizer = getattr(processor, "tokenizer", processor)
     words = [[tokenizer.decode([number]) for number in row] for row in found["input_ids"].tolist()]
-    return Given(kwargs=found, tokens=words, is_processed=True)
+    return ModelInput(kwargs=found, tokens=words, is_processed=True)
 
 
 def _begun(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -325,7 +330,7 @@ def _begun(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     return {**keywords, "decoder_input_ids": torch.full((len(keywords["input_ids"]), 1), start)}
 
 
-def _shaped(shapes: Sequence[str]) -> Given:
+def _shaped(shapes: Sequence[str]) -> ModelInput:
     """Return numbers of some shapes: floats from a normal distribution, always the same ones; integers are zeros."""
     numbers = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
@@ -334,18 +339,18 @@ def _shaped(shapes: Sequence[str]) -> Given:
         if read is None:
             raise HooklineError(f"--shape {text}: write 1,3,224,224 or ids=2,6:int64")
         sizes = [int(size) for size in read["sizes"].split(",")]
-        dtype = dtype_of(read["dtype"] or "float32")
+        dtype = dtype_of(read["dtype"] or "float32", "shape")
         is_float = dtype.is_floating_point
         made = torch.randn(sizes, generator=numbers).to(dtype) if is_float else torch.zeros(sizes, dtype=dtype)
         found[read["name"] or str(len(found))] = made
     unnamed = [one.isdecimal() for one in found]
     if any(unnamed) and not all(unnamed):
         raise HooklineError("--shape: give all of them a name, or none")
-    return Given(tuple(found.values())) if all(unnamed) else Given(kwargs=found)
+    return ModelInput(tuple(found.values())) if all(unnamed) else ModelInput(kwargs=found)
 
 
 @dataclass(frozen=True)
-class Arguments:
+class ForwardArguments:
     """What the forward of a model takes."""
 
     owner: str
@@ -357,12 +362,12 @@ class Arguments:
         return f"{self.owner}.forward takes {', '.join(map(repr, self.names)) or 'no argument by name'}"
 
 
-def arguments_of(model: nn.Module) -> Arguments:
+def arguments_of(model: nn.Module) -> ForwardArguments:
     """Return what the forward of a model takes."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     needs = [one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD,)]
-    return Arguments(
+    return ForwardArguments(
         type(model).__name__,
         tuple(one.name for one in by_name),
         len(needs),
@@ -370,66 +375,10 @@ def arguments_of(model: nn.Module) -> Arguments:
     )
 
 
-Loss = Callable[[Any], Tensor]
-
-
-def labelled(given: Given, loss: str | None) -> Given:
-    """Return an input with the labels of a language model, if that is its loss: its own tokens, without padding."""
-    if loss != "lm" or "labels" in (given.kwargs or {}):
-        return given
-    if given.kwargs is None or "input_ids" not in given.kwargs:
-        raise HooklineError("--loss lm is for texts: the labels are the tokens that go in")
-    labels = given.kwargs["input_ids"]
-    if "attention_mask" in given.kwargs:
-        labels = labels.masked_fill(given.kwargs["attention_mask"] == 0, NO_LABEL)
-    return replace(given, kwargs={**given.kwargs, "labels": labels})
-
-
-def asks_for_gradients(at: Sequence[str]) -> list[str]:
-    """Return those of some places that are gradients."""
-    return [where for where in at if parse(where).at("").is_gradient]
-
-
-def loss_of(name: str | None, at: Sequence[str]) -> Loss | None:
-    """Return what makes one number of an output, or None where nothing asks for gradients."""
-    if name is None:
-        wanted = asks_for_gradients(at)
-        return _needed(wanted[0]) if wanted else None
-    if name == "lm":
-        return _needed("--loss lm")
-    if name == "sum":
-        return _sum
-    if is_function(name):
-        found: Loss = named(name)
-        return found
-    raise HooklineError(f"--loss {name}: it is lm, sum, or module:function")
-
-
-def _needed(why: str) -> Loss:
-    def loss(output: Any) -> Tensor:
-        """The loss that a model of transformers gives where it has labels."""
-        found = getattr(output, "loss", None)
-        if not isinstance(found, Tensor):
-            raise HooklineError(
-                f"{why!r} needs a loss, and the output has none; give --loss lm, --loss sum or --loss module:function"
-            )
-        return found
-
-    return loss
-
-
-def _sum(output: Any) -> Tensor:
-    """The sum of the output, of which several tensors are judged by the first."""
-    found = next((one for one in leaves(output) if one.is_floating_point()), None)
-    if found is None:
-        raise HooklineError("--loss sum: the output holds no floats")
-    return found.sum()
-
-
 _TOKENS = 8
 
 
-def dummy(model: nn.Module) -> Given:
+def example_input(model: nn.Module) -> ModelInput:
     """Return an input that a model says to take, or refuse and say what to give."""
     config = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
@@ -437,7 +386,7 @@ def dummy(model: nn.Module) -> Given:
     made = makers[main](config) if main in makers and config is not None else {}
     if not made:
         raise HooklineError(f"{arguments_of(model)}: give --input FILE, or --shape 1,3,224,224 for the first of them")
-    return Given(kwargs=_begun_dummy(made, config), is_processed=True).without_cache(model)
+    return ModelInput(kwargs=_begun_dummy(made, config), is_processed=True).without_cache(model)
 
 
 def _tokens(config: Any) -> dict[str, Tensor]:

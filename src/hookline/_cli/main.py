@@ -1,8 +1,8 @@
 """The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `demo`.
 
-Each command is a function in a file of its own in `commands`. Here they are put together, and whatever goes wrong
-becomes one line on stderr and an exit status: 1 hookline refused, or something failed; 2 the line makes no sense; 130
-interrupted. typer is an extra, so nothing touches it before `main` has made sure that it is there.
+Each command is a function in a file of its own: `scan` in `scan_command.py`. This file puts them together. Whatever
+goes wrong becomes one line on stderr and an exit status: 1 if hookline refused or something failed, 2 if the command
+line makes no sense, 130 if it was interrupted. typer is an optional dependency: `main` checks that it is installed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(epilog=_examples(EXAMPLES))(options)
     for name in names:
-        module = importlib.import_module(f"hookline._cli.{name}")
+        module = importlib.import_module(f"hookline._cli.{name}_command")
         app.command(name, epilog=_examples(module.EXAMPLES))(guarded(getattr(module, name)))
     return app
 
@@ -163,7 +163,7 @@ def _show_warning(
 
 
 def _flush() -> None:
-    """Write out what is left; where nobody reads on, as in `hookline show x | head`, be quiet."""
+    """Write out what is left. Say nothing if the reader has gone, as in `hookline show x | head`."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

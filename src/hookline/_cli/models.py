@@ -1,6 +1,7 @@
-"""MODEL on a command line: `module:name`, a checkpoint or config of transformers.
+"""MODEL on a command line: `module:name`, or a checkpoint or config.json of transformers.
 
-Each is a small object that makes the model where it is called, and can travel to another process.
+Each becomes a small object that makes the model where it is called, and can be pickled. `named` imports what
+`module:name` means, for --data, --input and --loss too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from torch import nn
 
 from hookline._cli.output import note
-from hookline._kernel import DTYPES
+from hookline._kernel import dtype_of
 from hookline.errors import HooklineError, did_you_mean
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")  # And no "C:\data" or "s3://bucket".
@@ -44,8 +45,8 @@ def named(name: str) -> Any:
     try:
         found: Any = _loaded_file(Path(module)) if in_a_file else importlib.import_module(module)
     except (ImportError, FileNotFoundError) as error:
-        told = "name a function in a module that can be imported from here, or in a file, as in folder/mine.py:net"
-        raise HooklineError(f"{name!r}: {error}; {told}") from error
+        remedy = "name a function in a module that can be imported from here, or in a file, as in folder/mine.py:net"
+        raise HooklineError(f"{name!r}: {error}; {remedy}") from error
     where = "" if in_a_file else _elsewhere(found)
     for part in path.split("."):
         if not hasattr(found, part):
@@ -102,17 +103,8 @@ def _find_modules_of(folder: str) -> None:
         sys.path.insert(max(places, default=-1) + 1, folder)
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return a dtype by its name, with or without "torch." before it."""
-    known = {text.removeprefix("torch."): dtype for text, dtype in DTYPES.items()}
-    wanted = name.removeprefix("torch.")
-    if wanted not in known:
-        raise HooklineError(f"{name!r} is not a dtype{did_you_mean(wanted, known)}")
-    return known[wanted]
-
-
 def transformers() -> Any:
-    """Return the package, with no bar of its own where nobody looks."""
+    """Return the package, without its progress bars unless there is a terminal."""
     try:
         import transformers
     except ImportError:
@@ -126,14 +118,14 @@ def transformers() -> Any:
 def loaded(kind: Any, name: str, *, trusted: bool, **options: Any) -> Any:
     """Load something of transformers; what it has to say of a failure is many lines.
 
-    The code that a checkpoint brings along is run only if it is trusted. Unless it is told, transformers would ask.
+    The code that a checkpoint brings along is run only if it is trusted. Without this, transformers would ask the user.
     """
     try:
         return kind.from_pretrained(name, trust_remote_code=trusted, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         if "trust_remote_code" in str(error):
-            told = "brings Python code of its own; look at it, and give --trust-remote-code to run it"
-            raise HooklineError(f"{name!r} {told}") from error
+            remedy = "brings Python code of its own; look at it, and give --trust-remote-code to run it"
+            raise HooklineError(f"{name!r} {remedy}") from error
         first = str(error).strip().partition("\n")[0]
         where = "" if os.path.exists(name) else "there is no such folder here, and elsewhere: "
         raise HooklineError(f"{kind.__name__} can't load {name!r}: {where}{first}") from error
@@ -144,7 +136,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Manner:
+class ModelOptions:
     """How a model is to run: where, in which dtype, and which of its kinds of attention it takes."""
 
     device: str | None = None
@@ -153,8 +145,8 @@ class Manner:
     trusted: bool = False  # Whether the code that a checkpoint brings along may run.
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What transformers is told."""
+    def for_transformers(self) -> dict[str, Any]:
+        """The options for `from_pretrained`."""
         attention = {} if self.attention is None else {"attn_implementation": self.attention}
         return {"trusted": self.trusted, **attention}
 
@@ -177,45 +169,45 @@ class Manner:
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedModel:
     """A model of transformers, loaded where it is to run: the class it was saved as, so that names are those it has."""
 
     name: str
-    manner: Manner
+    options: ModelOptions
 
     def __call__(self) -> nn.Module:
-        kind = _kind(_config(self.name, self.manner))
-        return self.manner.placed(loaded(kind, self.name, **self.manner.options))
+        kind = _kind(_config(self.name, self.options))
+        return self.options.placed(loaded(kind, self.name, **self.options.for_transformers))
 
     def empty(self) -> nn.Module:
         """Return the model without any numbers: enough to see what it would do."""
         with torch.device("meta"):
-            return self.manner.cast(_built(_config(self.name, self.manner), self.manner.trusted).eval())
+            return self.options.cast(_built(_config(self.name, self.options), self.options.trusted).eval())
 
 
 @dataclass(frozen=True)
-class Configured:
+class ConfigModel:
     """A model of a config of transformers, with random weights: the same ones each time."""
 
     name: str
-    manner: Manner
+    options: ModelOptions
 
     def __call__(self) -> nn.Module:
         note(f"{Path(self.name).name!r} is a config without weights: random ones are made, with seed {_SEED}")
         with _seeded():
-            return self.manner.placed(_built(_config(self.name, self.manner), self.manner.trusted))
+            return self.options.placed(_built(_config(self.name, self.options), self.options.trusted))
 
     def empty(self) -> nn.Module:
         """Return the model without any numbers: enough to see what it would do."""
-        return Pretrained(self.name, self.manner).empty()
+        return PretrainedModel(self.name, self.options).empty()
 
 
 @dataclass(frozen=True)
-class Made:
+class UserModel:
     """A model that a function or a class of the user makes, or that is there already."""
 
     name: str
-    manner: Manner
+    options: ModelOptions
 
     def __call__(self) -> nn.Module:
         with _seeded():  # A module may make a model as it is imported.
@@ -226,21 +218,21 @@ class Made:
                 found = found()
         if not isinstance(found, nn.Module):
             raise HooklineError(f"{self.name!r} gives {type(found).__name__}, no model")
-        if self.manner.attention is not None:
-            _choose_attention(self.name, found, self.manner.attention)
-        return self.manner.placed(found)
+        if self.options.attention is not None:
+            _choose_attention(self.name, found, self.options.attention)
+        return self.options.placed(found)
 
 
-Model = Pretrained | Configured | Made
+Model = PretrainedModel | ConfigModel | UserModel
 
 
-def model_of(name: str, manner: Manner) -> Model:
+def model_of(name: str, options: ModelOptions) -> Model:
     """Return what makes the model."""
     if is_function(name):
-        return Made(name, manner)
+        return UserModel(name, options)
     path = Path(name)
     known = str(path.absolute()) if path.exists() else name  # Another process may have another working folder.
-    return Configured(known, manner) if _has_no_weights(path) else Pretrained(known, manner)
+    return ConfigModel(known, options) if _has_no_weights(path) else PretrainedModel(known, options)
 
 
 def _has_no_weights(path: Path) -> bool:
@@ -251,8 +243,8 @@ def _has_no_weights(path: Path) -> bool:
     return is_config and not any(any(path.glob(weights)) for weights in _WEIGHTS)
 
 
-def _config(name: str, manner: Manner) -> Any:
-    return loaded(transformers().AutoConfig, name, **manner.options)
+def _config(name: str, options: ModelOptions) -> Any:
+    return loaded(transformers().AutoConfig, name, **options.for_transformers)
 
 
 def _kind(config: Any) -> Any:

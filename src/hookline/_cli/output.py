@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Write results to stdout, as tables or as JSON, and notes to stderr."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from hookline._kernel import WRITTEN_BITS, describe
-from hookline._tables import Table, Tabular
+from hookline._tables import Table, Tabular, table_of
 
 
 @contextmanager
@@ -30,12 +29,11 @@ def working() -> Iterator[None]:
 @contextmanager
 def _redirected_file() -> Iterator[None]:
     """Send what is written to the file of stdout to that of stderr, where both are files."""
-    try:
-        out, err = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr]
-        kept = os.dup(out)
-    except (AttributeError, OSError, ValueError):
+    descriptors = _descriptors()
+    if descriptors is None:
         yield
         return
+    out, err, kept = descriptors
     try:
         os.dup2(err, out)
         yield
@@ -44,9 +42,20 @@ def _redirected_file() -> Iterator[None]:
         os.close(kept)
 
 
+def _descriptors() -> tuple[int, int, int] | None:
+    """Return the file descriptors of stdout and stderr, and a duplicate of the first; None if one is not a file."""
+    if sys.__stdout__ is None or sys.__stderr__ is None:
+        return None
+    try:
+        out, err = sys.__stdout__.fileno(), sys.__stderr__.fileno()
+        return out, err, os.dup(out)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def say(result: Any, *, whole: bool = False) -> None:
     """Write a result: a table in a terminal as rich draws it, all else as plain text."""
-    shown = replace(result._table(), every="--all") if isinstance(result, Tabular) else result
+    shown = replace(table_of(result), every="--all") if isinstance(result, Tabular) else result
     if whole and isinstance(shown, Table):
         shown = shown.text(whole=True)
     if isinstance(shown, Table) and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
@@ -95,51 +104,3 @@ def _numbers(tensor: Tensor) -> Any:
     dense = tensor.detach().cpu()
     dense = dense.to_dense() if dense.layout is not torch.strided else dense
     return (dense.dequantize() if dense.is_quantized else dense).tolist()
-
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="module:name (a function, class or model), or a folder, name or config.json of transformers.",
-    ),
-]
-Input = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="What goes in: .safetensors (tensors by argument), .npy, texts (.txt, .jsonl), an image or a folder of "
-        "them, or module:function.",
-    ),
-]
-Text = Annotated[list[str] | None, typer.Option(metavar="WORDS", help="A text to go in. May be given several times.")]
-Shape = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="SIZES", help="Numbers of this shape go in: 1,3,224,224 or ids=2,6:int64. Once for each argument."
-    ),
-]
-Processor = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The tokenizer or image processor, if not the model's.")
-]
-Column = Annotated[str | None, typer.Option(metavar="NAME", help="The column or JSON field of the data.")]
-Samples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Take so many texts or images, the first ones.")]
-MaxLength = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cut texts after so many tokens.")]
-Attention = Annotated[
-    str | None, typer.Option(metavar="KIND", help="eager, sdpa, ...: eager makes the pattern, at '**/softmax'.")
-]
-Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="Run the model in this: bfloat16, float64, ...")]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the model runs; a GPU if there is one.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the Python code that a checkpoint brings along.")
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOSS",
-        help="Run backward, too, from: lm (each token predicts the next), sum (of the output), or module:function of "
-        "the output.",
-    ),
-]
-All = Annotated[bool, typer.Option("--all", help="Every row of a table: no blocks shown as one, none left out.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script, and nothing else.")]

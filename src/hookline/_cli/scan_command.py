@@ -10,9 +10,10 @@ import typer
 from torch import nn
 
 import hookline as hl
-from hookline._cli.inputs import Given, Wanted, dummy, given
-from hookline._cli.models import Made, Manner, model_of
-from hookline._cli.output import (
+from hookline._cli.inputs import InputRequest, ModelInput, example_input, model_input
+from hookline._cli.models import ModelOptions, UserModel, model_of
+from hookline._cli.output import say, say_json, working
+from hookline._cli.shared_options import (
     All,
     Attention,
     Column,
@@ -26,12 +27,10 @@ from hookline._cli.output import (
     Shape,
     Text,
     TrustRemoteCode,
-    say,
-    say_json,
-    working,
 )
 from hookline._scan.scan import Scan
 from hookline._scan.sites import Sites
+from hookline._tables import table_of
 from hookline.errors import HooklineError
 
 EXAMPLES = """
@@ -68,19 +67,21 @@ def scan(
     not even read. A model of transformers needs no input.
     """
     trusted = trust_remote_code
-    wanted = Wanted(model, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
+    wanted = InputRequest(
+        model, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted
+    )
     with working():
-        net, report = scanned(wanted, Manner("cpu", dtype, attention, trusted), at or ())
+        net, report = scanned(wanted, ModelOptions("cpu", dtype, attention, trusted), at or ())
     if json:
         say_json({"model": type(net).__name__, **listed(report)})
     else:
         say(report, whole=all)
 
 
-def scanned(wanted: Wanted, manner: Manner, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:
+def scanned(wanted: InputRequest, model_options: ModelOptions, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:
     """Return a model and what it would do: one of transformers without its weights, where that is enough."""
-    maker = model_of(wanted.model, manner)
-    if isinstance(maker, Made):
+    maker = model_of(wanted.model, model_options)
+    if isinstance(maker, UserModel):
         net = maker()
         return net, looked(net, entry_of(wanted, net), at)
     net = maker.empty()
@@ -94,12 +95,12 @@ def scanned(wanted: Wanted, manner: Manner, at: Sequence[str]) -> tuple[nn.Modul
         return net, looked(net, entry.fitted(net), at)
 
 
-def entry_of(wanted: Wanted, net: nn.Module) -> Given:
+def entry_of(wanted: InputRequest, net: nn.Module) -> ModelInput:
     """Return what goes in: what was asked for, or what the model itself says."""
-    return given(wanted, net) if wanted else dummy(net)
+    return model_input(wanted, net) if wanted else example_input(net)
 
 
-def looked(net: nn.Module, entry: Given, at: Sequence[str]) -> Scan | Sites:
+def looked(net: nn.Module, entry: ModelInput, at: Sequence[str]) -> Scan | Sites:
     """Return what modules do, or what passes at some places."""
     if at:
         return hl.sites(net, *at, run=entry.run)
@@ -111,7 +112,7 @@ def listed(report: Scan | Sites) -> dict[str, Any]:
     if isinstance(report, Scan):
         modules = [{**row._asdict(), "shape": _shapes(row.shape)} for row in report]
         return {"note": report.note, "modules": modules}
-    table = report._table()
+    table = table_of(report)
     passing = [
         {"site": str(site), "calls": int(str(row[1])), "value": row[2], "line": row[3]}
         for site, row in zip(report, table.rows, strict=True)

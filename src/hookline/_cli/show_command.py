@@ -11,10 +11,11 @@ import typer
 from torch import Tensor
 
 import hookline as hl
-from hookline._cli.output import All, Json, say, say_json
+from hookline._cli.output import say, say_json
+from hookline._cli.shared_options import All, Json
 from hookline._kernel import Stats, describe, leaves, numbers_of_pieces
 from hookline._store.manifest import MANIFEST
-from hookline._store.places import place
+from hookline._store.storage import open_storage
 from hookline._tables import Table
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 
@@ -58,7 +59,7 @@ def show(
 
 def is_store(file: str) -> bool:
     """Whether a path is that of a store."""
-    return "://" in file or (Path(file).is_dir() and MANIFEST in place(file).names(""))
+    return "://" in file or (Path(file).is_dir() and MANIFEST in open_storage(file).names(""))
 
 
 def cache_of(file: str) -> hl.Cache:

@@ -1,8 +1,13 @@
-"""What goes into the model: whatever was given, as numbered samples, in batches, in units."""
+"""The data of a harvest: whatever was given, as numbered samples, in batches, in units.
+
+`source` makes a `Source` of it: `Batches` of an iterable of batches, `NumberedSamples` of a dataset, a list, tensors or
+a DataLoader that goes through its dataset in order.
+"""
 
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import pickle
 from collections import deque
@@ -30,8 +35,8 @@ class Batch:
     failures: dict[int, Exception] = field(default_factory=dict)
 
 
-class Again:
-    """An iterable of batches made anew by a function each time; one has been made already."""
+class RepeatedIterable:
+    """An iterable of batches that a function makes again for each pass; the first one is made already."""
 
     def __init__(self, function: Callable[[], Iterable[Any]], made: Iterable[Any]) -> None:
         self.function = function
@@ -135,7 +140,7 @@ class Batches:
                 self._check_length(self._length or 0, more=True)
 
     def longer(self, first: int) -> float:
-        """Return 1: nobody knows before they come."""
+        """Return 1: how long samples are is not known before they come."""
         return 1.0
 
     def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
@@ -161,7 +166,7 @@ class Batches:
         if is_doubtful or any(tensor.dim() == 0 or len(tensor) != count for tensor in tensors):
             return [batch]
         return [
-            Batch([number], map_tensors(lambda tensor, at=index: tensor[at : at + 1], batch.value))  # type: ignore[misc]
+            Batch([number], map_tensors(operator.itemgetter(slice(index, index + 1)), batch.value))
             for index, number in enumerate(batch.samples)
         ]
 
@@ -215,7 +220,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 SPREAD = 32  # Samples of a dataset by which it is known again.
 
 
-class Columns:
+class ColumnsDataset:
     """Tensors (or lists) of the same length as a dataset: a sample is a dict with one of each."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
@@ -231,7 +236,7 @@ class Columns:
         return {name: column[index] for name, column in self.columns.items()}
 
 
-class Loaded:
+class FailureTolerantDataset:
     """A dataset that gives a batch of samples with those that failed, instead of failing."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
@@ -283,7 +288,7 @@ def _that_travels(failure: Exception) -> Exception:
     return RuntimeError(f"{type(failure).__name__}: {failure}")
 
 
-class Samples:
+class NumberedSamples:
     """A map-style dataset. Batches are made inside a unit, the same each time, in every process that asks."""
 
     def __init__(
@@ -300,7 +305,7 @@ class Samples:
             raise HooklineError(f"batch_size is a number of samples from 1 on, not {batch_size!r}")
         self.batch_size: int | None = batch_size
         self._dataset = dataset
-        self._loaded = Loaded(dataset, collate or default_collate)
+        self._loaded = FailureTolerantDataset(dataset, collate or default_collate)
         self._sorted = sort_by_length
         self._workers = _settings(loader)
         self.samples: int | None = len(dataset)
@@ -311,11 +316,11 @@ class Samples:
 
     def known(self) -> dict[str, Any]:
         """Return the dataset's own fingerprint, or some of its samples'."""
-        told = {"samples": self.samples, "collate": function_text(_alone(self._loaded.collate))}
+        known = {"samples": self.samples, "collate": function_text(_alone(self._loaded.collate))}
         own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
         if own is not None:
-            return {**told, "fingerprint": str(own() if callable(own) else own)}
-        return {**told, "digest": digest([self._safe(number) for number in self._spread()])}
+            return {**known, "fingerprint": str(own() if callable(own) else own)}
+        return {**known, "digest": digest([self._safe(number) for number in self._spread()])}
 
     def _spread(self) -> list[int]:
         """Return the numbers of some samples from all over the data."""
@@ -325,7 +330,7 @@ class Samples:
     def _safe(self, number: int) -> Any:
         try:
             return self._dataset[number]
-        except Exception:  # It will be met again, and told of then.
+        except Exception:  # The error comes again, and is reported, when the sample is loaded for the model.
             return None
 
     def first(self) -> Batch:
@@ -481,20 +486,20 @@ def source(
         raise HooklineError(f"data= is {data!r:.60}; for the texts of a file give hl.Texts(path, tokenizer)")
     if callable(data) and not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         made = data()
-        data = Again(data, made) if isinstance(made, Iterator) else made
+        data = RepeatedIterable(data, made) if isinstance(made, Iterator) else made
     if isinstance(data, DataLoader):
         return _of_loader(data, batch_size, collate, sort_by_length)
     if batch_size is None and hasattr(data, "collate") and hasattr(data, "fingerprint"):
         batch_size = getattr(data, "batch_size", None)
     if batch_size is not None:
         if isinstance(data, Mapping):
-            data = Columns(data)
+            data = ColumnsDataset(data)
         if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             raise HooklineError(
                 f"batch_size= needs numbered samples (a dataset, a list, a tensor), but {type(data).__name__} has no "
                 "length and index; give an iterable of batches, without batch_size"
             )
-        return Samples(data, batch_size, collate or getattr(data, "collate", None), sort_by_length)
+        return NumberedSamples(data, batch_size, collate or getattr(data, "collate", None), sort_by_length)
     if isinstance(data, (Tensor, Mapping)) or not hasattr(data, "__iter__"):
         raise HooklineError(
             f"{type(data).__name__} is not an iterable of batches; to batch its samples, give batch_size="
@@ -539,7 +544,7 @@ def _of_loader(
                 f"batch_size={batch_size!r}, but the loader makes batches of {loader.batch_size}; leave batch_size= "
                 "out, or make the loader with it"
             )
-        return Samples(loader.dataset, loader.batch_size, collate or loader.collate_fn, sort_by_length, loader)
+        return NumberedSamples(loader.dataset, loader.batch_size, collate or loader.collate_fn, sort_by_length, loader)
     if sort_by_length or collate is not None or batch_size is not None:
         raise HooklineError("a loader with batches of its own takes no batch_size, collate or sort_by_length; give its "
                             "dataset instead")  # fmt: skip

@@ -1,4 +1,4 @@
-"""One column of whatever holds data: a file, a list, a `datasets` object; by number, and known again by a text."""
+"""Read one column of a text or .jsonl file, a list or a `datasets` object: values by number, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Lines(Sequence[str]):
         return {**self.__dict__, "_starts": None}
 
 
-class Column(Protocol):
+class DataColumn(Protocol):
     """Numbered values, known again by a text."""
 
     def __len__(self) -> int: ...
@@ -108,7 +108,7 @@ class Column(Protocol):
         """Return a text that other values would not have."""
 
 
-class Listed:
+class ListColumn:
     """The items of a list, or one field of each."""
 
     def __init__(self, items: Sequence[Any], name: str | None) -> None:
@@ -133,7 +133,7 @@ class Listed:
         return digest([self[index] for index in range(len(self))])
 
 
-class Arrow:
+class DatasetColumn:
     """One column of a `datasets.Dataset`."""
 
     def __init__(self, dataset: Any, name: str) -> None:
@@ -155,7 +155,7 @@ class Arrow:
         return f"{self._dataset._fingerprint} {self._name}"
 
 
-def column_of(source: Any, name: str | None, usual: str) -> Column:
+def column_of(source: Any, name: str | None, usual: str) -> DataColumn:
     """Return a column of a source; the usual one where none is named."""
     if isinstance(source, (str, os.PathLike)):
         return Lines(source, name)
@@ -166,5 +166,5 @@ def column_of(source: Any, name: str | None, usual: str) -> Column:
         kind = type(source).__name__
         raise HooklineError(f"{kind} has no numbered samples; give a dataset that is not streamed, a list or a file")
     if hasattr(source, "column_names") and hasattr(source, "select_columns"):
-        return Arrow(source, name or usual)
-    return Listed(source, name or usual)
+        return DatasetColumn(source, name or usual)
+    return ListColumn(source, name or usual)

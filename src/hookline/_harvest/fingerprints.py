@@ -1,4 +1,9 @@
-"""By what a model is known again: modules, code, every bit of its weights, attributes. The same for a function."""
+"""Fingerprints: short texts by which models, functions, tensors and data are recognized when a harvest goes on.
+
+`checksum` is for a tensor, `digest` for any nested value, `function_text` for a function with its code and what it
+uses, and `model_digest` for a model: modules, code, every bit of its weights, attributes. `steady`, `agreed` and
+`written` leave out what a model writes as it runs.
+"""
 
 from __future__ import annotations
 
@@ -195,15 +200,17 @@ _WALKED = ("types", "argparse", "functools", "collections")  # Objects of the st
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
-class Known:
-    """Makes texts of values.
+class Fingerprinter:
+    """Makes a text of any value that another value would not have: objects, functions, classes, modules.
 
     Args:
         model: Returns the texts of which a model is made.
-        opaque: The names of classes that nobody can look into are added to it.
+        opaque: The names of classes that can't be looked into are added to it.
     """
 
-    def __init__(self, model: Callable[[nn.Module, Known], Iterable[str]], opaque: set[str] | None = None) -> None:
+    def __init__(
+        self, model: Callable[[nn.Module, Fingerprinter], Iterable[str]], opaque: set[str] | None = None
+    ) -> None:
         self.model = model
         self.variables: dict[str, set[str]] = {}  # Those that code names outside of it.
         self.opaque = set() if opaque is None else opaque
@@ -434,9 +441,9 @@ _wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictiona
 
 
 class ModelDigest:
-    """What is known of a model, part by part."""
+    """The fingerprint of a model, part by part."""
 
-    def __init__(self, model: nn.Module, known: Known) -> None:
+    def __init__(self, model: nn.Module, known: Fingerprinter) -> None:
         self.known = known
         self.model = unwrap(model)
         named = [(_plain_name(path), module) for path, module in self.model.named_modules()]
@@ -447,12 +454,12 @@ class ModelDigest:
                 if tensor is not None and name not in non_persistent_buffers(module):
                     self.known.name(tensor, f"weight {path}.{name}")
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return all of it, as plain JSON."""
         modes = {module.training for _, module in self.modules}
         training: Any = modes.pop() if len(modes) == 1 else hashed([f"{one.training}" for _, one in self.modules])
-        told = {"class": _class(self.model), "weights": self.weights(), "training": training}
-        return {**told, **self.state(), "code": self.code()}
+        found = {"class": _class(self.model), "weights": self.weights(), "training": training}
+        return {**found, **self.state(), "code": self.code()}
 
     @cached_property
     def classes(self) -> dict[str, set[type]]:
@@ -526,49 +533,53 @@ class ModelDigest:
 
 
 def model_digest(model: nn.Module, opaque: set[str] | None = None) -> dict[str, Any]:
-    """Return by what a model is known again, as plain JSON. What nobody can look into is added to `opaque`."""
-    return ModelDigest(model, Known(_texts, opaque)).told()
+    """Return the fingerprint of a model, as plain JSON. Classes that can't be looked into are added to `opaque`."""
+    return ModelDigest(model, Fingerprinter(_texts, opaque)).as_json()
 
 
 def function_text(function: Any, opaque: set[str] | None = None) -> str | None:
     """Return a text by which a function is told from another: its code, what it closes over, its object's values."""
     if function is None or isinstance(function, str):
         return function
-    name, known = getattr(function, "__qualname__", type(function).__qualname__), Known(_texts, opaque)
+    name, known = getattr(function, "__qualname__", type(function).__qualname__), Fingerprinter(_texts, opaque)
     text = known.text(function)
     variables = [f"{key} {sorted(texts)}" for key, texts in sorted(known.variables.items())]
     return f"{name} {hashed([text, *variables])}"
 
 
-def _texts(model: nn.Module, known: Known) -> Iterator[str]:
+def _texts(model: nn.Module, known: Fingerprinter) -> Iterator[str]:
     """Return the texts of which a model is made that something else holds."""
-    yield json.dumps(ModelDigest(model, known).told())
+    yield json.dumps(ModelDigest(model, known).as_json())
 
 
 def steady(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """Return what is known of a model that has run since, without what it wrote as it ran."""
-    after, told, wrote = ModelDigest(model, Known(_texts)).state(), dict(before), _wrote.setdefault(model, set())
+    after, digest, wrote = (
+        ModelDigest(model, Fingerprinter(_texts)).state(),
+        dict(before),
+        _wrote.setdefault(model, set()),
+    )
     for part in _STATE:
         one, other = before[part], after[part]
         wrote |= {name for name in {**one, **other} if one.get(name) not in (other.get(name), WRITTEN)}
-        told[part] = {name: WRITTEN if name in wrote else one[name] for name in {**one, **other}}
-    return told
+        digest[part] = {name: WRITTEN if name in wrote else one[name] for name in {**one, **other}}
+    return digest
 
 
-def agreed(told: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def agreed(digest: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a model, with what a store knows where either of them can't compare."""
-    new = dict(told)
+    new = dict(digest)
     for part in _STATE:
-        one, other = told[part], found.get(part, {})
+        one, other = digest[part], found.get(part, {})
         loose = [name for name in {**one, **other} if WRITTEN in (one.get(name), other.get(name))]
         kept = {name: value for name, value in one.items() if name not in loose}
         new[part] = {**kept, **{name: other[name] for name in loose if name in other}}
     return new
 
 
-def written(told: Mapping[str, Any]) -> list[str]:
+def written(digest: Mapping[str, Any]) -> list[str]:
     """Return the names of what can't be compared since the model writes it."""
-    return sorted(name for part in _STATE for name, value in told[part].items() if value == WRITTEN)
+    return sorted(name for part in _STATE for name, value in digest[part].items() if value == WRITTEN)
 
 
 def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -608,7 +619,7 @@ def _class(module: nn.Module) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """Return a name as it is in the model that nobody has wrapped."""
+    """Return a name as it is in the model without wrappers."""
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)", "", name).lstrip(".")
 
 

@@ -2,7 +2,7 @@
 
 The prompt passes in one forward, and each new token in one more, but the last: nothing is computed of it. So a sample
 has a row for each token of its prompt, and for each token it wrote but its last; an end-of-sequence token is always the
-last. Whoever else was in the batch does not matter.
+last. The other samples of the batch do not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hookline import Site
 from hookline._harvest.fingerprints import bytes_of
-from hookline._harvest.tokens import is_of_the_decoder, token_mask
+from hookline._harvest.padding import is_of_the_decoder, token_mask
 from hookline._kernel import unwrap
 from hookline.errors import HooklineError
 

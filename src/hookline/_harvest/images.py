@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._harvest.datafiles import Column, column_of
+from hookline._harvest.datafiles import DataColumn, column_of
 from hookline.errors import HooklineError
 
 Sample = dict[str, Tensor]
@@ -33,7 +33,7 @@ class Images:
         self.processor = getattr(processor, "image_processor", processor)
         if not callable(self.processor):
             raise HooklineError(f"an image processor of transformers is needed, not {type(processor).__name__}")
-        self._images: Column = Folder(source) if _is_path(source) else column_of(source, column, "image")
+        self._images: DataColumn = ImageFolder(source) if _is_path(source) else column_of(source, column, "image")
 
     def __len__(self) -> int:
         return len(self._images)
@@ -68,7 +68,7 @@ class Images:
         return f"{len(self)} images for {type(self.processor).__name__}"
 
 
-class Folder:
+class ImageFolder:
     """The image files of a folder, in the order of their names."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

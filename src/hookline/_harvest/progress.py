@@ -1,4 +1,4 @@
-"""How far a run has come: a bar in a terminal, lines in the log elsewhere."""
+"""How far a harvest has come: counts of rows, bytes and samples, a bar in a terminal, lines in the log elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 
-from hookline._harvest.units import Told
 from hookline._progress import Bar, clock
 from hookline._tables import size
 
@@ -14,33 +13,58 @@ _log = logging.getLogger("hookline")
 _EVERY = 30.0  # Seconds between lines in the log.
 
 
-class Progress(Told):
-    """Counts rows, bytes and samples; `shows` is whether anybody looks: None asks whether there is a terminal."""
-
-    def __init__(self, total: int | None, done: int, shows: bool | None) -> None:
-        self.rows = self.nbytes = 0
-        self.lost = 0
-        self.spoke = time.monotonic()
-        self._lock = threading.Lock()
-        self._bar = Bar("harvest", total, done, shows, stays=True, unit="samples")
-        self._logs = shows is not False and not self._bar.shows
+class Listener:
+    """Hears about the work as it goes on. This one does nothing; subclasses count or show."""
 
     def wrote(self, rows: int, nbytes: int) -> None:
-        """Count what is on disk."""
+        """Take note of rows that are on disk now."""
+
+    def passed(self, samples: int) -> None:
+        """Take note of samples that have been through the model."""
+
+    def finished(self, unit: int, committed: bool) -> None:
+        """Take note that a unit is done; `committed` is False if another process was faster."""
+
+
+class Counts(Listener):
+    """Counts what was done."""
+
+    def __init__(self) -> None:
+        self.committed = self.lost = self.samples = self.rows = self.nbytes = 0
+        self._lock = threading.Lock()  # Several threads write.
+
+    def wrote(self, rows: int, nbytes: int) -> None:
+        """Count the rows and bytes on disk."""
         with self._lock:
             self.rows += rows
             self.nbytes += nbytes
 
     def passed(self, samples: int) -> None:
-        """Count what has been through the model, and show it."""
-        self._bar.advance(samples, self._written())
-        if self._logs and time.monotonic() - self.spoke > _EVERY:
-            self.spoke = time.monotonic()
-            _log.info("harvest: %s", self.line())
+        """Count the samples that have been through the model."""
+        self.samples += samples
 
     def finished(self, unit: int, committed: bool) -> None:
-        """Count the units with which another process was faster."""
+        """Count the units that were committed, and those with which another process was faster."""
+        self.committed += committed
         self.lost += not committed
+
+
+class Progress(Counts):
+    """Counts, and shows them. `shows` says whether anybody looks; None shows a bar if there is a terminal."""
+
+    def __init__(self, total: int | None, done: int, shows: bool | None) -> None:
+        super().__init__()
+        self._logged = time.monotonic()
+        self._bar = Bar("harvest", total, done, shows, stays=True, unit="samples")
+        self._logs = shows is not False and not self._bar.shows
+
+    def passed(self, samples: int) -> None:
+        """Count the samples that have been through the model, and show how far it is."""
+        super().passed(samples)
+        self._bar.advance(samples, self._written())
+        if self._logs and time.monotonic() - self._logged > _EVERY:
+            self._logged = time.monotonic()
+            _log.info("harvest: %s", self.line())
 
     def line(self) -> str:
         """Return samples, rate, time left, rows and bytes."""

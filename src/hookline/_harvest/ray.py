@@ -1,6 +1,6 @@
-"""The engine on Ray Data: the units that are left, over a pool of actors of which each holds the model.
+"""Run a harvest on Ray: the units that are left, over a pool of Ray Data actors that each hold the model.
 
-What travels is the plan, with the function that makes the model, and numbers of units; never weights or activations.
+The job travels, with the function that makes the model, and numbers of units: never weights or activations.
 Ray replaces an actor that dies, and gives its unit to another.
 """
 
@@ -13,55 +13,53 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from hookline._harvest.job import Job
 from hookline._harvest.progress import Progress
-from hookline._harvest.running import prepare, run_one
+from hookline._harvest.run import run_one
 from hookline._store.writer import sweep
 from hookline.errors import HooklineError
 
-if TYPE_CHECKING:
-    from hookline._harvest.plan import Harvest
-
-TRIES = 4  # How often a unit may be begun before it is held to be what kills the workers.
+TRIES = 4  # How often a unit may be begun before it is blamed for killing the workers.
 
 
-def on_ray(plan: Harvest, workers: int | None = None) -> None:
-    """Run what is left of a harvest on Ray: on the cluster that there is, else on one of its own on this machine."""
-    if isinstance(plan.model, nn.Module):
+def on_ray(job: Job, workers: int | None = None) -> None:
+    """Run what is left of a harvest on Ray: on the cluster that is running, or else on a new one on this machine."""
+    if isinstance(job.model, nn.Module):
         raise HooklineError(
             'with engine="ray" a function that makes the model travels, not its weights; give one instead of the '
-            f"{type(plan.model).__name__}, as in harvest(lambda: AutoModel.from_pretrained(...), ...)"
+            f"{type(job.model).__name__}, as in harvest(lambda: AutoModel.from_pretrained(...), ...)"
         )
     if workers is not None and (type(workers) is not int or workers < 1):
         raise HooklineError(f"workers= is a number of processes from 1 on, not {workers!r}")
     ray = _ray()
     with _cluster(ray, workers), _quiet():
-        gpus = _gpus(ray, plan)
-        held = ray.put(plan)  # Once, however many workers read it.
+        gpus = _gpus(ray, job)
+        held = ray.put(job)  # Once, however many workers read it.
         # The store is begun by a worker: this machine may have no GPU, and needs no model.
         left, samples, done = _unpacked(ray.get(ray.remote(num_gpus=gpus)(begin).remote(held)))
         if left:
             number = min(workers or int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), len(left))
-            with Progress(samples, done, plan.progress) as progress:
+            with Progress(samples, done, job.progress) as progress:
                 for counts in _over_actors(ray, held, left, max(number, 1), gpus):
                     progress.wrote(counts["rows"], counts["nbytes"])
                     progress.passed(counts["samples"])
-    sweep(plan.place)  # Of workers that died.
+    sweep(job.storage)  # Removes what workers left that died.
 
 
-def begin(plan: Harvest) -> bytes:
+def begin(job: Job) -> bytes:
     """Begin the store, or go on with it; return the units that are left, the samples there are, and those done."""
 
-    def told() -> tuple[list[int], int | None, int]:
-        left = plan.pending()
-        _, manifest = prepare(plan)
-        samples, size = plan.source.samples, manifest.plan["unit"]
+    def found() -> tuple[list[int], int | None, int]:
+        left = job.pending()
+        _, manifest = job.prepare()
+        samples, size = job.source.samples, manifest.plan["unit"]
         return left, samples, max((samples or 0) - len(left) * size, 0)
 
-    return _packed(told)
+    return _packed(found)
 
 
 class Tries:
@@ -77,12 +75,12 @@ class Tries:
 
 
 class Worker:
-    """One actor. Its plan makes the model at the first unit, and keeps it."""
+    """One actor. Its job makes the model at the first unit, and keeps it."""
 
     def __init__(self, held: list[Any], tries: Any, most: int) -> None:
         import ray
 
-        self.plan: Harvest = ray.get(held[0])
+        self.job: Job = ray.get(held[0])
         self.tries = tries
         self.most = most
 
@@ -96,8 +94,8 @@ class Worker:
 
         if ray.get(self.tries.begin.remote(unit)) > self.most:
             raise HooklineError(f"unit {unit} has killed its worker {self.most} times; is there memory enough for it?")
-        heard = run_one(self.plan, unit)
-        return {"unit": unit, "samples": heard.samples, "rows": heard.rows, "nbytes": heard.nbytes}
+        counts = run_one(self.job, unit)
+        return {"unit": unit, "samples": counts.samples, "rows": counts.rows, "nbytes": counts.nbytes}
 
 
 def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpus: float) -> Iterator[dict[str, int]]:
@@ -141,9 +139,9 @@ def _unpacked(data: bytes) -> Any:
     return value
 
 
-def _gpus(ray: ModuleType, plan: Harvest) -> float:
+def _gpus(ray: ModuleType, job: Job) -> float:
     """Return how many GPUs a worker has: one if there are any, unless the harvest is to run elsewhere."""
-    device, found = plan.manner.device, ray.cluster_resources().get("GPU", 0)
+    device, found = job.options.device, ray.cluster_resources().get("GPU", 0)
     if device is not None and device.type == "cuda" and not found:
         raise HooklineError(
             f"device={str(device)!r}, but Ray knows of no GPU; give its nodes some, or leave device= out"

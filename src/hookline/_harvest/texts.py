@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._harvest.datafiles import Column, column_of
-from hookline._harvest.tokens import NO_LABEL
+from hookline._harvest.datafiles import DataColumn, column_of
+from hookline._harvest.padding import NO_LABEL
 from hookline._kernel import unwrap
 from hookline.errors import HooklineError
 
@@ -105,7 +105,7 @@ class Texts:
     def __repr__(self) -> str:
         return f"{len(self)} texts for {type(self.tokenizer).__name__}"
 
-    def _encode(self, source: Column, indices: Sequence[int], target: bool = False) -> list[Sample]:
+    def _encode(self, source: DataColumn, indices: Sequence[int], target: bool = False) -> list[Sample]:
         """Return what the tokenizer makes of some texts. Token numbers stay what they are."""
         given = [source[index] for index in indices]
         if any(not isinstance(one, str) for one in given):
@@ -149,7 +149,7 @@ def takes_positions(model: nn.Module) -> bool:
     return all(table.padding_idx is None for table in tables)
 
 
-def _targets(source: Any, targets: Any) -> Column:
+def _targets(source: Any, targets: Any) -> DataColumn:
     """Return the texts for a decoder: of another column, or of another source."""
     if isinstance(targets, str) and not os.path.exists(targets):
         return column_of(source, targets, targets)

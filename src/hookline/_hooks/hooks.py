@@ -490,6 +490,14 @@ class Hooks(Tabular):
         return self._narrow(taps)
 
 
+def take_misses(hooks: Hooks) -> list[Tap]:
+    """Return the hooks whose subscripts selected nothing in this block. Its end will not warn of them."""
+    session = hooks._ledger.session
+    missed = [tap for tap in hooks._taps if tap.misses] if session.missed else []
+    session.missed = False
+    return missed
+
+
 def _refuse_replaced(values: Iterable[Where], places: list[list[Found]]) -> None:
     """Raise if a value of a patch would be lost: a later one is put in at the same place, which was named exactly."""
     exact: dict[tuple[Any, ...], tuple[Where, Site]] = {}

@@ -1,1 +1,1 @@
-"""The disk format: arrays of rows as safetensors shards, and one small record for each unit that is done."""
+"""Stores on disk: arrays of rows in safetensors files (shards), and one small record for each unit that is done."""

@@ -43,7 +43,7 @@ class Epochs:
         if worker is None:
             name = (_ALONE, int.from_bytes(os.urandom(7), "little"))
         else:
-            name = (self._passes, worker.seed - worker.id)  # This seed is drawn anew for each set of workers.
+            name = (self._passes, worker.seed - worker.id)  # DataLoader draws a new seed for each set of workers.
             self._passes += 1
         return self._number(self._append(*name), name)
 
@@ -122,14 +122,14 @@ class RowsDataset(Dataset[Any]):
         numbers = torch.tensor(indices, dtype=torch.int64)
         gathered = [rows[numbers] for rows in self._rows]
         if len(gathered) == 1:
-            return Batch(gathered[0])
+            return GatheredRows(gathered[0])
         return list(zip(*(some.unbind() for some in gathered), strict=True))
 
     def __repr__(self) -> str:
-        return _told(self, self._rows, f"{len(self):,} rows")
+        return _representation(self, self._rows, f"{len(self):,} rows")
 
 
-class Batch(Sequence[Tensor]):
+class GatheredRows(Sequence[Tensor]):
     """The rows of a batch, gathered. `torch.stack` of them, which is how DataLoader joins a batch, costs nothing."""
 
     def __init__(self, gathered: Tensor) -> None:
@@ -181,7 +181,7 @@ class SamplesDataset(Dataset[Any]):
         return list(arrays[0]) if len(arrays) == 1 else list(zip(*arrays, strict=True))
 
     def __repr__(self) -> str:
-        return _told(self, self._rows, f"{len(self):,} samples")
+        return _representation(self, self._rows, f"{len(self):,} samples")
 
 
 class ShuffledRows(IterableDataset[Any]):
@@ -250,7 +250,7 @@ class ShuffledRows(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         shared = f", rank {self._rank} of {self._world}" if self._world > 1 else ""
-        return _told(self, self._rows, f"{len(self):,} rows{shared}")
+        return _representation(self, self._rows, f"{len(self):,} rows{shared}")
 
 
 def dataset(
@@ -298,15 +298,15 @@ def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
 def _check_aligned(rows: Sequence[Rows]) -> None:
     for other in rows[1:]:
         if not other.is_aligned_with(rows[0]):
-            told = f"the rows of {rows[0].name!r} ({len(rows[0]):,}) and of {other.name!r} ({len(other):,})"
-            raise StoreError(f"{told} are not of the same samples and positions; take whole samples with samples=True")
+            both = f"the rows of {rows[0].name!r} ({len(rows[0]):,}) and of {other.name!r} ({len(other):,})"
+            raise StoreError(f"{both} are not of the same samples and positions; take whole samples with samples=True")
 
 
 def _one_or_all(found: list[Tensor]) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _told(dataset: object, rows: Sequence[Rows], what: str) -> str:
+def _representation(dataset: object, rows: Sequence[Rows], what: str) -> str:
     return f"{type(dataset).__name__}({', '.join(repr(one.name) for one in rows)}, {what})"
 
 

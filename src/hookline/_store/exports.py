@@ -33,7 +33,7 @@ _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 @dataclass(frozen=True)
-class Column:
+class ExportColumn:
     """How the rows of one array become a column: cast, then as what they are or as the bits of it.
 
     Bits are integers in Arrow's own files. Parquet has none of one or two bytes, and would store four for each: there
@@ -46,7 +46,7 @@ class Column:
     as_bytes: bool
 
     @property
-    def told(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """What a reader needs to know to make the same tensors again."""
         return {"dtype": str(self.dtype), "shape": list(self.rows.shape[1:]), "bits": self.as_bits}
 
@@ -90,7 +90,7 @@ class Column:
         return _WORDS[plain.itemsize] if plain not in _TYPES else plain
 
 
-class Tables:
+class ExportTables:
     """Some arrays as tables, piece by piece."""
 
     def __init__(
@@ -98,8 +98,10 @@ class Tables:
     ) -> None:
         for other in rows[1:]:
             if not other.is_aligned_with(rows[0]):
-                told = f"the rows of {rows[0].name!r} and of {other.name!r} are not of the same samples and positions"
-                raise StoreError(f"{told}; export them one by one")
+                problem = (
+                    f"the rows of {rows[0].name!r} and of {other.name!r} are not of the same samples and positions"
+                )
+                raise StoreError(f"{problem}; export them one by one")
         cast_to = None if dtype is None else dtype_of(dtype)
         self.columns = [_column(one, cast_to, bits, as_bytes) for one in rows]
         self._labels = rows[0].samples, rows[0].positions
@@ -109,15 +111,15 @@ class Tables:
         self._steps_in_file = max(1, _FILE // _GROUP)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """What the columns were."""
-        return {column.rows.name: column.told for column in self.columns}
+        return {column.rows.name: column.description for column in self.columns}
 
     def schema(self, arrow: Any) -> Any:
         """Return the schema, which tells what the columns were."""
         fields = [("sample", arrow.int64()), ("position", arrow.int64())]
         fields += [(column.rows.name, column.type(arrow)) for column in self.columns]
-        return arrow.schema(fields, metadata={"hookline": json.dumps(self.told)})
+        return arrow.schema(fields, metadata={"hookline": json.dumps(self.description)})
 
     def files(self, arrow: Any) -> Iterator[Iterator[Any]]:
         """Return for each file its batches. There is at least one file."""
@@ -148,7 +150,7 @@ def to_parquet(
         from pyarrow import parquet
     except ImportError as error:
         raise HooklineError("to_parquet() writes with pyarrow: pip install 'hookline[parquet]'") from error
-    tables = Tables(rows, dtype, bits, as_bytes=True)
+    tables = ExportTables(rows, dtype, bits, as_bytes=True)
     # Small integers take their own size only as numbers in a dictionary.
     small = [column.path for column in tables.columns if not column.as_bits and column.is_small]
     options = {"compression": compression or "none", "use_dictionary": small, "write_statistics": ["sample"]}
@@ -169,10 +171,10 @@ def to_datasets(
         import pyarrow as arrow
     except ImportError as error:
         raise HooklineError("to_datasets() needs datasets: pip install 'hookline[datasets]'") from error
-    tables = Tables(rows, dtype, bits)
+    tables = ExportTables(rows, dtype, bits)
     features = datasets.Features.from_arrow_schema(tables.schema(arrow))
     schema = features.arrow_schema
-    about = datasets.DatasetInfo(features=features, description=json.dumps({"hookline": tables.told}))
+    about = datasets.DatasetInfo(features=features, description=json.dumps({"hookline": tables.description}))
     names = []
     with _new_folder(path) as folder:
         for number, batches in enumerate(tables.files(arrow)):
@@ -195,18 +197,18 @@ def _state(names: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -> Column:
+def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -> ExportColumn:
     """Return how an array is exported; refuse what would change its numbers without being asked."""
     if rows.name in ("sample", "position"):
         raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
     wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
     if wanted in _TYPES:
-        return Column(rows, wanted, as_bits=False, as_bytes=False)
+        return ExportColumn(rows, wanted, as_bits=False, as_bytes=False)
     if not bits:
         name = str(wanted).removeprefix("torch.")
         others = "" if wanted.is_complex else ", or dtype=torch.float32 to widen them"
         raise StoreError(f"{rows.name!r} is {name}, which Arrow does not have; give bits=True to keep its bits{others}")
-    return Column(rows, wanted, as_bits=True, as_bytes=as_bytes and not wanted.is_complex)
+    return ExportColumn(rows, wanted, as_bits=True, as_bytes=as_bytes and not wanted.is_complex)
 
 
 def _values(arrow: Any, tensor: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Which row is where: row numbers follow the samples' numbers, whatever order and files the rows are stored in."""
+"""Where each row is: rows are numbered in the order of their samples, in whatever order and files they are stored."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hookline._kernel import check_memory
-from hookline._store.manifest import Array, File, Manifest, Record, data_name, positions_name, unit_name
-from hookline._store.places import Place
-from hookline._store.writer import committed
+from hookline._store.manifest import Array, File, Manifest, UnitRecord, committed, data_name, positions_name, unit_name
+from hookline._store.storage import Storage
 from hookline.errors import StoreError
 
 _READERS = 16  # Records read at once where each is a question over a network.
@@ -26,7 +25,7 @@ _ARRAY = ("rows", "nbytes", "crc32", "lengths", "group")
 class Index:
     """The units of one part, in order. Lists of lengths and orders are in one pool, and are named by where they begin.
 
-    A `lengths` below 0 is no such place: -1 - k stands for k rows of each sample.
+    A `lengths` below 0 is not a position in the pool: -1 - k stands for k rows of each sample.
     """
 
     def __init__(self, table: Tensor, pool: Tensor, positions: Tensor, skipped: Mapping[int, str]) -> None:
@@ -83,8 +82,8 @@ class Index:
     def files(self, array: int) -> Iterable[tuple[str, File]]:
         """Return the name and the description of every file of an array."""
         numbers = zip(*(self.array(array, column).tolist() for column in _ARRAY[:3]), strict=True)
-        for told, file in zip(self.attempts, numbers, strict=True):
-            yield data_name(array, *told), File(*file)
+        for attempt, file in zip(self.attempts, numbers, strict=True):
+            yield data_name(array, *attempt), File(*file)
 
     def files_of_positions(self) -> Iterable[tuple[str, File]]:
         """Return the name and the description of every file of positions."""
@@ -93,29 +92,29 @@ class Index:
             yield positions_name(unit, attempt, group), file
 
 
-def read_index(place: Place, manifest: Manifest) -> Index:
+def read_index(storage: Storage, manifest: Manifest) -> Index:
     """Return the index of a part."""
-    return from_records(read_records(place, manifest, sorted(committed(place))), len(manifest.arrays))
+    return from_records(read_records(storage, manifest, sorted(committed(storage))), len(manifest.arrays))
 
 
-def read_records(place: Place, manifest: Manifest, units: Iterable[int]) -> list[Record]:
+def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> list[UnitRecord]:
     """Read the records of some units, every one of them checked."""
 
-    def read(unit: int) -> Record:
+    def read(unit: int) -> UnitRecord:
         name = unit_name(unit)
         try:
-            data = place.read(name)
+            data = storage.read(name)
         except FileNotFoundError as error:
-            raise StoreError(f"'{place}/{name}' is missing; run the harvest again") from error
-        return Record.from_json(data, f"'{place}/{name}'", unit, manifest.arrays)
+            raise StoreError(f"'{storage}/{name}' is missing; run the harvest again") from error
+        return UnitRecord.from_json(data, f"'{storage}/{name}'", unit, manifest.arrays)
 
-    if place.maps:
+    if storage.maps:
         return [read(unit) for unit in units]
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, units))
 
 
-def from_records(records: Sequence[Record], arrays: int) -> Index:
+def from_records(records: Sequence[UnitRecord], arrays: int) -> Index:
     """Make the index of records."""
     pool: list[int] = []
     table: list[list[int]] = []
@@ -148,10 +147,10 @@ def _numbers(numbers: Sequence[object]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Part:
+class StorePart:
     """One part of a store: what it holds, and from which number on its samples are counted."""
 
-    place: Place
+    storage: Storage
     manifest: Manifest
     index: Index
     first: int = 0
@@ -171,7 +170,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleTable:
     """The stored samples in the order of their numbers: where the rows of each begin, in all and in its unit's file."""
 
     numbers: Tensor
@@ -188,7 +187,7 @@ class Samples:
         """Whether their numbers follow each other: then none has to be looked for."""
         return not len(self.numbers) or int(self.numbers[-1]) - self.first + 1 == len(self.numbers)
 
-    def equal(self, other: Samples) -> bool:
+    def equal(self, other: SampleTable) -> bool:
         """Whether the same samples have the same rows."""
         return self is other or (torch.equal(self.numbers, other.numbers) and torch.equal(self.starts, other.starts))
 
@@ -196,14 +195,14 @@ class Samples:
 class Layout:
     """Where the rows of an array are, over all the units of all parts ("line": a unit's number in that order)."""
 
-    def __init__(self, parts: Sequence[Part], name: str, tables: dict[tuple[int, ...], Samples]) -> None:
+    def __init__(self, parts: Sequence[StorePart], name: str, tables: dict[tuple[int, ...], SampleTable]) -> None:
         self._tables = tables  # Shared by arrays whose samples have the same lengths.
         self._parts = [(part, part.number(name)) for part in parts]
         rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
         self.bounds = starts_of(rows)
         self.limits: list[int] = self.bounds.tolist()  # The same, for one row at a time.
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
-        self.is_mapped = all(part.place.maps for part in parts)
+        self.is_mapped = all(part.storage.maps for part in parts)
         self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
 
     def __getstate__(self) -> dict[str, object]:
@@ -214,7 +213,7 @@ class Layout:
         """How many rows there are."""
         return self.limits[-1]
 
-    def file(self, line: int) -> tuple[Part, int, int]:
+    def file(self, line: int) -> tuple[StorePart, int, int]:
         """Return the part of a unit, the array's number there, and the unit's line there."""
         part = bisect.bisect_right(self._lines, line) - 1
         return *self._parts[part], line - self._lines[part]
@@ -223,11 +222,11 @@ class Layout:
         """Return the line of one row's unit."""
         return bisect.bisect_right(self.limits, row) - 1
 
-    def positions(self, line: int) -> tuple[Place, str, int] | None:
-        """Return the place, the name and the rows of a unit's file of positions, if it has one."""
+    def positions(self, line: int) -> tuple[Storage, str, int] | None:
+        """Return the storage, the name and the rows of a unit's file of positions, if it has one."""
         part, array, own = self.file(line)
-        told = part.index.positions_of(array, own)
-        return None if told is None else (part.place, told[0], told[1].rows)
+        found = part.index.positions_of(array, own)
+        return None if found is None else (part.storage, found[0], found[1].rows)
 
     def stored(self, rows: Tensor) -> Tensor:
         """Return the numbers that rows have if those of each unit are counted as they are stored."""
@@ -259,7 +258,7 @@ class Layout:
         return range(*samples.starts[place : place + 2].tolist())
 
     @cached_property
-    def samples(self) -> Samples:
+    def samples(self) -> SampleTable:
         """The stored samples. Made when first needed: to read rows by number, mostly none is."""
         codes = [part.index.array(number, "lengths").tolist() for part, number in self._parts]
         key = tuple(itertools.chain.from_iterable(codes))
@@ -268,7 +267,7 @@ class Layout:
             with torch.inference_mode(False):
                 tables = [_table(part, number) for part, number in self._parts]
                 numbers, lengths, stored = (torch.cat(columns) for columns in zip(*tables, strict=True))
-                self._tables[key] = Samples(numbers, starts_of(lengths), stored)
+                self._tables[key] = SampleTable(numbers, starts_of(lengths), stored)
         return self._tables[key]
 
     def _check_memory(self) -> None:
@@ -276,7 +275,7 @@ class Layout:
         try:
             check_memory(3 * 8 * samples)  # A number, a start and a place of each.
         except MemoryError as error:
-            raise StoreError(f"'{self._parts[0][0].place}': a table of {samples:,} samples needs {error}") from error
+            raise StoreError(f"'{self._parts[0][0].storage}': a table of {samples:,} samples needs {error}") from error
 
     def _holding(self, rows: Tensor) -> Tensor:
         return torch.searchsorted(self.samples.starts, rows, right=True) - 1
@@ -289,7 +288,7 @@ def starts_of(lengths: Tensor) -> Tensor:
     return starts
 
 
-def _table(part: Part, array: int) -> tuple[Tensor, Tensor, Tensor]:
+def _table(part: StorePart, array: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return number, rows and place in the file of each stored sample of a part, in the order of the numbers."""
     index = part.index
     codes, orders, skipped = index.array(array, "lengths"), index.unit("order"), index.unit("skipped")
@@ -305,7 +304,7 @@ def _table(part: Part, array: int) -> tuple[Tensor, Tensor, Tensor]:
     return numbers, lengths, stored
 
 
-def _unit_table(part: Part, array: int, line: int, gone: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _unit_table(part: StorePart, array: int, line: int, gone: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     index = part.index
     first, samples, order = (int(index.unit(column)[line]) for column in ("first", "samples", "order"))
     code = int(index.array(array, "lengths")[line])

@@ -1,10 +1,11 @@
-"""What a store says of itself: the manifest, and for each finished unit its record. Both are JSON with a checksum."""
+"""The manifest of a store and the records of its finished units: JSON with a checksum, written and read here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from hookline._kernel import DTYPES, check_parts, first_line, parse_json, stored_dtype
+from hookline._store.storage import Storage
 from hookline.errors import StoreError
 
 MANIFEST, END, UNITS, DATA, MORE = "harvest.json", "end.json", "units", "data", "more"
 _STORE, _UNIT, _END = (["hookline store", 1], ["hookline unit", 1], ["hookline end", 1])
 _AGAIN, _ELSEWHERE = "remove it and run the harvest again", "give a path that was harvested to"
+_PART = re.compile(r"[0-9]{4,9}")
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
 _LARGEST = 1 << 48  # So that sums of many still fit a tensor.
@@ -65,8 +68,8 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the text of harvest.json."""
-        told = {"spec": self.spec, "arrays": self._arrays(), "units": self.units, "plan": self.plan}
-        return _sealed({"format": _STORE, "hash": self.hash, **told})
+        content = {"spec": self.spec, "arrays": self._arrays(), "units": self.units, "plan": self.plan}
+        return _sealed({"format": _STORE, "hash": self.hash, **content})
 
     @classmethod
     def from_json(cls, data: bytes, name: str) -> Manifest:
@@ -100,7 +103,7 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class UnitRecord:
     """What one finished unit holds, in the order in which it is stored. Skipped samples are not stored."""
 
     unit: int
@@ -123,17 +126,17 @@ class Record:
 
     def to_json(self) -> bytes:
         """Return the text of the record."""
-        told = {
+        content = {
             "unit": self.unit, "attempt": self.attempt, "first": self.first, "samples": self.samples,
             "files": [_file(file) for file in self.files], "lengths": self.lengths, "uses": self.uses,
             "order": self.order, "skipped": {str(number): reason for number, reason in self.skipped.items()},
             "inputs": self.inputs, "positions": {str(group): _file(file) for group, file in self.positions.items()},
             "groups": self.groups,
         }  # fmt: skip
-        return _sealed({"format": _UNIT, **told})
+        return _sealed({"format": _UNIT, **content})
 
     @classmethod
-    def from_json(cls, data: bytes, name: str, unit: int, arrays: Sequence[Array]) -> Record:
+    def from_json(cls, data: bytes, name: str, unit: int, arrays: Sequence[Array]) -> UnitRecord:
         """Read the record of a unit; anything else is a StoreError that begins with `name`."""
         found = _unsealed(data, _UNIT, name)
         try:
@@ -223,6 +226,53 @@ def positions_name(unit: int, attempt: str, group: int) -> str:
     return f"{DATA}/positions/{unit:08d}-{attempt}-{group}.safetensors"
 
 
+def read_manifest(storage: Storage) -> Manifest:
+    """Return the manifest of a store."""
+    try:
+        data = storage.read(MANIFEST)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        is_file = os.path.isfile(str(storage))
+        remedy = "a file that Cache.save wrote is read by hl.Cache.load" if is_file else "harvest to it first"
+        raise StoreError(f"{str(storage)!r} is not a store: it has no {MANIFEST}; {remedy}") from error
+    return Manifest.from_json(data, _named(storage, MANIFEST))
+
+
+def _named(storage: Storage, name: str) -> str:
+    return repr(f"{storage}/{name}")
+
+
+def how_many(storage: Storage, manifest: Manifest) -> int | None:
+    """Return how many units the store has when it is complete; None if the data have not ended yet."""
+    if manifest.units is not None:
+        return manifest.units
+    try:
+        return end_from_json(storage.read(END), _named(storage, END))
+    except FileNotFoundError:
+        return None
+
+
+def committed(storage: Storage) -> set[int]:
+    """Return the units that are done."""
+    return {unit for name in storage.names(UNITS) if (unit := unit_of(name)) is not None}
+
+
+def read_record(storage: Storage, manifest: Manifest, unit: int) -> UnitRecord:
+    """Return the record of a unit that is done."""
+    name = unit_name(unit)
+    return UnitRecord.from_json(storage.read(name), _named(storage, name), unit, manifest.arrays)
+
+
+def parts(storage: Storage) -> list[Storage]:
+    """Return the storages of the appended parts, in order."""
+    names = [name for name in storage.names(MORE) if _PART.fullmatch(name)]
+    children = [storage.child(f"{MORE}/{name}") for name in sorted(names, key=int)]
+    inside = {child: child.names("") for child in children}
+    for child, found in inside.items():
+        if MANIFEST not in found and UNITS in found:
+            raise StoreError(f"{_named(child, MANIFEST)} is missing; restore it, or remove its folder")
+    return [child for child, found in inside.items() if MANIFEST in found]
+
+
 def _canonical(value: Any) -> bytes:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -248,8 +298,8 @@ def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
         checksum = value.pop("checksum", None)
         text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except _MALFORMED as error:
-        told = f"is damaged, or not from hookline ({first_line(error)})"
-        raise StoreError(f"{name} {told}; {_AGAIN if format != _STORE else _ELSEWHERE}") from error
+        problem = f"is damaged, or not from hookline ({first_line(error)})"
+        raise StoreError(f"{name} {problem}; {_AGAIN if format != _STORE else _ELSEWHERE}") from error
     is_whole = checksum == f"{zlib.crc32(text.encode()):08x}"
     if found != format and (is_whole or checksum is None):
         newer = isinstance(found, list) and found[:1] == format[:1]

@@ -1,7 +1,7 @@
 """One array of a store, read-only: rows as tensors, by number, slice, list, mask or sample, straight from mapped files.
 
-What is handed out is nobody else's: a copy, or a mapping of its own. So it may be written to, and neither the file nor
-another read sees it.
+Each read returns a copy, or a mapping of its own. So the result may be written to: the file and other reads stay as
+they are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from hookline._store.layout import Layout
 from hookline._store.manifest import Array
-from hookline._store.places import Place
 from hookline._store.shards import POSITIONS, reserved
+from hookline._store.storage import Storage
 from hookline.errors import HooklineError, NotCaptured, StoreError
 
 _MOST_MAPS = 16384  # In one store; Linux allows a process 65,530.
@@ -31,50 +31,50 @@ _GAP = 64 << 10  # Bytes between two rows that are cheaper read along than asked
 _READERS = 16  # Ranges asked for at once, over a network.
 
 
-class Maps(dict[str, Tensor]):
+class MappedFiles(dict[str, Tensor]):
     """The files of a store that are mapped for reading, the oldest first."""
 
-    def __reduce__(self) -> tuple[type[Maps], tuple[()]]:
-        return Maps, ()  # Another process maps them itself.
+    def __reduce__(self) -> tuple[type[MappedFiles], tuple[()]]:
+        return MappedFiles, ()  # Another process maps them itself.
 
 
-class Source:
+class ShardReader:
     """One data file of an array."""
 
-    __slots__ = ("array", "key", "name", "place", "rows")
+    __slots__ = ("array", "key", "name", "rows", "storage")
 
-    def __init__(self, place: Place, name: str, array: Array, rows: int) -> None:
-        self.place = place
+    def __init__(self, storage: Storage, name: str, array: Array, rows: int) -> None:
+        self.storage = storage
         self.name = name
         self.array = array
         self.rows = rows
-        self.key = f"{place}/{name}"
+        self.key = f"{storage}/{name}"
 
-    def between(self, begin: int, end: int, maps: Maps) -> Tensor:
+    def between(self, begin: int, end: int, maps: MappedFiles) -> Tensor:
         """Return consecutive rows: copied if they are few, else mapped for the caller alone."""
-        if self.place.maps and (end - begin) * self.array.row_bytes <= _COPIED:
+        if self.storage.maps and (end - begin) * self.array.row_bytes <= _COPIED:
             return self.mapped(maps)[begin:end].clone()
         return self.own(begin, end)
 
     def own(self, begin: int, end: int) -> Tensor:
-        """Return consecutive rows that nobody else can write to."""
+        """Return consecutive rows in memory that nothing else writes to."""
         width = self.array.row_bytes
         where = (self.name, reserved(self.array) + begin * width, (end - begin) * width)
         with self._reading():
             try:
-                found = self.place.rows(*where)
+                found = self.storage.rows(*where)
             except RuntimeError:  # Too many mappings, of which the system allows some ten thousand.
-                found = torch.frombuffer(bytearray(self.place.read(*where)), dtype=torch.uint8)
+                found = torch.frombuffer(bytearray(self.storage.read(*where)), dtype=torch.uint8)
         return to_words(found.view(end - begin, width), self.array)
 
-    def select(self, rows: Tensor, maps: Maps, out: Tensor | None = None) -> Tensor:
+    def select(self, rows: Tensor, maps: MappedFiles, out: Tensor | None = None) -> Tensor:
         """Return any rows of this file, in this order; `out` is where to put them."""
-        if self.place.maps:
+        if self.storage.maps:
             return torch.index_select(self.mapped(maps), 0, rows, out=out)
         found = self._fetch(rows)
         return found if out is None else out.copy_(found)
 
-    def mapped(self, maps: Maps) -> Tensor:
+    def mapped(self, maps: MappedFiles) -> Tensor:
         """Return all rows, mapped once for everybody: not to be handed out, since it could be written to."""
         found = maps.get(self.key)
         if found is None:
@@ -149,13 +149,13 @@ class NoSample(NotCaptured, IndexError):
 class Rows:
     """The rows of one array, in the order of their samples: `rows[0]`, `rows[-5:]`, `rows[[3, 1, 4]]`, `rows[mask]`."""
 
-    def __init__(self, array: Array, layout: Layout, maps: Maps) -> None:
+    def __init__(self, array: Array, layout: Layout, maps: MappedFiles) -> None:
         self.name = array.name
         self.dtype = array.dtype
         self._array = array
         self._layout = layout
         self._maps = maps
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, ShardReader] = {}
 
     def __eq__(self, other: object) -> bool:
         """Raise for anything but rows: what is on disk has no elements to compare."""
@@ -243,7 +243,7 @@ class Rows:
         bounds = self.bounds
         for line, (begin, end) in enumerate(pairwise(bounds)):
             source = self._source(line)
-            whole = source.own(0, end - begin) if source.place.maps and self._layout.is_ordered else None
+            whole = source.own(0, end - begin) if source.storage.maps and self._layout.is_ordered else None
             for start in range(begin, end, step):
                 stop = min(start + step, end)
                 if whole is None:
@@ -261,7 +261,7 @@ class Rows:
         """Return one row: most of its time would go into the general case."""
         line = self._layout.line(row)
         source = self._source(line)
-        if not (source.place.maps and self._layout.is_ordered and self._array.row_bytes):
+        if not (source.storage.maps and self._layout.is_ordered and self._array.row_bytes):
             return self._slice(range(row, row + 1))[0]
         words = source.mapped(self._maps)[row - self._layout.limits[line]]
         return words.clone().view(self.dtype).view(self._array.shape)
@@ -314,12 +314,12 @@ class Rows:
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device="cpu"))
         return result.index_select(0, back)
 
-    def _source(self, line: int) -> Source:
+    def _source(self, line: int) -> ShardReader:
         found = self._sources.get(line)
         if found is None:
             part, array, own = self._layout.file(line)
             rows = self._layout.limits[line + 1] - self._layout.limits[line]
-            found = self._sources[line] = Source(part.place, part.index.name_of(array, own), self._array, rows)
+            found = self._sources[line] = ShardReader(part.storage, part.index.name_of(array, own), self._array, rows)
         return found
 
     def _positions_of(self, rows: Tensor) -> Tensor:
@@ -328,9 +328,9 @@ class Rows:
         lines, order = torch.sort(lines, stable=True)
         found, counts = torch.unique_consecutive(lines, return_counts=True)
         for line, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
-            told = self._layout.positions(line)
-            if told is not None:
-                source = Source(told[0], told[1], POSITIONS, told[2])
+            file = self._layout.positions(line)
+            if file is not None:
+                source = ShardReader(file[0], file[1], POSITIONS, file[2])
                 result[own] = source.select(places[own], self._maps).view(-1)
         return result
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hookline._kernel import stored_dtype
 from hookline._store.manifest import Array, File
-from hookline._store.places import Place, Sink
+from hookline._store.storage import Sink, Storage
 from hookline._torch import first_element
 
 POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
@@ -27,15 +27,15 @@ _MOST_ROWS = 1 << 62
 class Shard:
     """A data file that is being written."""
 
-    def __init__(self, place: Place, name: str, array: Array) -> None:
+    def __init__(self, storage: Storage, name: str, array: Array) -> None:
         self._array = array
-        self._sink: Sink = place.sink(name, reserved(array))
+        self._sink: Sink = storage.sink(name, reserved(array))
         self._rows = self._checksum = 0
 
     def append(self, rows: Tensor) -> None:
         """Write rows straight from their memory."""
         plain = rows.detach().resolve_conj().resolve_neg().contiguous()
-        memory = memory_of(plain)
+        memory = memory_view(plain)
         self._checksum = zlib.crc32(memory, self._checksum)
         self._sink.write(memory)  # In one call: the kernel keeps what comes together in larger pages, which map faster.
         self._rows += len(rows)
@@ -79,11 +79,11 @@ def _json(array: Array, rows: int) -> bytes:
         "shape": [rows, *array.shape, *pairs],
         "data_offsets": [0, rows * array.row_bytes],
     }
-    told = {"__metadata__": {"name": array.name, "dtype": str(array.dtype)}, "rows": tensor}
-    return json.dumps(told, separators=(",", ":")).encode()
+    content = {"__metadata__": {"name": array.name, "dtype": str(array.dtype)}, "rows": tensor}
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
-def memory_of(tensor: Tensor) -> memoryview:
+def memory_view(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor where they lie; the tensor must be held as long as they are."""
     if not tensor.nbytes:
         return memoryview(b"")

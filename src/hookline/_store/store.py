@@ -23,11 +23,11 @@ from hookline._kernel import (
 from hookline._plot.plottable import Plottable, PlotValues
 from hookline._store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
 from hookline._store.exports import to_datasets, to_parquet
-from hookline._store.layout import Layout, Part, Samples, read_index
-from hookline._store.places import Place, place
-from hookline._store.rows import Maps, NoSample, Rows
+from hookline._store.layout import Layout, SampleTable, StorePart, read_index
+from hookline._store.manifest import how_many, parts, read_manifest
+from hookline._store.rows import MappedFiles, NoSample, Rows
+from hookline._store.storage import Storage, open_storage
 from hookline._store.verify import Verified, check_sizes, check_units, verify
-from hookline._store.writer import how_many, parts, read_manifest
 from hookline._tables import Table, Tabular, count
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 
@@ -43,7 +43,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
 
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
         refuse_flags(partial=partial)
-        self._parts = _open(place(path), partial)
+        self._parts = _open(open_storage(path), partial)
         self._share()
 
     @property
@@ -184,8 +184,6 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
             return False
         return all(_same_rows(mine, theirs) for mine, theirs in pairs)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __getitem__(self, site: str | Site) -> Rows:
         name = self._find(site)
         if name not in self._rows:
@@ -216,8 +214,8 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
 
     def _share(self) -> None:
         """Make what all arrays share: mapped files, and tables of samples."""
-        self._maps = Maps()
-        self._tables: dict[tuple[int, ...], Samples] = {}
+        self._maps = MappedFiles()
+        self._tables: dict[tuple[int, ...], SampleTable] = {}
         self._rows: dict[str, Rows] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -278,12 +276,12 @@ def _evenly(rows: Rows, nbytes: int, most: int) -> Tensor:
     return rows[:: max(1, -(-len(rows) // few))]
 
 
-def _open(root: Place, partial: bool) -> list[Part]:
+def _open(root: Storage, partial: bool) -> list[StorePart]:
     found = [_open_part(one, partial) for one in (root, *parts(root))]
     return _joined(found)
 
 
-def _open_part(root: Place, partial: bool) -> Part:
+def _open_part(root: Storage, partial: bool) -> StorePart:
     manifest = read_manifest(root)
     index = read_index(root, manifest)
     check_sizes(root, manifest, index)
@@ -292,24 +290,24 @@ def _open_part(root: Place, partial: bool) -> Part:
     if not partial and (units is None or len(index) < units):
         found = f"{len(index)} units, and its data had not ended" if units is None else f"{len(index)} of {units} units"
         raise StoreError(f"'{root}' has {found}; run its harvest again to finish it, or open it with partial=True")
-    return Part(root, manifest, index)
+    return StorePart(root, manifest, index)
 
 
-def _joined(found: Sequence[Part]) -> list[Part]:
+def _joined(found: Sequence[StorePart]) -> list[StorePart]:
     """Return parts with their samples counted on, where they hold the same arrays."""
     joined, first = [], 0
     for part in found:
         _check_same(found[0], part)
-        joined.append(Part(part.place, part.manifest, part.index, first))
+        joined.append(StorePart(part.storage, part.manifest, part.index, first))
         first += part.index.end()
     return joined
 
 
-def _check_same(one: Part, other: Part) -> None:
+def _check_same(one: StorePart, other: StorePart) -> None:
     """Raise unless two parts hold the same arrays, in whatever order."""
     if one.arrays == other.arrays:
         return
     names = [name for name in {**one.arrays, **other.arrays} if one.arrays.get(name) != other.arrays.get(name)]
     first = names[0]
-    told = [f"'{part.place}' has {part.arrays.get(first) or f'no {first!r}'}" for part in (one, other)]
-    raise StoreError(f"only stores of the same arrays can be one: {told[0]}, but {told[1]}")
+    each = [f"'{part.storage}' has {part.arrays.get(first) or f'no {first!r}'}" for part in (one, other)]
+    raise StoreError(f"only stores of the same arrays can be one: {each[0]}, but {each[1]}")

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from hookline._store.layout import Index, Part, from_records, read_records
-from hookline._store.manifest import UNITS, Array, File, Manifest, unit_name
-from hookline._store.places import Place
+from hookline._store.layout import Index, StorePart, from_records, read_records
+from hookline._store.manifest import UNITS, Array, File, Manifest, read_manifest, unit_name
 from hookline._store.shards import POSITIONS, file_bytes, header
-from hookline._store.writer import read_manifest
+from hookline._store.storage import Storage
 from hookline._tables import count
 from hookline.errors import StoreError
 
@@ -31,44 +30,44 @@ class Verified(NamedTuple):
     bytes: int
 
 
-def check_units(place: Place, index: Index, most: int | None) -> None:
+def check_units(storage: Storage, index: Index, most: int | None) -> None:
     """Raise where there are too many units or samples, or a unit does not begin where the one before it ended."""
     if len(index) and most is not None and index.attempts[-1][0] >= most:
         unit = index.attempts[-1][0]
         raise StoreError(
-            f"'{place}' has a unit {unit}, but should have {most} in all, from 0 on; remove '{unit_name(unit)}', or "
+            f"'{storage}' has a unit {unit}, but should have {most} in all, from 0 on; remove '{unit_name(unit)}', or "
             "restore the store"
         )
     if index.samples() > index.nbytes() + _WITHOUT_ROWS:
-        told = f"{count(index.samples(), 'sample')}, but {count(index.nbytes(), 'byte')} of files"
-        raise StoreError(f"'{place}/{UNITS}' is damaged: its records are of {told}; restore it, or harvest again")
+        found = f"{count(index.samples(), 'sample')}, but {count(index.nbytes(), 'byte')} of files"
+        raise StoreError(f"'{storage}/{UNITS}' is damaged: its records are of {found}; restore it, or harvest again")
     units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
     expected = [(0, 0)] + [(unit + 1, first + span) for unit, first, span in zip(units, firsts, samples, strict=True)]
     for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):
         if first < next_first or (unit == next_unit and first != next_first):
             raise StoreError(
-                f"'{place}': unit {unit} begins at sample {first}, but those before it end at {next_first}; "
+                f"'{storage}': unit {unit} begins at sample {first}, but those before it end at {next_first}; "
                 "restore its records, or harvest again"
             )
 
 
-def check_sizes(place: Place, manifest: Manifest, index: Index) -> None:
+def check_sizes(storage: Storage, manifest: Manifest, index: Index) -> None:
     """Raise where a data file is missing, or not as long as its record says."""
     files = list(_files(manifest, index))
-    sizes = _sizes(place, files)
-    told = [(name, _wrong_size(sizes.get(name), file, array)) for name, file, array in files]
-    _refuse([f"'{place}/{name}' {problem}" for name, problem in told if problem])
+    sizes = _sizes(storage, files)
+    problems = [(name, _wrong_size(sizes.get(name), file, array)) for name, file, array in files]
+    _refuse([f"'{storage}/{name}' {problem}" for name, problem in problems if problem])
 
 
-def verify(parts: Sequence[Part]) -> Verified:
+def verify(parts: Sequence[StorePart]) -> Verified:
     """Read every byte of a store; raise one StoreError that names every damaged file."""
     problems: list[str] = []
     units = files = nbytes = 0
     for part in parts:
         found = list(_files(part.manifest, _fresh(part, problems)))
-        sizes = _sizes(part.place, found)
+        sizes = _sizes(part.storage, found)
         with ThreadPoolExecutor(_READERS) as pool:
-            jobs = [pool.submit(_damage, part.place, *one, sizes.get(one[0])) for one in found]
+            jobs = [pool.submit(_damage, part.storage, *one, sizes.get(one[0])) for one in found]
             problems += filter(None, [job.result() for job in jobs])
         units += len(part.index)
         files += len(found)
@@ -77,23 +76,23 @@ def verify(parts: Sequence[Part]) -> Verified:
     return Verified(units, files, nbytes)
 
 
-def _fresh(part: Part, problems: list[str]) -> Index:
+def _fresh(part: StorePart, problems: list[str]) -> Index:
     """Return what manifest and records say now, and note where that is not what they said on opening."""
     records = []
     try:
-        if read_manifest(part.place).hash != part.manifest.hash:
-            problems.append(f"'{part.place}/harvest.json' is another one than when the store was opened")
+        if read_manifest(part.storage).hash != part.manifest.hash:
+            problems.append(f"'{part.storage}/harvest.json' is another one than when the store was opened")
     except StoreError as error:
         problems.append(str(error))
     units = part.index.unit("unit").tolist()
     for unit in units:
         try:
-            records += read_records(part.place, part.manifest, [unit])
+            records += read_records(part.storage, part.manifest, [unit])
         except StoreError as error:
             problems.append(str(error))
     fresh = from_records(records, len(part.manifest.arrays))
     if len(records) == len(units) and not fresh.equal(part.index):
-        problems.append(f"'{part.place}/{UNITS}' has other records than when the store was opened; open it again")
+        problems.append(f"'{part.storage}/{UNITS}' has other records than when the store was opened; open it again")
     return fresh
 
 
@@ -103,10 +102,10 @@ def _files(manifest: Manifest, index: Index) -> Iterable[tuple[str, File, Array]
     yield from ((name, file, POSITIONS) for name, file in index.files_of_positions())
 
 
-def _sizes(place: Place, files: Iterable[tuple[str, File, Array]]) -> dict[str, int]:
+def _sizes(storage: Storage, files: Iterable[tuple[str, File, Array]]) -> dict[str, int]:
     """Return the sizes of all files in the folders of some; one listing for each."""
     folders = {posixpath.dirname(name) for name, _, _ in files}
-    return {f"{folder}/{name}": size for folder in folders for name, size in place.sizes(folder).items()}
+    return {f"{folder}/{name}": size for folder in folders for name, size in storage.sizes(folder).items()}
 
 
 def _wrong_size(size: int | None, file: File, array: Array) -> str:
@@ -119,28 +118,28 @@ def _wrong_size(size: int | None, file: File, array: Array) -> str:
     return ""
 
 
-def _damage(place: Place, name: str, file: File, array: Array, size: int | None) -> str:
+def _damage(storage: Storage, name: str, file: File, array: Array, size: int | None) -> str:
     """Say what is wrong with a data file, or nothing."""
     try:
-        problem = _wrong_size(size, file, array) or _wrong_bytes(place, name, file, array)
+        problem = _wrong_size(size, file, array) or _wrong_bytes(storage, name, file, array)
     except StoreError as error:
         return str(error)
     except FileNotFoundError:
         problem = "is missing"
-    return problem and f"'{place}/{name}' {problem}"
+    return problem and f"'{storage}/{name}' {problem}"
 
 
-def _wrong_bytes(place: Place, name: str, file: File, array: Array) -> str:
+def _wrong_bytes(storage: Storage, name: str, file: File, array: Array) -> str:
     expected, checksum = header(array, file.rows), 0
-    if place.read(name, 0, len(expected)) != expected:
+    if storage.read(name, 0, len(expected)) != expected:
         return "is damaged: its header is not what was written"
     for start in range(len(expected), file.nbytes, _PIECE):
-        checksum = zlib.crc32(place.read(name, start, min(_PIECE, file.nbytes - start)), checksum)
+        checksum = zlib.crc32(storage.read(name, start, min(_PIECE, file.nbytes - start)), checksum)
     return "" if checksum == file.crc32 else "is damaged: its rows do not fit their checksum"
 
 
 def _refuse(problems: list[str]) -> None:
     if problems:
         more = f"\n… and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-        told = "\n".join(problems[:_MOST_NAMED])
-        raise StoreError(f"{told}{more}\nTo mend a damaged file, {_REMEDY}.")
+        named = "\n".join(problems[:_MOST_NAMED])
+        raise StoreError(f"{named}{more}\nTo mend a damaged file, {_REMEDY}.")

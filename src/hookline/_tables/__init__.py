@@ -1,5 +1,5 @@
 """Tables: as text that fits its terminal, in colours, and as HTML for a notebook. Knows no torch."""
 
-from hookline._tables.table import Table, Tabular, count, is_terminal, size, terminal_width
+from hookline._tables.table import Table, Tabular, count, is_terminal, size, table_of, terminal_width
 
-__all__ = ["Table", "Tabular", "count", "is_terminal", "size", "terminal_width"]
+__all__ = ["Table", "Tabular", "count", "is_terminal", "size", "table_of", "terminal_width"]

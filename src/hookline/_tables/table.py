@@ -129,6 +129,11 @@ class Table:
         return [cells[index] for index in chosen], {}, [note]
 
 
+def table_of(shown: Tabular) -> Table:
+    """Return the table as which something shows itself."""
+    return shown._table()
+
+
 class Tabular:
     """What shows itself as a table: in a terminal, in colours where rich is installed, and in a notebook."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cli import demo
+from hookline._cli import demo_command
 
 SENTENCE = "The cat sat on the mat and looked at the dog that was eating its food"
 TOKENS = [f" {word}" for word in SENTENCE.split()]
@@ -43,6 +43,6 @@ def gpt2(to: str | os.PathLike[str]) -> None:
 
 
 def digits(to: str | os.PathLike[str]) -> None:
-    data = demo.digits()
-    model = demo.trained(data, 2)
-    demo.browse(model, data, demo.zero_each_layer(model, data), to)
+    data = demo_command.digits()
+    model = demo_command.trained(data, 2)
+    demo_command.browse(model, data, demo_command.zero_each_layer(model, data), to)

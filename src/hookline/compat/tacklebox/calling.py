@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,8 +13,65 @@ import hookline as hl
 from hookline.compat.backward import Pass, add_backward
 from hookline.compat.tacklebox.naming import named, shows
 
-if TYPE_CHECKING:
-    from hookline.compat.tacklebox.functions import HookFunction
+ARGUMENTS = {
+    "forward_hook": ("module", "inputs", "outputs"),
+    "backward_hook": ("module", "grad_in", "grad_out"),
+    "forward_pre_hook": ("module", "inputs"),
+}
+
+
+class TypedFunction:
+    """A function, and the kind of hook that it is. It knows nothing of the modules that it is on."""
+
+    HOOK_TYPES: ClassVar[list[str]] = list(ARGUMENTS)
+
+    def __init__(
+        self,
+        hook_fn: Callable[..., Any],
+        hook_type: str,
+        name: str | None,
+        pass_by_pos: bool,
+        retain_forward_cache: bool,
+    ) -> None:
+        if hook_type not in ARGUMENTS:
+            raise AssertionError(f"invalid hook type: {hook_type}")
+        if retain_forward_cache and hook_type != "backward_hook":
+            raise AssertionError("retain_forward_cache option is exclusively for backward hooks")
+        if not callable(hook_fn):
+            raise TypeError(f"a hook is a function, not {type(hook_fn).__name__}")
+        self.function = hook_fn
+        self.hook_type = hook_type
+        self.name = repr(hook_fn) if name is None else name
+        self.pass_by_pos = pass_by_pos
+        self.retain_forward_cache = retain_forward_cache
+        self._names = ARGUMENTS[hook_type] + (("inputs", "outputs") if retain_forward_cache else ())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        names = self._names
+        if self.pass_by_pos and len(args) == len(names) and not kwargs:
+            return self.function(*args)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) + len(kwargs) != len(names) or set(given) != set(names):
+            raise TypeError(
+                f"invalid number of positional args passed to {self.hook_type} {self.name!r}. "
+                f"Call signature should be ({', '.join(names)}) but got {len(args)} positional args."
+            )
+        if self.pass_by_pos:
+            return self.function(*(given[name] for name in names))
+        return self.function(**self._wanted(given))
+
+    def _wanted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those arguments that the function names."""
+        parameters = inspect.signature(self.function).parameters.values()
+        if any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return dict(given)
+        for one in parameters:
+            if one.name not in given and one.default is one.empty and one.kind is not one.VAR_POSITIONAL:
+                raise TypeError(
+                    f"hook method {self.name!r} requested parameter {one.name!r} that is unavailable. "
+                    f"Available parameters are [{', '.join(given)}]."
+                )
+        return {one.name: given[one.name] for one in parameters if one.name in given}
 
 
 class Caller:
@@ -24,7 +81,7 @@ class Caller:
     it (`as_torch`), the output is as it is, and so is what is returned.
     """
 
-    def __init__(self, hook_fn: HookFunction, module: nn.Module, name: str | None, id_: str, as_torch: bool) -> None:
+    def __init__(self, hook_fn: TypedFunction, module: nn.Module, name: str | None, id_: str, as_torch: bool) -> None:
         self.hook_fn = hook_fn
         self.module = module
         self.name = name  # Of the module, by its manager if it has one.
@@ -150,3 +207,8 @@ def _positional(module: nn.Module) -> tuple[list[str], str]:
     parameters = inspect.signature(module.forward).parameters.values()
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return names, next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "")
+
+
+def detach_hook(module: nn.Module, input: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Cut the output off the graph: a forward hook of torch's own kind."""
+    return output.detach()

@@ -1,4 +1,4 @@
-"""HookHandle: the registration of a hook function on one module."""
+"""HookFunction, and HookHandle, its registration on one module. Each holds the other, so they share a file."""
 
 from __future__ import annotations
 
@@ -6,21 +6,70 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import nn
 
 import hookline as hl
-from hookline.compat.tacklebox.calling import Caller
+from hookline.compat.tacklebox.calling import Caller, TypedFunction
 from hookline.compat.tacklebox.naming import claim, release
 from hookline.compat.warning import warn
-
-if TYPE_CHECKING:
-    from hookline.compat.tacklebox.functions import HookFunction
 
 NO_FORWARD = "there is no forward to call; register the modules inside"
 
 _switching = threading.RLock()
+
+
+class HookFunction(TypedFunction):
+    """A function, the kind of hook that it is, and its handle for each module."""
+
+    def __init__(
+        self,
+        hook_fn: Callable[..., Any],
+        hook_type: str,
+        name: str | None = None,
+        modules: Iterable[nn.Module] | None = None,
+        pass_by_pos: bool = True,
+        retain_forward_cache: bool = False,
+    ) -> None:
+        super().__init__(hook_fn, hook_type, name, pass_by_pos, retain_forward_cache)
+        self.module_to_handle: dict[nn.Module, HookHandle] = {}
+        self.register(*modules or ())
+
+    @property
+    def handles(self) -> list[HookHandle]:
+        """Its handles, in the order in which they were registered."""
+        return list(self.module_to_handle.values())
+
+    def register(self, *modules: nn.Module, activate: bool = True, register_to_module: bool = True) -> list[HookHandle]:
+        """Hook modules that have a `name`, without a manager.
+
+        Args:
+            register_to_module: Call the function as torch would, and not with tuples of all inputs and outputs.
+        """
+        for module in modules:
+            if not hasattr(module, "name"):
+                raise AssertionError("Module must be given name before hook registration")
+        self.refuse_again((module, module.name) for module in modules)
+        handles = [
+            HookHandle(self, module, f"{self.name}[{module.name}]", activate, register_to_module) for module in modules
+        ]
+        warn_of_never_called(handles)
+        return handles
+
+    def deactivate_all_handles(self) -> None:
+        """Let it rest on every module."""
+        for handle in self.handles:
+            handle.deactivate()
+
+    def refuse_again(self, named: Iterable[tuple[nn.Module, object]]) -> None:
+        """Raise if this function is on one of these modules already, or would be twice."""
+        names: dict[nn.Module, object] = {}
+        for module, name in named:
+            if module in self.module_to_handle or module in names:
+                first = names.get(module, name)
+                raise AssertionError(f"Hook function {self.name} was already registered with module {first}")
+            names[module] = name
 
 
 class HookHandle:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from hookline.compat.tacklebox.functions import HookFunction, detach_hook
-from hookline.compat.tacklebox.handles import HookHandle
+from hookline.compat.tacklebox.calling import detach_hook
+from hookline.compat.tacklebox.handles import HookFunction, HookHandle
 from hookline.compat.tacklebox.helpers import CustomContext
 from hookline.compat.tacklebox.lookup import check_category, look_up, no_module, validate_hook_category
 from hookline.compat.tacklebox.naming import increment_name

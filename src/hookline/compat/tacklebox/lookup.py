@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from hookline.compat.tacklebox.functions import HookFunction
+from hookline.compat.tacklebox.handles import HookFunction
 
 CATEGORIES = (*HookFunction.HOOK_TYPES, "all")
 OPTIONS = ("hook_fn_name", "activate", "retain_forward_cache")

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.compat.tacklebox.functions import HookFunction
-from hookline.compat.tacklebox.handles import Holding, HookHandle, warn_of_never_called
+from hookline.compat.tacklebox.handles import Holding, HookFunction, HookHandle, warn_of_never_called
 from hookline.compat.tacklebox.helpers import CustomContext
 from hookline.compat.tacklebox.lookup import check_category, look_up, refuse_other
 from hookline.compat.tacklebox.naming import unique

@@ -1,7 +1,7 @@
-"""Threads that write, while the model runs on: bounded in bytes, in order, and what goes wrong reaches the caller.
+"""Threads that write while the model runs on, in order. Memory is bounded, and errors reach the caller.
 
 The caller may be interrupted between any two instructions, so it holds no lock: one that stayed held would stop every
-thread for good. Work goes to the threads, and word of it comes back, through queues that are written in C.
+thread for good. Work goes to the threads, and results come back, through queues that are written in C.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 
-class Staging:
+class BufferPool:
     """Buffers of sizes that are powers of two; as many as were ever needed at one time."""
 
     def __init__(self) -> None:
         self._free: dict[int, deque[Tensor]] = {}
 
-    def copy(self, tensor: Tensor) -> Staged:
+    def copy(self, tensor: Tensor) -> PooledCopy:
         """Return a copy of a tensor of the host, in memory that is to be given back."""
         size = 1 << max(tensor.nbytes - 1, 0).bit_length()
         try:
@@ -31,7 +31,7 @@ class Staging:
         except IndexError:
             buffer = torch.empty(size, dtype=torch.uint8)
         own = buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        return Staged(own.copy_(tensor), buffer, self)
+        return PooledCopy(own.copy_(tensor), buffer, self)
 
     def give_back(self, buffer: Tensor) -> None:
         """Let others use this memory."""
@@ -41,16 +41,16 @@ class Staging:
         return self._free.setdefault(size, deque())
 
 
-class Staged:
+class PooledCopy:
     """A copy, and the memory in which it is."""
 
-    def __init__(self, tensor: Tensor, buffer: Tensor, staging: Staging) -> None:
+    def __init__(self, tensor: Tensor, buffer: Tensor, staging: BufferPool) -> None:
         self.tensor = tensor
         self._buffer = buffer
         self._staging = staging
 
     def give_back(self) -> None:
-        """Give the memory back; the tensor is nobody's from now on."""
+        """Give the memory back; the tensor must not be used any more."""
         self._staging.give_back(self._buffer)
 
 
@@ -58,22 +58,22 @@ Work = Callable[[], object]
 Queue = SimpleQueue[tuple[Work, int] | None]
 
 
-class Lanes:
+class WriterThreads:
     """Some threads with a queue each. One thread gives them work, and waits while too many bytes are on their way."""
 
     def __init__(self, number: int, limit: int) -> None:
         self._limit = limit
         self._queues: list[Queue] = [SimpleQueue() for _ in range(number)]
         self._done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()  # The bytes of each piece of work.
-        self._bytes = self._left = 0  # On their way, as far as the caller has heard.
+        self._bytes = self._left = 0  # On their way, as far as the caller knows.
         self._is_over = False
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> WriterThreads:
         for queue in self._queues:
             thread = threading.Thread(target=self._write, args=(queue,), name="hookline.harvest", daemon=True)
             thread.start()
-            self._threads.append(thread)  # A thread whose start was interrupted may never run: nobody waits for it.
+            self._threads.append(thread)  # A thread whose start was interrupted may never run, so it is not waited for.
         return self
 
     def put(self, lane: int, work: Work, nbytes: int = 0) -> None:
@@ -89,10 +89,10 @@ class Lanes:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the work that was given has made something true; raise what has gone wrong."""
-        while self._hears(wait=False):
+        while self._note_done(wait=False):
             pass
         while not condition():
-            self._hears(wait=True)
+            self._note_done(wait=True)
 
     def stop(self) -> None:
         """Let the threads end after what they are at. It may be called again if it was interrupted."""
@@ -107,8 +107,8 @@ class Lanes:
         for thread in self._threads:
             thread.join()
 
-    def _hears(self, wait: bool) -> bool:
-        """Hear of one piece of work that is done; return False if there is none to hear of."""
+    def _note_done(self, wait: bool) -> bool:
+        """Take note of one piece of work that is done; return False if there is none."""
         try:
             nbytes, error = self._done.get(wait)
         except Empty:
@@ -127,19 +127,19 @@ class Lanes:
                 work()
             except BaseException as failure:
                 error = failure
-            del work, given  # They hold what was written.
+            del work, given  # These hold the tensors that were written.
             self._done.put((nbytes, error))
-            del error  # It holds this frame.
+            del error  # The error holds this frame.
 
 
 class Countdown:
-    """Calls a function when it has been told so many times."""
+    """Calls a function when it has itself been called `number` times."""
 
     def __init__(self, number: int, function: Work) -> None:
-        self._told = itertools.count(1)
+        self._calls = itertools.count(1)
         self._number = number
         self._function = function
 
     def __call__(self) -> None:
-        if next(self._told) == self._number:  # One instruction, whatever other threads do.
+        if next(self._calls) == self._number:  # One instruction, whatever other threads do.
             self._function()

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from hookline import StoreError
-from hookline._store import local
-from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
+from hookline._store import local_storage
+from hookline._store.begin import begin, begin_part
+from hookline._store.manifest import Array, Manifest, committed
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, committed, sweep
+from hookline._store.writer import Unit, sweep
 
 ARRAY = Array("h", torch.int64, (1024,))
 
@@ -45,7 +46,7 @@ def refuse_links(*arguments):
 def test_of_many_that_create_a_file_one_does(tmp_path, monkeypatch, links):
     if not links:
         monkeypatch.setattr(os, "link", refuse_links)
-    root = place(tmp_path / "acts")
+    root = open_storage(tmp_path / "acts")
     with ThreadPoolExecutor(8) as pool:
         created = list(pool.map(lambda number: root.create("units/x.json", b"%d" % number * 1000), range(40)))
     assert sum(created) == 1
@@ -60,8 +61,8 @@ def test_without_links_and_locks_nothing_is_claimed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse_links)
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(StoreError, match="x.json' was not written: Operation not permitted"):
-        place(tmp_path).create("x.json", b"1")
-    assert names(tmp_path) == [".lock" + local._TEMPORARY]
+        open_storage(tmp_path).create("x.json", b"1")
+    assert names(tmp_path) == [".lock" + local_storage._TEMPORARY]
 
 
 def test_a_link_whose_answer_was_lost_counts(tmp_path, monkeypatch):
@@ -70,11 +71,11 @@ def test_a_link_whose_answer_was_lost_counts(tmp_path, monkeypatch):
         raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(os, "link", lost)
-    assert place(tmp_path).create("x.json", b"1")
+    assert open_storage(tmp_path).create("x.json", b"1")
 
 
 def test_a_place_need_not_exist_yet(tmp_path):
-    root = place(tmp_path / "a" / "b")
+    root = open_storage(tmp_path / "a" / "b")
     assert root.names("data") == []
     assert root.sizes("data") == {}
     assert root.free() > 0
@@ -87,7 +88,7 @@ def test_a_place_need_not_exist_yet(tmp_path):
 
 def test_a_relative_place_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    root = place("acts")
+    root = open_storage("acts")
     monkeypatch.chdir("/")
     assert root.path == str(tmp_path / "acts")
 
@@ -95,14 +96,15 @@ def test_a_relative_place_stays_where_it_was(tmp_path, monkeypatch):
 def test_a_file_stands_in_the_way(tmp_path):
     (tmp_path / "acts").write_text("x")
     with pytest.raises(StoreError, match="was not written: Not a directory"):
-        begin(place(tmp_path / "acts"), Manifest({}, (ARRAY,), 1))
+        begin(open_storage(tmp_path / "acts"), Manifest({}, (ARRAY,), 1))
 
 
 WRITER = """
     import sys, time, torch
-    from hookline._store.places import place
-    from hookline._store.writer import Unit, read_manifest
-    root = place(sys.argv[1])
+    from hookline._store.storage import open_storage
+    from hookline._store.manifest import read_manifest
+    from hookline._store.writer import Unit
+    root = open_storage(sys.argv[1])
     unit = Unit(root, read_manifest(root), int(sys.argv[2]))
     unit.append(0, torch.zeros(10, 1024, dtype=torch.int64))
     print(unit.attempt, flush=True)
@@ -111,7 +113,7 @@ WRITER = """
 
 
 def test_a_sweep_takes_the_files_of_the_killed_and_leaves_those_of_the_living(tmp_path):
-    root = place(tmp_path)
+    root = open_storage(tmp_path)
     told = begin(root, Manifest({}, (ARRAY,), 3))
     with Unit(root, told, 0) as unit:
         unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
@@ -134,7 +136,7 @@ def test_a_sweep_takes_the_files_of_the_killed_and_leaves_those_of_the_living(tm
 
 
 def test_a_sweep_sees_a_record_that_came_just_now(tmp_path, monkeypatch):
-    root = place(tmp_path)
+    root = open_storage(tmp_path)
     told = begin(root, Manifest({}, (ARRAY,), 1))
     unit = Unit(root, told, 0)
     unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
@@ -149,7 +151,7 @@ def test_where_locks_can_not_tell_age_does(tmp_path, monkeypatch):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    root = place(tmp_path)
+    root = open_storage(tmp_path)
     told = begin(root, Manifest({}, (ARRAY,), 1))
     with Unit(root, told, 0) as unit:
         unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
@@ -163,8 +165,8 @@ def test_where_locks_can_not_tell_age_does(tmp_path, monkeypatch):
 
 
 def test_without_fcntl_units_are_written_and_read_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "fcntl", None)
-    root = place(tmp_path)
+    monkeypatch.setattr(local_storage, "fcntl", None)
+    root = open_storage(tmp_path)
     told = begin(root, Manifest({}, (ARRAY,), 1))
     unit = Unit(root, told, 0)
     unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
@@ -174,25 +176,26 @@ def test_without_fcntl_units_are_written_and_read_too(tmp_path, monkeypatch):
 
 
 def test_a_sweep_takes_old_temporary_files(tmp_path):
-    root = place(tmp_path)
+    root = open_storage(tmp_path)
     begin(root, Manifest({}, (ARRAY,), 1))
     (tmp_path / "units").mkdir()
     for name in ("old", "new"):
-        (tmp_path / "units" / f".{name}{local._TEMPORARY}").write_text("x")
-    os.utime(tmp_path / "units" / f".old{local._TEMPORARY}", (time.time() - 7200,) * 2)
+        (tmp_path / "units" / f".{name}{local_storage._TEMPORARY}").write_text("x")
+    os.utime(tmp_path / "units" / f".old{local_storage._TEMPORARY}", (time.time() - 7200,) * 2)
     (tmp_path / "units" / "notes.txt").write_text("x")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("x")
-    assert sweep(root) == [f"units/.old{local._TEMPORARY}"]
+    assert sweep(root) == [f"units/.old{local_storage._TEMPORARY}"]
 
 
 FULL = """
     import resource, sys, torch
     from hookline import StoreError
-    from hookline._store.places import place
+    from hookline._store.storage import open_storage
     from hookline._store.manifest import Array, Manifest
-    from hookline._store.writer import Unit, begin
-    root = place(sys.argv[1])
+    from hookline._store.begin import begin
+    from hookline._store.writer import Unit
+    root = open_storage(sys.argv[1])
     told = begin(root, Manifest({}, (Array("h", torch.int64, (1024,)), Array("g", torch.int64, ())), 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     unit = Unit(root, told, 0)
@@ -220,7 +223,7 @@ def test_a_file_that_may_not_grow_is_said_and_nothing_is_left(tmp_path):
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch, call):
-    root = place(tmp_path)
+    root = open_storage(tmp_path)
     told = begin(root, Manifest({}, (ARRAY,), 1))
 
     def full(*arguments):
@@ -228,7 +231,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch, call):
 
     unit = Unit(root, told, 0)
     unit.append(0, torch.zeros(10, 1024, dtype=torch.int64))
-    monkeypatch.setattr(local, "_write", full) if call == "write" else monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(local_storage, "_write", full) if call == "write" else monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space left on device; make room on this disk, or give another path"):
         unit.append(0, torch.zeros(10, 1024, dtype=torch.int64))
         unit.commit(first=0, samples=20, lengths=[1])
@@ -236,7 +239,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch, call):
 
 
 def attempt_all(path, name, barrier, queue):
-    root = place(path)
+    root = open_storage(path)
     told = begin(root, Manifest({"model": "m"}, (ARRAY,), 12))
     won = []
     for number in range(12):
@@ -264,17 +267,17 @@ def test_two_processes_at_the_same_units_write_each_once(tmp_path):
     store.verify()
     units = store["h"][:].view(12, -1)
     assert (units == units[:, :1]).all()  # Each wholly of one writer.
-    assert sweep(place(tmp_path)) == []
+    assert sweep(open_storage(tmp_path)) == []
 
 
 def begin_one(path, name, barrier, queue):
     barrier.wait()
-    part, _ = begin_part(place(path), Manifest({"model": "m", "data": name}, (ARRAY,), 0))
+    part, _ = begin_part(open_storage(path), Manifest({"model": "m", "data": name}, (ARRAY,), 0))
     queue.put((name, os.path.relpath(str(part), path)))
 
 
 def test_processes_that_append_the_same_share_a_part_and_others_have_their_own(tmp_path):
-    begin(place(tmp_path), Manifest({"model": "m", "data": "first"}, (ARRAY,), 0))
+    begin(open_storage(tmp_path), Manifest({"model": "m", "data": "first"}, (ARRAY,), 0))
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(4), context.SimpleQueue()
     given = ("a", "a", "b", "b")

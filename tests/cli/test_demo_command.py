@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._cli import demo
+from hookline._cli import demo_command
 from tests.explore.pages import data_of, site_of
 
 CHANCE = 0.1
@@ -18,27 +18,27 @@ LAYERS = ["stem", "h.0", "h.1", "h.2", "h.3", "head"]
 @pytest.fixture(scope="module")
 def data():
     pytest.importorskip("sklearn")
-    return demo.digits()
+    return demo_command.digits()
 
 
 @pytest.fixture(scope="module")
 def model(data):
-    return demo.trained(data, epochs=3)
+    return demo_command.trained(data, epochs=3)
 
 
 def test_a_short_training_already_reads_most_digits(model, data):
-    assert demo.accuracy(model, data) > 0.9
+    assert demo_command.accuracy(model, data) > 0.9
 
 
 def test_training_is_the_same_each_time_and_leaves_the_random_state_alone(data):
     before = torch.get_rng_state()
-    first, second = demo.trained(data, epochs=1), demo.trained(data, epochs=1)
+    first, second = demo_command.trained(data, epochs=1), demo_command.trained(data, epochs=1)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_see_captures_each_layer_and_what_the_in_place_relu_overwrote(model, data):
-    acts = demo.see(model, data)
+    acts = demo_command.see(model, data)
     assert [site for site in acts if ":" not in site] == LAYERS
     assert torch.equal(acts["head"], model(data.test_images))
     assert torch.equal(acts["h.1.relu:input"], model.h[1].norm(acts["h.0"]))
@@ -46,24 +46,24 @@ def test_see_captures_each_layer_and_what_the_in_place_relu_overwrote(model, dat
 
 
 def test_zeroing_the_first_or_last_layer_leaves_chance_and_the_deepest_block_matters_least(model, data):
-    left = demo.zero_each_layer(model, data)
+    left = demo_command.zero_each_layer(model, data)
     assert list(left) == ["stem", "h.0.conv", "h.1.conv", "h.2.conv", "h.3.conv", "head"]
     assert left["head"] == pytest.approx(CHANCE, abs=0.03)
     assert left["stem"] == pytest.approx(CHANCE, abs=0.03)
     assert left["h.3.conv"] > left["h.0.conv"] + 0.3
-    assert demo.accuracy(model, data) > 0.9
+    assert demo_command.accuracy(model, data) > 0.9
 
 
 def test_the_accuracy_without_a_layer_is_what_a_hand_written_forward_gives(model, data):
     value = model.h[:2](model.stem(data.test_images))
     logits = model.head(model.h[3](value).amax(dim=(2, 3)))
     by_hand = (logits.argmax(dim=1) == data.test_labels).float().mean().item()
-    without_branch = demo.zero_each_layer(model, data)["h.2.conv"]
+    without_branch = demo_command.zero_each_layer(model, data)["h.2.conv"]
     assert without_branch == pytest.approx(by_hand)
 
 
 def test_gradients_are_those_of_autograd(model, data):
-    grads = demo.follow_gradients(model, data)
+    grads = demo_command.follow_gradients(model, data)
     model.zero_grad()
     values = [model.stem(data.test_images)]
     for block in model.h:
@@ -75,26 +75,26 @@ def test_gradients_are_those_of_autograd(model, data):
 
 
 def test_stopping_early_runs_nothing_after(model, data):
-    acts, ran = demo.stop_early(model, data)
+    acts, ran = demo_command.stop_early(model, data)
     assert ran == ["stem", "h.0.norm", "h.0.relu", "h.0.conv", "h.0"]
     assert list(acts) == ["h.0"]
     assert len(hl.attached(model)) == 0
 
 
 def test_a_stopped_forward_takes_less_time(model, data):
-    assert 0 < demo.time_ratio(model, data, repeats=5) < 0.8
+    assert 0 < demo_command.time_ratio(model, data, repeats=5) < 0.8
 
 
 def test_a_cache_kept_on_disk_comes_back_equal(model, data, tmp_path):
-    acts = demo.see(model, data)
-    again = demo.keep(acts, tmp_path / "acts.safetensors")
+    acts = demo_command.see(model, data)
+    again = demo_command.keep(acts, tmp_path / "acts.safetensors")
     assert list(again) == list(acts)
     assert all(torch.equal(again[site], acts[site]) for site in acts)
 
 
 def test_the_page_has_the_ablation_the_gradients_and_what_was_measured(model, data, tmp_path):
-    left = demo.zero_each_layer(model, data)
-    page = data_of(demo.browse(model, data, left, tmp_path / "digits.html"))
+    left = demo_command.zero_each_layer(model, data)
+    page = data_of(demo_command.browse(model, data, left, tmp_path / "digits.html"))
     worst = min((site for site in left if site.startswith("h.")), key=left.__getitem__)
     assert [run["name"] for run in page["runs"]] == ["as it is", f"{worst} zeroed"]
     assert {row["name"]: row["value"] for row in page["measured"][0]["rows"]} == left
@@ -108,7 +108,7 @@ def test_the_page_has_the_ablation_the_gradients_and_what_was_measured(model, da
 
 
 def test_the_whole_demo_tells_what_it_measured(data, capsys, tmp_path):
-    demo.main(epochs=1, to=tmp_path / "digits.html")
+    demo_command.main(epochs=1, to=tmp_path / "digits.html")
     output = capsys.readouterr().out
     assert re.search(r"1,347 digits 1 time and reads [789]\d\.\d% of the others", output)
     assert re.search(r"what was captured goes down to -\d\.\d", output)
@@ -120,6 +120,6 @@ def test_the_whole_demo_tells_what_it_measured(data, capsys, tmp_path):
 
 
 def test_a_bar_is_as_long_as_the_share():
-    assert demo.bar(0.0) == ""
-    assert len(demo.bar(0.5)) == demo.BAR_WIDTH // 2
-    assert len(demo.bar(1.0)) == demo.BAR_WIDTH
+    assert demo_command.bar(0.0) == ""
+    assert len(demo_command.bar(0.5)) == demo_command.BAR_WIDTH // 2
+    assert len(demo_command.bar(1.0)) == demo_command.BAR_WIDTH

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hookline import Hooks, Site
 from hookline._harvest.data import Batch, on
-from hookline._harvest.tokens import Choice, Rows, Rule, cast, refuse_padding, takes_output, token_mask
+from hookline._harvest.padding import refuse_padding, token_mask
+from hookline._harvest.row_choice import Choice, RowChooser, Rule, cast, takes_output
 from hookline._kernel import (
     Found,
     Tap,
@@ -26,6 +27,7 @@ from hookline._kernel import (
     offload,
     rebuild,
     share_tensor,
+    take_misses,
     unwrap,
 )
 from hookline._store.manifest import Array
@@ -38,7 +40,7 @@ Column = Callable[..., Any]  # Of the batch, or of the batch and the output.
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchRows:
     """The rows that one batch gives to one array; on their way to the host, if they come from a GPU."""
 
     rows: Tensor | offload.Copy
@@ -49,7 +51,7 @@ class Part:
     placement: str = "null"  # Where it is one process's part of a value: which.
 
     @classmethod
-    def of(cls, rows: Tensor, choice: Choice) -> Part:
+    def of(cls, rows: Tensor, choice: Choice) -> BatchRows:
         """Send rows on their way."""
         return cls(_sent(rows), choice, rows.dtype, tuple(rows.shape), rows.nbytes)
 
@@ -63,7 +65,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Manner:
+class RowOptions:
     """How batches go through a model and become rows."""
 
     rows: Rule | Mapping[str, Rule] = "batch"
@@ -82,18 +84,18 @@ class Manner:
 class Pass:
     """A model with captures at some places. The same hooks serve for every batch."""
 
-    def __init__(self, model: nn.Module, where: Sequence[Where], manner: Manner, *, stop: bool) -> None:
+    def __init__(self, model: nn.Module, where: Sequence[Where], options: RowOptions, *, stop: bool) -> None:
         self.model = model
-        self.manner = manner
+        self.options = options
         self.places = find_places(model, where)
-        if manner.transform is None:
+        if options.transform is None:
             _refuse_parameters(self.places)
         self.has_gradients = any(place.site.is_gradient for place in self.places)
         if stop and self.has_gradients:
             raise SiteError("stop=True ends the forward before any gradient can come; harvest gradients without it")
         self.hooks = Hooks(model, active=False)
-        self.hooks.capture(list(where), keep="all", stop=stop, gather=manner.gather)
-        self.device = _device(model) if manner.device is None else device_here(manner.device)
+        self.hooks.capture(list(where), keep="all", stop=stop, gather=options.gather)
+        self.device = _device(model) if options.device is None else device_here(options.device)
         self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
         self._sites: dict[str, Site] = {}
@@ -102,26 +104,26 @@ class Pass:
         """Take the hooks away."""
         self.hooks.remove()
 
-    def run(self, batch: Batch) -> dict[str, Part]:
+    def run(self, batch: Batch) -> dict[str, BatchRows]:
         """Return what the batch gives to each array."""
-        manner, found = self.manner, {}
-        near = _near(batch.value, manner.rows)
+        options, found = self.options, {}
+        near = _near(batch.value, options.rows)
         with self.hooks as cache:
             output = self._forward(on(batch.value, self.device))
             self._refuse_misses()
         values = {name: self._joined(name, cache.calls(name)) for name in cache}
         cache.clear()
-        rows = Rows(near, len(batch.samples), output, self._mask)
+        rows = RowChooser(near, len(batch.samples), output, self._mask)
         with torch.no_grad():
             for name in list(values):
                 value, where = _own_part(name, values.pop(name))
                 self._refuse_padding(name, near, value)
-                if manner.transform is None:
+                if options.transform is None:
                     self._refuse_flat(name, near, value)
                 else:  # It may give memory that it will use again.
-                    value = map_tensors(share_tensor, manner.transform(value))
+                    value = map_tensors(share_tensor, options.transform(value))
                 found[name] = replace(self._part(rows, name, self._site(name), value), placement=where)
-            for name, column in (manner.columns or {}).items():
+            for name, column in (options.columns or {}).items():
                 kept = _column(name, column, near, output).clone()  # The loader may fill the same memory again.
                 found[name] = self._part(rows, name, None, kept, _side(column))
         offload.flush()
@@ -129,13 +131,13 @@ class Pass:
 
     def _forward(self, value: Any) -> Any:
         """Give a batch to the model; nothing but its output comes of it."""
-        call = self.manner.call or self.manner.give or give
+        call = self.options.call or self.options.give or give
         if not self.has_gradients:
             with torch.no_grad():
                 return call(self.model, value)
         with torch.enable_grad(), _own_gradients(self.model):
             output = call(self.model, value)
-            loss = _loss(self.manner.loss, output, value)
+            loss = _loss(self.options.loss, output, value)
             if not isinstance(loss, Tensor):
                 raise HooklineError(
                     "gradients need a loss, and the model gives none; give loss=, a function of (output, batch)"
@@ -148,14 +150,12 @@ class Pass:
 
         Where positions are the rows, a batch of short samples has none, and others may have some.
         """
-        session = self.hooks._ledger.session
-        for tap in [tap for tap in self.hooks._taps if tap.misses] if session.missed else ():
+        for tap in take_misses(self.hooks):
             if not self._is_short(tap):
                 raise HooklineError(f"'{tap.site}' {tap.problem}{tap.hint}")
             if not tap.has_warned:
                 tap.has_warned = True
                 warn(f"'{tap.site}' {tap.problem}; a batch without rows is not told of again")
-        session.missed = False  # The end of the block has nothing to add.
 
     def _is_short(self, tap: Tap) -> bool:
         """Whether a tap has captured [samples, 0 positions, ...], and positions are the rows."""
@@ -166,7 +166,7 @@ class Pass:
 
     def _joined(self, name: str, calls: list[Any]) -> Any:
         """Return the value of a site, which may have passed in several calls."""
-        along = CALLS[self.manner.calls]
+        along = CALLS[self.options.calls]
         if len(calls) == 1:
             return calls[0]
         if along is None:
@@ -183,13 +183,13 @@ class Pass:
 
     def _refuse_padding(self, name: str, batch: Any, value: Any) -> None:
         """Refuse the last position of samples that end before it. Where the call makes positions, it knows of them."""
-        if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.manner.call is None:
+        if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.options.call is None:
             refuse_padding(self._site(name), batch, value, encoder_decoder=self._both)
 
     def _refuse_flat(self, name: str, batch: Any, value: Any) -> None:
         """Refuse rows="tokens" of values [samples, features]: each number would become a row."""
         is_flat = isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
-        if not is_flat or self._rule(name) != "tokens" or hasattr(self.manner.call, "token_mask"):
+        if not is_flat or self._rule(name) != "tokens" or hasattr(self.options.call, "token_mask"):
             return
         if any(isinstance(one, tuple) for one in self._site(name).subscripts):
             return  # The user took a part of a value that has more dimensions.
@@ -200,13 +200,13 @@ class Pass:
                 'in the batch has these positions; rows="batch" keeps a row for each sample'
             )
 
-    def _part(self, rows: Rows, name: str, site: Site | None, value: Any, side: Site = _ROOT) -> Part:
+    def _part(self, rows: RowChooser, name: str, site: Site | None, value: Any, side: Site = _ROOT) -> BatchRows:
         chosen, choice = rows.choose(name, site, side if site is None else site, value, self._rule(name))
-        return Part.of(chosen.detach() if site is None else cast(chosen.detach(), self.manner.dtype), choice)
+        return BatchRows.of(chosen.detach() if site is None else cast(chosen.detach(), self.options.dtype), choice)
 
     def _mask(self, site: Site, batch: Any, output: Any, shape: tuple[int, int]) -> Tensor | None:
         """Return where real tokens are: the call itself may know best."""
-        own = getattr(self.manner.call, "token_mask", None)
+        own = getattr(self.options.call, "token_mask", None)
         if own is not None:
             found: Tensor | None = own(site, batch, output, shape)
             return found
@@ -219,7 +219,7 @@ class Pass:
 
     def _rule(self, name: str) -> Rule:
         """Return the row rule of an array: of a mapping the first that means it."""
-        rules = self.manner.rows
+        rules = self.options.rows
         if not isinstance(rules, Mapping):
             return rules
         if name not in self._rules:
@@ -229,21 +229,21 @@ class Pass:
 
     def refuse_idle_options(self) -> None:
         """Refuse a loss, or a row rule, that no place which is kept has a use for."""
-        if self.manner.loss is not None and not self.has_gradients:
+        if self.options.loss is not None and not self.has_gradients:
             near = self.places[0].site._replace(port="grad_output", index="")
             raise HooklineError(
                 f"loss= is for gradients, and none is kept; name some, as in '{near}', or leave loss= out"
             )
-        if not isinstance(self.manner.rows, Mapping):
+        if not isinstance(self.options.rows, Mapping):
             return
         kept = [str(place.site) for place in self.places]
-        for where in self.manner.rows:
-            if where not in (self.manner.columns or {}) and not self._names(where).intersection(kept):
+        for where in self.options.rows:
+            if where not in (self.options.columns or {}) and not self._names(where).intersection(kept):
                 named = ", ".join(map(repr, kept[:3])) + (", …" if len(kept) > 3 else "")
                 raise HooklineError(f"rows= names {where!r}, which this harvest does not keep; it keeps {named}")
 
     def _names(self, where: str) -> set[str]:
-        if where in (self.manner.columns or {}):
+        if where in (self.options.columns or {}):
             return set()
         return {str(place.site) for place in find_places(self.model, [where])}
 
@@ -265,16 +265,16 @@ def _loss(function: Callable[..., Any] | None, output: Any, batch: Any) -> Any:
         inspect.signature(function).bind(output, batch)
     except TypeError:
         return function(output)
-    except ValueError:  # Of a function in C nobody knows.
+    except ValueError:  # A function in C has no signature.
         pass
     return function(output, batch)
 
 
-def needs_output(manner: Manner) -> bool:
+def needs_output(options: RowOptions) -> bool:
     """Return whether anything looks at what the model returns."""
-    rules = manner.rows.values() if isinstance(manner.rows, Mapping) else [manner.rows]
-    functions = [*rules, *(manner.columns or {}).values()]
-    return manner.call is not None or any(callable(one) and takes_output(one) for one in functions)
+    rules = options.rows.values() if isinstance(options.rows, Mapping) else [options.rows]
+    functions = [*rules, *(options.columns or {}).values()]
+    return options.call is not None or any(callable(one) and takes_output(one) for one in functions)
 
 
 def _refuse_parameters(places: Sequence[Found]) -> None:
@@ -294,13 +294,13 @@ def _sent(rows: Tensor) -> Tensor | offload.Copy:
 
 def _own_part(name: str, value: Any) -> tuple[Any, str]:
     """Return this process's part of a value that is cut among several, and which part that is."""
-    if not isinstance(value, Tensor) or not is_cut(value):
+    if not is_cut(value):
         return value, "null"
-    if any(one.is_partial() for one in value.placements):  # type: ignore[attr-defined]
+    if any(one.is_partial() for one in value.placements):
         raise HooklineError(
             f"{name!r} is a sum that the ranks have yet to make, no part of it; harvest it with gather=True"
         )
-    return arrived(value.to_local()), placement(value)  # type: ignore[attr-defined]
+    return arrived(value.to_local()), placement(value)
 
 
 def _near(value: Any, rows: Any) -> Any:
@@ -312,7 +312,7 @@ def _near(value: Any, rows: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BatchEntry:
     """An entry of a batch, as a function."""
 
     key: Any
@@ -323,7 +323,7 @@ class Entry:
 
 def _side(column: Column) -> Site:
     """Return a site on whose side of an encoder-decoder model a column is: its padding is masked as there."""
-    key = str(column.key) if isinstance(column, Entry) else "labels"
+    key = str(column.key) if isinstance(column, BatchEntry) else "labels"
     return _ROOT if key.startswith("decoder") or key == "labels" else Site("encoder")
 
 

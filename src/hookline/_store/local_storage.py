@@ -1,4 +1,4 @@
-"""A folder of this machine as the place of a store: whole files or none, and locks that tell the dead from the living.
+"""Storage in a folder of this machine: whole files or none, and locks that show which writers are alive.
 
 A data file is made under a temporary name, locked, and only then given its own: so a file that has its name and is not
 locked belongs to no living writer. The system drops the locks of a killed process.
@@ -27,7 +27,7 @@ from hookline.errors import StoreError
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # Windows: the dead are told by their age.
+except ImportError:  # Windows: a dead writer is known by the age of its files.
     fcntl = None
 
 _TEMPORARY = ".hookline-temporary"
@@ -42,7 +42,7 @@ _REMEDIES = {
 }
 
 
-class LocalPlace:
+class LocalStorage:
     """A folder, which need not exist yet."""
 
     maps = True  # `rows` costs nothing until they are read.
@@ -53,9 +53,9 @@ class LocalPlace:
     def __str__(self) -> str:
         return self.path
 
-    def child(self, name: str) -> LocalPlace:
-        """Return the place of a folder inside this one."""
-        return LocalPlace(os.path.join(self.path, name))
+    def child(self, name: str) -> LocalStorage:
+        """Return the storage of a folder inside this one."""
+        return LocalStorage(os.path.join(self.path, name))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, whole and for good; return False, and change nothing, if it was there already."""
@@ -101,9 +101,9 @@ class LocalPlace:
             with _reading(path), os.scandir(path) as found:
                 for entry in found:
                     with suppress(OSError):  # A link that leads nowhere.
-                        told = entry.stat()
-                        if stat.S_ISREG(told.st_mode) and not entry.name.endswith(_TEMPORARY):
-                            sizes[entry.name] = told.st_size
+                        status = entry.stat()
+                        if stat.S_ISREG(status.st_mode) and not entry.name.endswith(_TEMPORARY):
+                            sizes[entry.name] = status.st_size
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return sizes

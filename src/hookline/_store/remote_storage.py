@@ -33,7 +33,7 @@ _in_memory = threading.Lock()  # memory:// is of one process, and looks before i
 _exclusive: set[str] = set()  # Where that was tried, in this process.
 
 
-class RemotePlace:
+class RemoteStorage:
     """A folder that fsspec reaches, named by its URL."""
 
     maps = False  # Every `rows` is a question over the network.
@@ -52,9 +52,9 @@ class RemotePlace:
     def __setstate__(self, url: str) -> None:
         self.url, self._opened = url, None
 
-    def child(self, name: str) -> RemotePlace:
-        """Return the place of a folder inside this one."""
-        return RemotePlace(f"{self.url}/{name}")
+    def child(self, name: str) -> RemoteStorage:
+        """Return the storage of a folder inside this one."""
+        return RemoteStorage(f"{self.url}/{name}")
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object if there is none; False if there is another. One with the same bytes counts as this one.
@@ -124,7 +124,7 @@ class RemotePlace:
         return memory
 
     def free(self) -> int | None:
-        """Return None: nobody says how much room there is."""
+        """Return None: how much room there is can't be asked."""
         return None
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
@@ -215,8 +215,8 @@ class RemotePlace:
 class RemoteSink:
     """A data file while it is written: here, without a name, until it is sent."""
 
-    def __init__(self, place: RemotePlace, name: str, reserved: int) -> None:
-        self._place = place
+    def __init__(self, storage: RemoteStorage, name: str, reserved: int) -> None:
+        self._storage = storage
         self._name = name
         self._reserved = reserved
         self._turn = threading.Lock()
@@ -227,7 +227,7 @@ class RemoteSink:
 
     def write(self, data: memoryview) -> None:
         """Append bytes."""
-        with self._turn, self._place._writing(self._name):
+        with self._turn, self._storage._writing(self._name):
             self._check()
             self._spool.write(data)
 
@@ -235,8 +235,8 @@ class RemoteSink:
         """Put the header in front, and send the file; it is there when this returns."""
         if len(header) != self._reserved:
             raise ValueError(f"{len(header)} bytes of header, but {self._reserved} are reserved")
-        system, path = self._place._open(self._name)
-        with self._turn, self._place._writing(self._name):
+        system, path = self._storage._open(self._name)
+        with self._turn, self._storage._writing(self._name):
             self._check()
             self._spool.seek(0)
             self._spool.write(header)
@@ -259,11 +259,11 @@ class RemoteSink:
             if self._is_sent:
                 self._is_sent = False
                 with suppress(StoreError):
-                    self._place.remove(self._name)
+                    self._storage.remove(self._name)
 
     def _check(self) -> None:
         if self._spool.closed:
-            raise StoreError(f"'{self._place}/{self._name}' takes no more rows: it was finished or given up")
+            raise StoreError(f"'{self._storage}/{self._name}' takes no more rows: it was finished or given up")
 
 
 @contextmanager

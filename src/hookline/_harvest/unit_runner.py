@@ -1,8 +1,9 @@
-"""Units of work: the batches of each through the model, and their rows onto disk."""
+"""Run units of work: the batches of each go through the model, and threads write their rows to disk."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable
@@ -12,54 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._harvest.bad_samples import bad_sample, is_fatal, run_singly
 from hookline._harvest.data import Batch, Source, size_of
 from hookline._harvest.fingerprints import digest
-from hookline._harvest.passes import Part, Pass
-from hookline._harvest.tokens import Choice
-from hookline._harvest.writing import Countdown, Lanes, Staged, Staging
+from hookline._harvest.forward import BatchRows, Pass
+from hookline._harvest.progress import Listener
+from hookline._harvest.row_choice import Choice
+from hookline._harvest.writer_threads import BufferPool, Countdown, PooledCopy, WriterThreads
 from hookline._kernel import map_tensors, share_tensor
 from hookline._store.manifest import Manifest
-from hookline._store.places import Place
+from hookline._store.storage import Storage
 from hookline._store.writer import Unit
-from hookline.errors import BadSample, HooklineError
+from hookline.errors import HooklineError
 
-ON_ERROR = ("raise", "skip")
-_LONGEST = 500  # Letters of why a sample was skipped.
+_LONGEST = 500  # Most letters of the reason why a sample was skipped.
 MOST_OPEN = 4  # Units on their way at once: no more are lost when the process dies, however slow the disk.
-_FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)
 
 
-def _is_fatal(error: Exception) -> bool:
-    """Return whether the samples can't have caused an error: torch's handler of signals raises at any line."""
-    return isinstance(error, _FATAL) or str(error).startswith("DataLoader worker")
-
-
-class Told:
-    """What is told of the work as it goes on; code that wants to know replaces it."""
-
-    def wrote(self, rows: int, nbytes: int) -> None:
-        """So many rows are on disk."""
-
-    def passed(self, samples: int) -> None:
-        """So many samples have been through the model."""
-
-    def finished(self, unit: int, committed: bool) -> None:
-        """A unit is done; `committed` is False if another was faster."""
-
-
-class Open:
+class OpenUnit:
     """The unit that is being filled: what its record will say."""
 
-    def __init__(self, place: Place, manifest: Manifest, number: int, first: int) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, number: int, first: int) -> None:
         self.number = number
         self.first = first  # Where it begins, if nothing is in it.
-        self.unit = Unit(place, manifest, number)
+        self.unit = Unit(storage, manifest, number)
         self.samples: list[int] = []  # In the order in which they are stored.
         self.choices: list[list[Choice]] = [[] for _ in manifest.arrays]
         self.skipped: dict[int, str] = {}
         self.inputs = ""
 
-    def add(self, samples: Iterable[int], parts: list[Part]) -> None:
+    def add(self, samples: Iterable[int], parts: list[BatchRows]) -> None:
         """Note to which samples the rows of a batch belong."""
         self.samples.extend(samples)
         for choices, part in zip(self.choices, parts, strict=True):
@@ -91,7 +74,7 @@ class Open:
         )
 
     def _group(self, choices: list[Choice]) -> int:
-        """Return the first array whose rows were chosen as those of this one."""
+        """Return the first array whose rows were chosen in the same way."""
         return next(index for index, others in enumerate(self.choices) if all(map(operator.is_, others, choices)))
 
     def _write_positions(self, group: int) -> None:
@@ -100,33 +83,33 @@ class Open:
             self.unit.positions(group, torch.cat([choice.all_positions() for choice in self.choices[group]]))
 
 
-class Runner:
-    """Runs units of a source through a pass, into a place."""
+class UnitRunner:
+    """Runs units: their batches go through the model, their rows into a storage."""
 
     def __init__(
         self,
         passing: Pass,
         source: Source,
-        place: Place,
+        storage: Storage,
         manifest: Manifest,
         *,
         on_error: str = "raise",
-        told: Told | None = None,
+        listener: Listener | None = None,
         limit: int = 1 << 29,
         threads: int = 1,
     ) -> None:
         self.passing = passing
         self.source = source
-        self.place = place
+        self.storage = storage
         self.manifest = manifest
         self.on_error = on_error
-        self.told = told or Told()
+        self.listener = listener or Listener()
         self.threads = threads
-        self.lanes = Lanes(threads, limit)
+        self.writers = WriterThreads(threads, limit)
         self.turn = 0
-        self.staging = Staging()
-        self.open: Open | None = None
-        self.unfinished: list[Open] = []
+        self.buffers = BufferPool()
+        self.open: OpenUnit | None = None
+        self.unfinished: list[OpenUnit] = []
 
     def run(self, units: Iterable[int], size: int, passed: Callable[[int, str], None]) -> None:
         """Run some units, one after the other. What is not finished when something goes wrong leaves nothing behind."""
@@ -134,26 +117,26 @@ class Runner:
             most = _most_open(len(self.manifest.arrays))
             coming = self.source.batches(units, size, passed)
             first = list(itertools.islice(coming, 1))  # Processes that load are started before threads that write.
-            with contextlib.closing(coming), self.lanes:
+            with contextlib.closing(coming), self.writers:
                 for number, batch in itertools.chain(first, coming):
                     if self.open is None or self.open.number != number:
                         self._close()
-                        self.lanes.until(lambda: len(self.unfinished) < most)
-                        self.open = Open(self.place, self.manifest, number, first=_begin(batch))
+                        self.writers.until(lambda: len(self.unfinished) < most)
+                        self.open = OpenUnit(self.storage, self.manifest, number, first=_begin(batch))
                         self.unfinished.append(self.open)
                     self._feed(self.open, batch)
                 self._close()
-                self.lanes.finish()
+                self.writers.finish()
         finally:
-            self.lanes.stop()  # Again, for a Ctrl-C while they were started or ended.
+            self.writers.stop()  # Again, in case Ctrl-C came while they were started or stopped.
             for unit in self.unfinished:
                 unit.unit.discard()
 
-    def _feed(self, unit: Open, batch: Batch) -> None:
+    def _feed(self, unit: OpenUnit, batch: Batch) -> None:
         """Run a batch, and give its rows to the threads that write."""
         for sample, failure in batch.failures.items():
             self._refuse(unit, sample, failure)
-        if self.source.batch_size is None:  # What was passed over is known by it, when the run goes on.
+        if self.source.batch_size is None:  # A run that goes on compares the batches that it passes over.
             self._digest(unit, batch.value)
         if not batch.samples:
             return
@@ -161,17 +144,17 @@ class Runner:
             unit.add(good.samples, parts)
             for index, part in enumerate(parts):
                 self._send(unit, index, part)
-            self.told.passed(len(good.samples))
+            self.listener.passed(len(good.samples))
             del parts
 
-    def _digest(self, unit: Open, given: Any) -> None:
-        """Let a thread note what went in; the loader may fill the same memory again by then."""
-        staged: dict[int, Staged] = {}
+    def _digest(self, unit: OpenUnit, given: Any) -> None:
+        """Let a thread compute the digest of a batch. It gets a copy: the loader may fill the same memory again."""
+        staged: dict[int, PooledCopy] = {}
 
         def copied(tensor: Tensor) -> Tensor:
             if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
                 return share_tensor(tensor)
-            copy = self.staging.copy(tensor.detach())
+            copy = self.buffers.copy(tensor.detach())
             staged[id(copy)] = copy
             return copy.tensor
 
@@ -182,25 +165,25 @@ class Runner:
             for copy in staged.values():
                 copy.give_back()
 
-        self.lanes.put(self._lane(0), note, size_of(given))
+        self.writers.put(self._writer_of(0), note, size_of(given))
 
-    def _send(self, unit: Open, index: int, part: Part) -> None:
+    def _send(self, unit: OpenUnit, index: int, part: BatchRows) -> None:
         """Let a thread write rows."""
-        staged = self.staging.copy(part.rows) if isinstance(part.rows, Tensor) else None
+        staged = self.buffers.copy(part.rows) if isinstance(part.rows, Tensor) else None
 
         def write() -> None:
             rows = part.arrived() if staged is None else staged.tensor
             unit.unit.append(index, rows)
-            self.told.wrote(len(rows), rows.nbytes)
+            self.listener.wrote(len(rows), rows.nbytes)
             if staged is not None:
                 staged.give_back()
 
         if staged is not None:
-            part = replace(part, rows=staged.tensor)  # What the model made is let go now.
-        self.lanes.put(self._lane(index), write, part.nbytes)
+            part = replace(part, rows=staged.tensor)  # Frees the model's own tensor now.
+        self.writers.put(self._writer_of(index), write, part.nbytes)
 
-    def _lane(self, index: int) -> int:
-        """Return who writes an array: another for each unit, so that one may wait for the disk."""
+    def _writer_of(self, index: int) -> int:
+        """Return the thread that writes an array: another one for each unit, so that one may wait for the disk."""
         return (self.turn + index) % self.threads
 
     def _close(self) -> None:
@@ -210,54 +193,37 @@ class Runner:
             return
 
         def commit() -> None:
-            self.told.finished(unit.number, unit.commit())
+            self.listener.finished(unit.number, unit.commit())
             self.unfinished.remove(unit)
 
-        lanes = {self._lane(index) for index in range(len(self.manifest.arrays))}
-        done = Countdown(len(lanes), commit)
-        for lane in lanes:
-            self.lanes.put(lane, done)
+        writers = {self._writer_of(index) for index in range(len(self.manifest.arrays))}
+        done = Countdown(len(writers), commit)
+        for writer in writers:
+            self.writers.put(writer, done)
         self.open = None
-        self.turn += len(lanes)
+        self.turn += len(writers)
 
-    def _through(self, unit: Open, batch: Batch) -> list[tuple[Batch, list[Part]]]:
+    def _through(self, unit: OpenUnit, batch: Batch) -> list[tuple[Batch, list[BatchRows]]]:
         """Return the rows of a batch; if the model fails, of its samples one by one."""
         try:
-            return [(batch, self._parts(self.passing.run(batch)))]
+            return [(batch, self._run(batch))]
         except Exception as error:
-            if _is_fatal(error):
+            if is_fatal(error):
                 raise
-            return self._one_by_one(unit, batch, error)
+            refuse = functools.partial(self._refuse, unit)
+            return run_singly(batch, self.source.singles(batch), self._run, refuse, error)
 
-    def _one_by_one(self, unit: Open, batch: Batch, error: Exception) -> list[tuple[Batch, list[Part]]]:
-        found, bad = [], 0
-        for single in self.source.singles(batch):
-            try:
-                found.append((single, self._parts(self.passing.run(single))))
-            except Exception as failure:
-                if _is_fatal(failure):
-                    raise
-                bad += 1
-                for sample in single.samples:
-                    self._refuse(unit, sample, failure)
-        if not bad:
-            raise HooklineError(
-                f"the model failed on samples {batch.samples[0]} to {batch.samples[-1]} together, though on none "
-                f"of them alone: {type(error).__name__}: {error}"
-            ) from error
-        return found
-
-    def _refuse(self, unit: Open, sample: int, failure: Exception) -> None:
+    def _refuse(self, unit: OpenUnit, sample: int, failure: Exception) -> None:
         """Skip a sample, or raise with its number."""
         if self.on_error == "skip":
             unit.skip(sample, failure)
-            self.told.passed(1)
+            self.listener.passed(1)
             return
         raise bad_sample(sample, failure) from failure
 
-    def _parts(self, found: dict[str, Part]) -> list[Part]:
-        """Return what passed in the order of the arrays; it must be what was there at the first batch."""
-        arrays = self.manifest.arrays
+    def _run(self, batch: Batch) -> list[BatchRows]:
+        """Return the rows of a batch in the order of the arrays; they must be those of the first batch."""
+        found, arrays = self.passing.run(batch), self.manifest.arrays
         if found.keys() != {array.name for array in arrays}:
             missing = [array.name for array in arrays if array.name not in found]
             more = [name for name in found if name not in {array.name for array in arrays}]
@@ -274,23 +240,13 @@ class Runner:
 
 
 def _most_open(arrays: int) -> int:
-    """Return how many units may be on their way: each has a file for every array, and a process has so many only."""
+    """Return how many units may be open at once: each has a file for every array, and open files are limited."""
     try:
         import resource
     except ImportError:  # Windows.
         return MOST_OPEN
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, min(MOST_OPEN, files // 2 // max(arrays, 1))) if files > 0 else MOST_OPEN
-
-
-def bad_sample(sample: int, failure: Exception) -> BadSample:
-    """Return what is raised because of a sample."""
-    error = BadSample(
-        f'sample {sample} failed: {type(failure).__name__}: {failure}; on_error="skip" goes on without such samples, '
-        "and lists them in store.skipped"
-    )
-    error.sample = sample
-    return error
 
 
 def _begin(batch: Batch) -> int:

@@ -139,13 +139,13 @@ def test_a_model_and_data_may_be_made_by_functions_of_a_file(tmp_path):
 
 def test_of_texts_a_row_is_a_token_unless_a_place_names_a_position(folder, tmp_path):
     plan = harvest_command.plan_of(task(folder, tmp_path / "acts", at="transformer.h.1[:, -1]"))
-    assert plan.manner.rows == {"transformer.h.1[:, -1]": "batch"}
+    assert plan._job.options.rows == {"transformer.h.1[:, -1]": "batch"}
     assert plan.data.tokenizer.padding_side == "left"
     list(harvest_command.run(task(folder, tmp_path / "acts", at="transformer.h.1[:, -1]")))
     expected = torch.stack([alone(of(gpt2), "transformer.h.1", text)[-1] for text in SENTENCES])
     near(hl.Store(tmp_path / "acts")["transformer.h.1[:, -1]"][:], expected)
     tokens = harvest_command.plan_of(task(folder, tmp_path / "acts", at="transformer.h.1", also=["input_ids"]))
-    assert tokens.manner.rows == {"transformer.h.1": "tokens", "input_ids": "tokens"}
+    assert tokens._job.options.rows == {"transformer.h.1": "tokens", "input_ids": "tokens"}
     assert tokens.data.tokenizer.padding_side == "right"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hookline import HooklineError
-from hookline._harvest.launched import ranks, turns
+from hookline._harvest.sharing import ranks, turns
 from tests.harvest import small
 from tests.harvest.ranked import Dying
 

@@ -17,12 +17,13 @@ import torch
 from torch.utils.data import DataLoader
 
 import hookline as hl
-from hookline._store import remote
-from hookline._store.manifest import Array, Manifest
-from hookline._store.places import place
-from hookline._store.remote import RemotePlace
+from hookline._store import remote_storage
+from hookline._store.begin import begin
+from hookline._store.manifest import Array, Manifest, committed
+from hookline._store.remote_storage import RemoteStorage
+from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, committed, sweep
+from hookline._store.writer import Unit, sweep
 from tests.store.made import made, tokens
 
 fsspec = pytest.importorskip("fsspec")
@@ -101,7 +102,7 @@ def url(request):
 
 
 def test_a_file_is_created_once(url):
-    root = place(url)
+    root = open_storage(url)
     assert root.names("") == root.names("units") == []
     assert root.create("units/a.json", b"one")
     assert not root.create("units/a.json", b"two")
@@ -117,7 +118,7 @@ def test_a_file_is_created_once(url):
 
 
 def test_of_many_who_create_at_once_one_does(url):
-    root = place(url)
+    root = open_storage(url)
     with ThreadPoolExecutor(8) as pool:
         for name in ("a", "b", "c"):
             created = list(pool.map(lambda number, name=name: root.create(name, b"%d" % number), range(8)))
@@ -146,15 +147,15 @@ def test_a_store_elsewhere_reads_as_one_here(url, tmp_path):
 
 def test_a_gather_asks_for_what_it_needs_and_for_neighbours_together(bucket, monkeypatch):
     store = made(f"{bucket}/acts", {"h": tokens([4000] * 2, width=256)}, unit=2)  # 4 MB.
-    asked, rows = [], RemotePlace.rows
-    monkeypatch.setattr(RemotePlace, "rows", lambda *args: asked.append(args[3]) or rows(*args))
+    asked, rows = [], RemoteStorage.rows
+    monkeypatch.setattr(RemoteStorage, "rows", lambda *args: asked.append(args[3]) or rows(*args))
     wanted = [7000, 10, 12, 3500, 11]
     assert store["h"][wanted][:, 0].long().tolist() == [number % 256 for number in wanted]
     assert sorted(asked) == [512, 512, 3 * 512]
 
 
 def test_a_large_part_comes_in_several_pieces(url, monkeypatch):
-    monkeypatch.setattr(remote, "_RANGE", 1000)
+    monkeypatch.setattr(remote_storage, "_RANGE", 1000)
     values = tokens([700, 500], width=4)
     assert made(url, {"h": values})["h"][:].equal(torch.cat(values))
 
@@ -174,14 +175,14 @@ def test_a_harvest_goes_there_and_goes_on_there(url):
     batches = list(data.split(4))
     store = hl.harvest(model, batches, "0", to=url, unit=2)
     assert store["0"][:].equal(model[0](data).detach())
-    place(url).remove("units/00000001.json")
+    open_storage(url).remove("units/00000001.json")
     with pytest.raises(hl.StoreError, match="partial=True"):
         Store(url)
     assert hl.harvest(model, batches, "0", to=url, unit=2)["0"][:].equal(store["0"][:])
 
 
 def test_an_answer_that_is_lost_does_not_lose_the_unit(bucket, server):
-    root = place(f"{bucket}/acts")
+    root = open_storage(f"{bucket}/acts")
     manifest = begin(root, Manifest({}, (Array("h", torch.float32, (2,)),), 1))
     unit = Unit(root, manifest, 0)
     unit.append(0, torch.ones(3, 2))
@@ -195,14 +196,14 @@ def test_a_server_that_creates_nothing_exclusively_is_refused(bucket, server):
     server.ignores_conditions = True
     try:
         with pytest.raises(hl.StoreError, match="its server ignores If-None-Match, so two writers could not be told"):
-            place(f"{bucket}/acts").create("a", b"one")
+            open_storage(f"{bucket}/acts").create("a", b"one")
     finally:
         server.ignores_conditions = False
-    assert place(bucket).names("acts") == []
+    assert open_storage(bucket).names("acts") == []
 
 
 def test_of_two_attempts_elsewhere_the_second_leaves_nothing(url):
-    root = place(url)
+    root = open_storage(url)
     manifest = begin(root, Manifest({}, (Array("h", torch.float32, (2,)),), 1))
     attempts = [Unit(root, manifest, 0) for _ in range(2)]
     for number, unit in enumerate(attempts):
@@ -220,21 +221,23 @@ def test_of_two_attempts_elsewhere_the_second_leaves_nothing(url):
 
 def test_a_sweep_takes_only_what_is_old(url, monkeypatch):
     store = made(url, {"h": tokens([2, 3])})
-    root = place(url)
+    root = open_storage(url)
     name = f"data/0000/00000000-{'0' * 16}.safetensors"
     root.create(name, b"left by a killed writer")
     assert sweep(root) == []
-    monkeypatch.setattr(remote, "_STALE", -60)
+    monkeypatch.setattr(remote_storage, "_STALE", -60)
     assert sweep(root) == [name]
     assert store.verify().files == 1
 
 
 WRITER = """
 import sys, torch
-from hookline._store.places import place
+from hookline._store.storage import open_storage
 from hookline._store.manifest import Array, Manifest
-from hookline._store.writer import Unit, begin, committed
-root = place(sys.argv[1])
+from hookline._store.begin import begin
+from hookline._store.manifest import committed
+from hookline._store.writer import Unit
+root = open_storage(sys.argv[1])
 manifest = begin(root, Manifest({}, (Array("h", torch.float32, (64,)), Array("g", torch.int64, ())), 40))
 for unit in sorted(set(range(40)) - committed(root)):
     attempt = Unit(root, manifest, unit)
@@ -248,7 +251,7 @@ def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     url = f"{bucket}/acts"
     command = [sys.executable, "-c", WRITER, url]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    root = place(url)
+    root = open_storage(url)
     process = subprocess.Popen(command, env=environment)
     while len(committed(root)) < 7:
         assert process.poll() is None
@@ -291,10 +294,10 @@ def test_what_cannot_be_reached_is_told_in_words(bucket, monkeypatch):
     with pytest.raises(
         hl.StoreError, match=r"can be read, but not written to: simplecache creates no file exclusively"
     ):
-        place(f"simplecache::{bucket}/acts").create("a", b"one")
+        open_storage(f"simplecache::{bucket}/acts").create("a", b"one")
     store = made(f"{bucket}/acts", {"h": tokens([2, 3])})
-    name = place(f"{bucket}/acts").names("data/0000")[0]
-    place(f"{bucket}/acts").remove(f"data/0000/{name}")
+    name = open_storage(f"{bucket}/acts").names("data/0000")[0]
+    open_storage(f"{bucket}/acts").remove(f"data/0000/{name}")
     with pytest.raises(hl.StoreError, match="can't be read"):
         store["h"][0]
     with pytest.raises(hl.StoreError, match=name):
@@ -308,4 +311,4 @@ def test_a_package_that_is_missing_is_named(module, extra, monkeypatch):
     _registry.pop("s3", None)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(hl.HooklineError, match=rf"pip install 'hookline\[{extra}\]'"):
-        place("s3://bucket/acts")
+        open_storage("s3://bucket/acts")

@@ -1,24 +1,22 @@
-"""A harvest as an object: what goes through which model, what is kept of it, and where. It can be pickled."""
+"""`Harvest`, a model over a dataset into a store, and `harvest`, which makes one and runs it."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
-from hookline._harvest.data import Source, source
-from hookline._harvest.fingerprints import agreed, model_digest
-from hookline._harvest.live import Live
-from hookline._harvest.passes import CALLS, Entry, Manner
+from hookline._harvest.bad_samples import ON_ERROR
+from hookline._harvest.forward import CALLS, BatchEntry, RowOptions
+from hookline._harvest.job import Estimate, Job, Status
 from hookline._harvest.ray import on_ray
-from hookline._harvest.running import run, run_one
-from hookline._harvest.tokens import Rule, check_rule
-from hookline._harvest.units import ON_ERROR
+from hookline._harvest.resume import compared_data, not_compared
+from hookline._harvest.row_choice import Rule, check_rule
+from hookline._harvest.run import run, run_one
 from hookline._kernel import (
     Where,
     describe,
@@ -29,54 +27,12 @@ from hookline._kernel import (
     refuse_numbers,
     short_text,
 )
-from hookline._store.manifest import MANIFEST
-from hookline._store.places import Place, place
 from hookline._store.store import Store
-from hookline._store.writer import committed, how_many, read_record
-from hookline._tables import Table, count
-from hookline._tables import size as written
+from hookline._tables import Table
 from hookline.errors import HooklineError, SiteError
 
 ENGINES = (None, "ray")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a harvest will take: rows of all arrays together; None where nobody can know."""
-
-    samples: int | None
-    rows: int | None
-    bytes: int | None
-    units: int | None
-    free: int | None
-    arrays: int = 1
-    is_sure: bool = True  # Whether every sample has as many rows as those that were looked at.
-
-    def __str__(self) -> str:
-        if self.rows is None or self.bytes is None:
-            return "an unknown number of samples" + (
-                f"; {written(self.free)} are free" if self.free is not None else ""
-            )
-        free = f", of {written(self.free)} free" if self.free is not None else ""
-        return (
-            f"{self.samples:,} samples, about {self.rows:,} rows in {count(self.arrays, 'array')}, "
-            f"{written(self.bytes)}{free}, {count(self.units or 0, 'unit')}"
-        )
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a harvest has come."""
-
-    done: int
-    units: int | None
-    rows: int
-    skipped: int
-
-    def __str__(self) -> str:
-        units = "an unknown number of" if self.units is None else f"{self.units:,}"
-        skipped = f", {self.skipped:,} samples skipped" if self.skipped else ""
-        return f"{self.done:,} of {units} units done, {self.rows:,} rows{skipped}"
+_Arguments = ParamSpec("_Arguments")
 
 
 class Harvest:
@@ -162,91 +118,70 @@ class Harvest:
             refuse_numbers(1, unit=unit)
         if os.fsdecode(to) == "":
             raise HooklineError("to='' is not a folder; '.' is the one you are in")
-        self.model = model
-        self.data = data
-        self.where = where
-        self.to = to if "://" in os.fsdecode(to) else os.path.abspath(to)  # Wherever it is run.
-        self.unit = unit
-        self.on_error = on_error
-        self.append = append
-        self.share = share
-        self.progress = progress
-        self.engine = engine
-        self.workers = workers
-        self.sorts = sort_by_length
-        self._batching = (batch_size, collate, sort_by_length)
-        where_to = None if device is None else device_of(device)
-        cast_to = None if dtype is None else dtype_of(dtype)
-        own = getattr(getattr(data, "dataset", data), "give", None)  # A DataLoader has a dataset.
-        self.manner = Manner(
-            rows, cast_to, transform, stop, _columns(columns), call, calls, loss, where_to, gather, own
+        to = os.fsdecode(to)
+        options = RowOptions(
+            rows=rows,
+            dtype=None if dtype is None else dtype_of(dtype),
+            transform=transform,
+            stop=getattr(call, "stop", None) if stop is None else stop,
+            columns=_columns(columns),
+            call=call,
+            calls=calls,
+            loss=loss,
+            device=None if device is None else device_of(device),
+            gather=gather,
+            give=getattr(getattr(data, "dataset", data), "give", None),  # A DataLoader has a dataset.
+        )
+        self.model, self.data, self.where = model, data, where
+        self.to = to if "://" in to else os.path.abspath(to)  # A process with another working folder finds it too.
+        self.engine, self.workers = engine, workers
+        self._job = Job(
+            model,
+            data,
+            where,
+            self.to,
+            options,
+            batch_size=batch_size,
+            collate=collate,
+            sort_by_length=sort_by_length,
+            unit=unit,
+            on_error=on_error,
+            append=append,
+            share=share,
+            progress=progress,
         )
 
     def __repr__(self) -> str:
         model = getattr(self.model, "__name__", type(self.model).__name__)
         where = ", ".join(map(repr, self.where))
-        line = f"Harvest({model}, {type(self.data).__name__}, {where}, to={str(self.to)!r})"
-        if "live" not in vars(self):
+        line = f"Harvest({model}, {type(self.data).__name__}, {where}, to={self.to!r})"
+        if not self._job.is_ready:
             return line
+        ready, source = self._job.ready, self._job.source
+        spec = ready.manifest.spec
         rows = [
             ("model", "classes and code of its modules, every bit of weights and buffers, attributes, training mode"),
-            ("data", self.live.known_data()),
+            ("data", compared_data(spec, source.batch_size)),
             ("functions", "code, and the values that it uses"),
-            *(("not compared", one) for one in self.live.unknown()),
+            *(("not compared", one) for one in not_compared(spec, ready.digest, ready.opaque)),
         ]
         return f"{line}\n{Table(('to go on', 'is compared by'), rows)}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what travels: the plan, and nothing it has made here."""
-        return {name: value for name, value in vars(self).items() if name not in ("live", "source", "place")}
-
-    @cached_property
-    def place(self) -> Place:
-        """Where the store is."""
-        return place(self.to)
-
-    @cached_property
-    def source(self) -> Source:
-        """The numbered samples."""
-        return source(self.data, *self._batching)
-
-    @cached_property
-    def live(self) -> Live:
-        """The model with its hooks, and what the first batch told."""
-        return Live(self)
-
     def renew(self) -> None:
-        """Look again at what this plan has looked at before: the model or the folder may have changed since."""
-        live = vars(self).get("live")
-        if live is not None and agreed(model_digest(live.model), live.digest) != live.digest:
-            del self.live
-        elif live is not None:
-            live.forget()
+        """Look again at the model and the folder: they may have changed since this plan looked at them."""
+        self._job.renew()
 
     def estimate(self) -> Estimate:
         """Return how much will be stored, from what the first batch gives, and how much room there is."""
-        live, samples = self.live, self.source.samples
-        free = self.place.free()
-        if samples is None:
-            return Estimate(None, None, None, live.manifest.units, free, len(live.first))
-        rows, nbytes, is_sure = 0.0, 0.0, True
-        for part in live.first.values():
-            times = samples / live.first_samples
-            if part.shape[0] != live.first_samples:
-                times *= self.source.longer(live.first_samples)
-                is_sure = False
-            rows += part.shape[0] * times
-            nbytes += part.nbytes * times
-        return Estimate(samples, round(rows), round(nbytes), live.manifest.units, free, len(live.first), is_sure)
+        return self._job.estimate()
 
     def status(self) -> Status:
         """Return how far it has come, in all processes that work on it."""
-        if MANIFEST not in self.place.names("") and not self.append:
-            return Status(0, self.live.manifest.units, 0, 0)  # To ask begins nothing.
-        place, manifest = self.live.begun()
-        records = [read_record(place, manifest, unit) for unit in sorted(committed(place))]
-        rows = sum(file.rows for record in records for file in record.files)
-        return Status(len(records), how_many(place, manifest), rows, sum(len(record.skipped) for record in records))
+        return self._job.status()
+
+    def pending(self) -> list[int]:
+        """Return the units that are not done, where their number is known."""
+        return self._job.pending()
 
     def run(self, engine: str | None = None, workers: int | None = None) -> Store:
         """Run what is not done yet, here or on another engine than was given, and return the store.
@@ -257,27 +192,17 @@ class Harvest:
         workers = workers if workers is not None else self.workers
         _refuse(engine, ENGINES, "engine")
         if engine == "ray":
-            on_ray(self, workers)
+            on_ray(self._job, workers)
         elif workers is not None:
             raise HooklineError(f'workers={workers!r} is for engine="ray"; processes of a launcher share by themselves')
         else:
-            run(self)
+            run(self._job)
         return Store(self.to)
 
     def run_unit(self, unit: int) -> bool:
-        """Run one unit, in whatever process: the primitive for engines. Return False if somebody else has done it."""
+        """Run one unit, in any process: what an engine calls. Return False if another process has done it."""
         refuse_numbers(unit=unit)
-        return run_one(self, unit).committed > 0
-
-    def pending(self) -> list[int]:
-        """Return the units that are not done, where their number is known."""
-        place, manifest = self.live.begun()
-        units = how_many(place, manifest)
-        if units is None:
-            raise HooklineError(
-                "how many units an iterator will give is not known before; give something with a length"
-            )
-        return sorted(set(range(units)) - committed(place))
+        return run_one(self._job, unit).committed > 0
 
 
 def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, Callable[..., Any]] | None:
@@ -294,9 +219,40 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
             raise HooklineError(f"column {name!r} is {describe(column)}, and a column is an entry of the batch, or a "
                                 "function of it; put all samples' into the data: TensorDataset(x, labels), call=lambda "
                                 "model, batch: model(batch[0]), columns={'label': lambda batch: batch[1]}")  # fmt: skip
-    return {name: column if callable(column) else Entry(column) for name, column in pairs}
+    return {name: column if callable(column) else BatchEntry(column) for name, column in pairs}
 
 
 def _refuse(given: Any, known: Any, name: str) -> None:
     if not isinstance(given, (str, type(None))) or given not in known:
         raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {short_text(given)}")
+
+
+def _run_of(plan: Callable[_Arguments, Harvest]) -> Callable[_Arguments, Store]:
+    """Return a function that takes the same arguments, and runs the plan."""
+
+    def harvest(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Store:
+        """Run a dataset through a model, keep what passes at the places on disk, and return the store.
+
+        If it was interrupted, the same call goes on where it stopped.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
+        >>> store = harvest(model, torch.ones(10, 4), "0", to="acts", batch_size=4)
+        >>> store["0"][:2].shape
+        torch.Size([2, 8])
+        """
+        return plan(*args, **kwargs).run()
+
+    harvest.__doc__ = f"{harvest.__doc__}\n{_arguments(plan)}"
+    harvest.__signature__ = inspect.signature(plan).replace(return_annotation=Store)  # type: ignore[attr-defined]
+    return harvest
+
+
+def _arguments(plan: Callable[..., Harvest]) -> str:
+    """Return the part of the plan's docstring that explains its arguments."""
+    return "    Args:" + (plan.__doc__ or "").partition("    Args:")[2]
+
+
+harvest = _run_of(Harvest)
+harvest.__qualname__ = "harvest"

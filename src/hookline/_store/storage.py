@@ -1,4 +1,7 @@
-"""Where a store is: what of a folder, or of anything like one, the store needs."""
+"""Storage: the files of a store, in a folder of this machine or elsewhere through fsspec.
+
+`Storage` and `Sink` say what a store needs; `open_storage` chooses between local_storage.py and remote_storage.py.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hookline._store.local import LocalPlace
-from hookline._store.remote import RemotePlace
+from hookline._store.local_storage import LocalStorage
+from hookline._store.remote_storage import RemoteStorage
 
 
 class Sink(Protocol):
-    """A data file while it is written; it is nobody else's until `close`."""
+    """A data file while it is written. No other writer touches it until `close`."""
 
     def write(self, data: memoryview) -> None:
         """Append bytes."""
@@ -28,15 +31,15 @@ class Sink(Protocol):
         """Remove the file; do nothing if it was closed or removed before."""
 
 
-class Place(Protocol):
+class Storage(Protocol):
     """A folder, here or elsewhere. Names are relative, with "/"; an error that is not an absence is a StoreError."""
 
     @property
     def maps(self) -> bool:
         """Whether `rows` costs nothing until they are read; else ask for no more than is needed."""
 
-    def child(self, name: str) -> Place:
-        """Return the place of a folder inside this one."""
+    def child(self, name: str) -> Storage:
+        """Return the storage of a folder inside this one."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, whole and durable; return False, and change nothing, if it was there already."""
@@ -69,13 +72,13 @@ class Place(Protocol):
         """Remove a data file if no living writer holds it, and, asked only then, it is not wanted."""
 
     def remove_temporary(self, folder: str) -> list[str]:
-        """Remove what killed writers left in a folder under names of this place's own; return them."""
+        """Remove what killed writers left in a folder under names of its own; return them."""
 
 
-def place(path: str | os.PathLike[str]) -> Place:
-    """Return the place that a path names: a folder of this machine, or "scheme://..."."""
+def open_storage(path: str | os.PathLike[str]) -> Storage:
+    """Open the storage that a path names: a folder of this machine, or "scheme://..."."""
     text = os.fsdecode(path)
     scheme, mark, path = text.partition("://")
     if mark and scheme in ("file", "local"):
-        return LocalPlace(path)
-    return RemotePlace(text) if mark else LocalPlace(text)
+        return LocalStorage(path)
+    return RemoteStorage(text) if mark else LocalStorage(text)

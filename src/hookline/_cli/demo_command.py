@@ -28,7 +28,7 @@ BAR_WIDTH = 30
 RULE_WIDTH = 80
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A residual block: what its convolution says is added to what came in."""
 
     def __init__(self, width: int) -> None:
@@ -48,7 +48,7 @@ class DigitNet(nn.Module):
     def __init__(self, width: int = 24, depth: int = 4) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, width, kernel_size=3, padding=1)
-        self.h = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.h = nn.Sequential(*(ResidualBlock(width) for _ in range(depth)))
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._harvest.tokens import refuse_padding, token_mask, token_positions
+from hookline._harvest.padding import refuse_padding, token_mask, token_positions
 from tests.real_models import prepared
 
 LEFT = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])

@@ -228,7 +228,7 @@ def scaled(x: Tensor) -> Tensor:
 
 def test_a_global_in_a_comprehension_of_a_function_is_compared(to, monkeypatch):
     begin(to, net(), transform=scaled)
-    monkeypatch.setattr("tests.harvest.test_resuming.SCALE", 3.0)
+    monkeypatch.setattr("tests.harvest.test_resume.SCALE", 3.0)
     with pytest.raises(hl.StoreError, match="its transform is another"):
         go_on(to, net(), transform=scaled)
 

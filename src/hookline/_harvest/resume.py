@@ -1,0 +1,98 @@
+"""Go on with a harvest that was interrupted: what its manifest says, and what a later run compares with that.
+
+A run goes on only if model, data and options are the same. `specification` is what the manifest keeps to tell that,
+`begin_or_resume` compares, and `check_skipped_batches` compares batches that a run passes over because they are done.
+`compared_data` and `not_compared` say in words how far one can trust it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from hookline._harvest.data import SPREAD, Source
+from hookline._harvest.fingerprints import agreed, function_text, written
+from hookline._harvest.forward import RowOptions
+from hookline._store.begin import begin, begin_part
+from hookline._store.manifest import MANIFEST, Manifest, committed, read_manifest, read_record
+from hookline._store.storage import Storage
+from hookline.errors import StoreError
+
+_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # How digests are made: code is known by its bytecode.
+_NEVER_COMPARED = (
+    "files and environment variables that code reads",
+    "compiled code",
+    "hooks and patches on the model",
+    "autocast and torch's other settings",
+)
+
+
+def specification(
+    model: Mapping[str, Any], source: Source, sorts: bool, options: RowOptions, opaque: set[str]
+) -> dict[str, Any]:
+    """Return what makes a harvest the same one, as plain JSON.
+
+    Args:
+        model: The digest of the model.
+        opaque: The names of classes that can't be looked into are added to it.
+    """
+    rows = options.rows if isinstance(options.rows, Mapping) else {"": options.rows}
+    return {
+        "digests": _DIGESTS,
+        "model": model,
+        "data": source.known(),
+        "batches": {"batch_size": source.batch_size, "sort_by_length": sorts},
+        "rows": {str(name): function_text(rule, opaque) for name, rule in rows.items()},
+        "dtype": None if options.dtype is None else str(options.dtype),
+        "transform": function_text(options.transform, opaque),
+        "columns": {name: function_text(column, opaque) for name, column in (options.columns or {}).items()},
+        "call": function_text(options.call, opaque),
+        "calls": options.calls,
+        "loss": function_text(options.loss, opaque),
+    }
+
+
+def begin_or_resume(
+    storage: Storage, manifest: Manifest, model: Mapping[str, Any], *, append: bool, unit: int | None
+) -> tuple[Storage, Manifest]:
+    """Begin a store, or go on with the one that is there: return the storage of its part, and its manifest.
+
+    Args:
+        model: The digest of the model as it is now. What the model writes as it runs is not compared.
+    """
+    if MANIFEST in storage.names(""):
+        same = agreed(model, read_manifest(storage).spec.get("model", {}))
+        manifest = replace(manifest, spec={**manifest.spec, "model": same})
+    part, found = begin_part(storage, manifest) if append else (storage, begin(storage, manifest))
+    if unit is not None and found.plan["unit"] != unit:
+        raise StoreError(f"{str(storage)!r} has units of {found.plan['unit']}, not {unit}; leave unit= out")
+    return part, found
+
+
+def check_skipped_batches(storage: Storage, manifest: Manifest, unit: int, digest: str) -> None:
+    """Raise if the batches of a unit that is done are not those that were harvested then."""
+    if unit in committed(storage) and read_record(storage, manifest, unit).inputs not in ("", digest):
+        size = manifest.plan["unit"]
+        raise StoreError(
+            f"the data are not those of the store: batches {unit * size} to {(unit + 1) * size - 1} were others when "
+            "they were harvested; give the same data in the same order, or another path"
+        )
+
+
+def compared_data(spec: Mapping[str, Any], batch_size: int | None) -> str:
+    """Say how the data of a run that goes on are compared."""
+    known = spec["data"]
+    if "batches" in known:
+        return "every batch that is passed over"
+    by = "fingerprint()" if "fingerprint" in known else f"{SPREAD} samples from all over them"
+    return f"their number, {by}, batches of {batch_size}"
+
+
+def not_compared(spec: Mapping[str, Any], model: Mapping[str, Any], opaque: Set[str]) -> list[str]:
+    """Say what a run that goes on does not compare."""
+    some = ["the other samples"] if "digest" in spec["data"] else []
+    wrote = ["what the forward writes: " + ", ".join(names)] if (names := written(model)) else []
+    inside = ["what is inside of " + ", ".join(sorted(opaque))] if opaque else []
+    return [*some, *wrote, *inside, *_NEVER_COMPARED]

@@ -1,0 +1,150 @@
+"""By what models, functions and data are known again."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import hookline as hl
+from hookline._harvest.fingerprints import digest, function_text, model_digest
+from tests.harvest import small
+from tests.harvest.parts import X, changed, expected, net
+
+
+def test_a_model_is_known_by_every_bit_of_its_weights():
+    model = nn.Sequential(OrderedDict(one=nn.Linear(100, 100), two=nn.BatchNorm1d(100)))
+    before = model_digest(model)
+    assert before == model_digest(model)
+    with torch.no_grad():
+        model.one.weight[41, 43] = torch.nextafter(model.one.weight[41, 43], torch.tensor(9.0))
+    after = model_digest(model)
+    assert after != before
+    model.two.running_mean[3] += 1
+    assert model_digest(model) != after
+    assert model_digest(torch.compile(model)) ["weights"] == model_digest(model)["weights"]  # fmt: skip
+
+
+def test_functions_are_known_by_their_code_and_what_they_close_over():
+    def scaled(by):
+        return lambda value: value * by
+
+    assert function_text(scaled(2)) == function_text(scaled(2))
+    assert function_text(scaled(2)) != function_text(scaled(3))
+    assert function_text(lambda value: value + 1) != function_text(lambda value: value + 2)
+    assert function_text(lambda value: value.abs()) != function_text(lambda value: value.neg())
+    assert function_text(scaled(torch.ones(2))) != function_text(scaled(torch.zeros(2)))
+    assert function_text("tokens") == "tokens"
+    assert function_text(None) is None
+
+
+def test_functions_are_known_by_the_functions_inside_them():
+    one, other = (lambda value: (lambda x: x + 1)(value)), (lambda value: (lambda x: x + 2)(value))
+    assert function_text(one) != function_text(other)
+
+
+def test_a_function_is_known_again_in_another_process(tmp_path):
+    (tmp_path / "kept.py").write_text(
+        'def kept(value):\n    return value if "x" in {"a", "b", "c", "d", "e"} else -value\n'
+    )
+    code = "from kept import kept; from hookline._harvest.fingerprints import function_text; print(function_text(kept))"
+    paths = f"{small.environment()['PYTHONPATH']}:{tmp_path}"
+    found = {small.python("-c", code, PYTHONHASHSEED=seed, PYTHONPATH=paths) for seed in "12"}
+    assert len(found) == 1
+
+
+def test_data_are_known_by_all_that_is_in_them():
+    assert digest({"a": [1, "x", torch.ones(2)]}) == digest({"a": [1, "x", torch.ones(2)]})
+    assert digest({"a": [1, "x", torch.ones(2)]}) != digest({"a": [1, "y", torch.ones(2)]})
+    assert digest([torch.ones(2), torch.ones(1)]) != digest([torch.ones(1), torch.ones(2)])
+    assert digest(torch.ones(2)) != digest(torch.ones(2, dtype=torch.float64))
+    assert digest(torch.ones(2), "before") != digest(torch.ones(2))
+
+
+def scaled(value, by=1, *, plus=0):
+    return value * by + plus
+
+
+class Scale(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(by))
+
+    def forward(self, value):
+        return value * self.by
+
+
+class Held:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, value):
+        return value * self.by
+
+    def method(self, value):
+        return value * self.by
+
+
+def closed(over):
+    return lambda value: over(value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda by: functools.partial(scaled, by=by),
+        lambda by: functools.partial(scaled, plus=by),
+        Scale,
+        Held,
+        lambda by: Held(by).method,
+        lambda by: closed(Scale(by)),
+        lambda by: closed(functools.partial(scaled, by=by)),
+        lambda by: lambda value, k=by: value * k,
+        lambda by: lambda value, *, k=by: value * k,
+    ],
+    ids=["partial", "keyword", "module", "object", "method", "closure", "nested", "default", "keyword default"],
+)
+def test_a_function_with_other_values_is_another_one(made, to):
+    assert function_text(made(2.0)) == function_text(made(2.0))
+    assert function_text(made(2.0)) != function_text(made(3.0))
+    hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8, transform=made(2.0)).run_unit(0)
+    with pytest.raises(hl.StoreError, match="its transform is another"):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, transform=made(3.0))
+
+
+def test_swapped_weights_and_other_layers_make_another_model():
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU())
+    before = model_digest(model)
+    with torch.no_grad():
+        model[0].weight[:, [1, 2]] = model[0].weight[:, [2, 1]]
+    assert model_digest(model) != before
+    with torch.no_grad():
+        model[0].weight[:, [1, 2]] = model[0].weight[:, [2, 1]]
+    assert model_digest(model) == before
+    assert model_digest(nn.Sequential(model[0], nn.GELU())) != before
+
+
+def test_objects_are_known_by_what_is_in_them():
+    assert digest(Path("a")) != digest(Path("b"))
+    assert digest(SimpleNamespace(a=1)) != digest(SimpleNamespace(a=2))
+    assert digest(Held(1.0)) == digest(Held(1.0))
+    assert digest(Held(1.0)) != digest(Held(2.0))
+    assert digest({"x", "y", "z"}) == digest({"z", "y", "x"})
+
+
+def test_a_model_whose_weights_are_elsewhere_is_harvested_and_known_by_them(to):
+    accelerate = pytest.importorskip("accelerate")
+
+    def offloaded(model: nn.Module) -> nn.Module:
+        return accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+
+    store = hl.harvest(offloaded(net()), X, "0", "1", to=to, batch_size=8)
+    assert torch.equal(store["1"][:], expected(net(), 2))
+    assert len(hl.harvest(net(), X, "0", "1", to=to, batch_size=8)["1"]) == 50  # The same model, all of it here.
+    with pytest.raises(hl.StoreError, match="model.weights"):
+        hl.harvest(offloaded(changed(net())), X, "0", "1", to=to, batch_size=8)
