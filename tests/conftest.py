@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def _hooked() -> list[str]:
-    return [str(tap.site) for one in lifecycle.ledgers() for tap in one.taps if tap.watch is not None]
+    return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.watch is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def models_are_left_as_found() -> Iterator[None]:
     gc.collect() if _hooked() else None  # A Hooks that an exception's traceback still holds.
     left = _hooked()
     still_open = not_left()
-    for one in lifecycle.ledgers():
+    for one in lifecycle.lifecycles():
         one.detach_all()
     open_blocks.set(frozenset())  # So that one failure stays one.
     assert not left, f"hooks were left on {left}"

@@ -117,4 +117,4 @@ def _said(rank: int, module: str, name: str) -> str:
 def _hooked() -> list[str]:
     from hookline._hooks import lifecycle
 
-    return [str(tap.site) for one in lifecycle.ledgers() for tap in one.taps if tap.watch is not None]
+    return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.watch is not None]

@@ -22,12 +22,12 @@ MOST_LINES = 800
 MOST_LINES_OF_COMPAT = 250
 
 # Each package, or file of the root, may import those above it. Those from `_kernel` on are clients of the kernel.
-KERNEL = ["_torch", "errors", "_tables", "_progress", "_values", "_options", "_sites", "_plot", "parallel", "_blocks"]
-KERNEL += ["_cache", "_engine", "_hooks", "_kernel"]
+KERNEL = ["_torch", "errors", "_tables", "_stats", "_progress", "_files", "_values", "_options", "_sites", "_plot"]
+KERNEL += ["parallel", "_blocks", "_cache", "_engine", "_hooks", "_kernel"]
 CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
 ORDER = [*KERNEL, *CLIENTS, "__main__"]
 # What a client may import beside hookline's public names and the clients above it.
-FOUNDATIONS = {"errors", "_tables", "_progress", "_plot", "_kernel", "_torch"}
+FOUNDATIONS = {"errors", "_tables", "_stats", "_progress", "_files", "_plot", "_kernel", "_torch"}
 
 NAMES = {
     *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),
@@ -275,7 +275,7 @@ def test_a_client_touches_no_private_attribute_of_hooks_and_caches(name):
 
 
 def test_a_touch_of_the_kernel_is_found():
-    assert list(touches_the_kernel(ast.parse("hooks._ledger.verb = ''"))) == ["line 1: _ledger"]
+    assert list(touches_the_kernel(ast.parse("hooks._lifecycle.verb = ''"))) == ["line 1: _lifecycle"]
     assert list(touches_the_kernel(ast.parse("cache._keep(site, [])"))) == ["line 1: _keep"]
 
 
@@ -292,7 +292,7 @@ def test_compat_uses_only_what_is_public(name):
         "from hookline import _sites",
         "from hookline.compat.torchhook import HookManager",
         "hl.errors",
-        "hooks._ledger.remove(taps)",
+        "hooks._lifecycle.remove(taps)",
         "hook._tap",
     ],
 )

@@ -1,8 +1,9 @@
-"""Which blocks are open here: on this thread, in this asyncio task.
+"""`with` blocks: which are open here, on this thread and in this asyncio task, and which have to be entered.
 
 Every `with` block is a token. The set of those open here is one context variable, so that threads and tasks don't
 see each other's blocks. While a function of a hook runs the set holds `RESTING` and a `Rest` too: the hooks on that
-hook's model rest, but for those of blocks that the function itself opens.
+hook's model rest, but for those of blocks that the function itself opens. `must_enter` makes a block of a generator,
+which warns if it is never entered.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from threading import get_ident
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
 from hookline._torch import graph_task
+from hookline.errors import warn
 
 Blocks = frozenset[object]
 
-
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
 RESTING: object = object()  # In the set while any `Rest` is: the hot path looks for this alone.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
@@ -82,7 +86,7 @@ class Token:
         return False
 
 
-class Others:
+class OtherRuns:
     """Who else runs the model while a block is open: where the block does not act, or beside each other in it."""
 
     ran = False  # On a thread or in a task where the block does not act, and no other on this model does.
@@ -103,7 +107,7 @@ class Others:
             return
         self.ran = True
 
-    def begin(self) -> Others:
+    def begin(self) -> OtherRuns:
         """Note a forward in the block: the values of several tasks, or of threads at the same time, replace others."""
         thread, task = get_ident(), current_task()
         if self._thread != thread and self._thread:
@@ -200,3 +204,34 @@ def call_user(model: nn.Module | None, function: Callable[..., Any], *args: Any)
         return function(*args)
     finally:
         open_blocks.set(before)
+
+
+class Unstarted(_GeneratorContextManager[Any, None, None]):
+    """A block made of a generator. It warns if it is dropped without having been entered."""
+
+    is_used = False
+
+    def __enter__(self) -> Any:
+        self.is_used = True
+        return super().__enter__()
+
+    def __call__(self, function: Any) -> Any:
+        self.is_used = True  # As a decorator: each call enters a block like this one.
+        return super().__call__(function)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self.is_used and not _is_finalizing():
+            name = self.func.__name__
+            warn(f"{name} was never entered and did nothing; write `with {name}(...):`")
+
+
+def must_enter(
+    function: Callable[Parameters, Generator[Value, None, None]],
+) -> Callable[Parameters, AbstractContextManager[Value]]:
+    """Make a `with` block of a generator function, as contextlib.contextmanager does; it has to be entered."""
+
+    @wraps(function)
+    def make(*args: Parameters.args, **kwargs: Parameters.kwargs) -> AbstractContextManager[Value]:
+        return Unstarted(function, args, kwargs)
+
+    return make

@@ -4,7 +4,7 @@ A client is a folder such as `_watch/` or `_harvest/`. It imports nothing else f
 change inside without breaking one. A client that needs more adds a name here, with a sentence that says what it is.
 """
 
-from hookline._blocks import resting
+from hookline._blocks import must_enter, resting
 from hookline._cache.cache import cache_of_calls, latest_value, refuse_several_calls, sites_without_values
 from hookline._engine import arguments, offload
 from hookline._engine.actions import NOTHING, Call
@@ -22,10 +22,9 @@ from hookline._hooks.extend import (
     warn_unless_entered,
 )
 from hookline._hooks.hooks import take_misses
-from hookline._hooks.lifecycle import must_enter
-from hookline._hooks.options import bytes_of
 from hookline._hooks.shortcuts import model_of, short_form
 from hookline._options import (
+    bytes_of,
     device_here,
     device_of,
     dtype_of,
@@ -56,17 +55,6 @@ from hookline._values.nested import (
     rebuild,
     shape_of,
 )
-from hookline._values.serialize import (
-    DTYPES,
-    LONGEST,
-    check_memory,
-    check_parts,
-    first_line,
-    open_regular,
-    parse_json,
-    stored_dtype,
-)
-from hookline._values.stats import Numbers, Stats, numbers_of_pieces
 from hookline.parallel.ranks import is_cut
 
 __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
@@ -90,19 +78,6 @@ __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
     "share_detached",  # A tensor copied on write and cut off the graph.
     "share_for_now",  # A tensor copied on write, for the time of one run.
     "share_tensor",  # A tensor copied on write.
-    # Statistics.
-    "Numbers",  # Count, mean, spread, least and largest of some elements.
-    "Stats",  # `Numbers` that were gathered value by value.
-    "numbers_of_pieces",  # `Numbers` of a value that need not be in memory at once.
-    # Files that may have been written by a stranger.
-    "DTYPES",  # torch's dtypes by their names.
-    "LONGEST",  # How many bytes of JSON are read.
-    "check_memory",  # Raise if this process can't have so many bytes.
-    "check_parts",  # Raise if JSON text has too many parts to parse.
-    "first_line",  # The first line of an error, cut where it is long.
-    "open_regular",  # Open a file, but no pipe or device.
-    "parse_json",  # Parse JSON text that may be hostile.
-    "stored_dtype",  # The name that safetensors has for a dtype.
     # Options of public functions.
     "bytes_of",  # A number of bytes from a number or text such as "2 GB".
     "device_here",  # A device from its name, if it can be used in this process.

@@ -1,8 +1,11 @@
-"""What arguments of many functions may be: flags, numbers, text, devices, dtypes. Anything else is refused by name."""
+"""What arguments of many functions may be: flags, numbers, text, sizes, devices, dtypes. Others are refused by name."""
 
 from __future__ import annotations
 
+import math
 import operator
+import re
+from decimal import Decimal
 from typing import Any
 
 import torch
@@ -41,12 +44,28 @@ def refuse_numbers(least: int | None = None, /, **numbers: Any) -> None:
 
 
 def is_whole(given: Any) -> bool:
-    """Return True for a whole number, of numpy or torch too; a flag is none."""
+    """Return True for a whole number, of numpy or torch too, but not for a flag."""
     try:
         operator.index(given)
     except (TypeError, ValueError, RuntimeError):  # Of a tensor with several elements, torch raises any of them.
         return False
     return not isinstance(given, bool)
+
+
+def bytes_of(limit: Any, name: str = "limit") -> int:
+    """Return a number of bytes that was given as one, or as text: "500 MB", "2 GiB"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", limit) if isinstance(limit, str) else None
+    if found is not None:
+        size = Decimal(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
+    elif isinstance(limit, (int, float)) and not isinstance(limit, bool) and math.isfinite(limit):
+        size = Decimal(limit)
+    else:
+        size = Decimal(-1)
+    if size < 0 or size != int(size):
+        raise HooklineError(
+            f'{name}={short_text(limit)} is not a number of bytes, nor text such as "500 MB" or "2 GiB"'
+        )
+    return int(size)
 
 
 def device_of(device: Any, name: str = "device") -> torch.device:

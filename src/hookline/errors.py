@@ -87,7 +87,7 @@ class StopForward(BaseException):
 
     @property
     def owner(self) -> object:
-        """Whoever is to catch it."""
+        """What is to catch it."""
         return self.args[0]
 
 
@@ -135,6 +135,12 @@ def _user_frame() -> tuple[FrameType | None, int]:
     """Return the nearest frame of the user's own code, and its stacklevel as seen by the caller."""
     frame, steps = outside(_NOT_THE_USERS, frame_at(2))
     return frame, 2 + steps
+
+
+def first_line(said: object) -> str:
+    """Return the first line of an error or of what a file says, cut where it is long."""
+    text = str(said).partition("\n")[0] or type(said).__name__
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def note_stop(error: BaseException, model: str) -> None:

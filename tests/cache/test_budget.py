@@ -26,15 +26,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import hookline as hl
-from hookline._cache import files
-from hookline._cache.budget import Budget, Folder, Kept, memories_of
-from hookline._cache.records import EMPTY, Guarded
-from hookline._hooks.options import bytes_of
-from hookline._values import serialize
+from hookline import _files
+from hookline._cache import file as files
+from hookline._cache.budget import Budget, CountedValue, Folder, memories_of
+from hookline._cache.record import EMPTY, Guarded
+from hookline._options import bytes_of
 from hookline._values.nested import children, leaves
 
 VALUE = 4 * 8 * 16  # The bytes of an activation of this model.
-DTYPES = [dtype for dtype in serialize.DTYPES.values() if serialize.stored_dtype(dtype)]
+DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
 x = torch.randn(8, 16)
 
 pytestmark = [
@@ -68,18 +68,18 @@ def budget_of(hooks: hl.Hooks) -> Budget:
     return next(hook.action.budget for hook in hooks if hook.kind == "capture")  # type: ignore[union-attr, return-value]
 
 
-def kept_in(acts: hl.Cache) -> list[Kept]:
+def kept_in(acts: hl.Cache) -> list[CountedValue]:
     """Return what a cache holds, as its budgets see it."""
     found = [value for record in acts._all() for value in record._held()]
     parts = [part for value in found for part in getattr(value, "arrived", {0: value}).values()]
-    return [part for part in parts if isinstance(part, Kept)]
+    return [part for part in parts if isinstance(part, CountedValue)]
 
 
 def bytes_in(*values: Any) -> int:
     return sum(size for _, size in frozenset().union(*map(memories_of, values)))
 
 
-def is_on_disk(kept: Kept) -> bool:
+def is_on_disk(kept: CountedValue) -> bool:
     return kept.value is EMPTY
 
 
@@ -999,8 +999,8 @@ def test_what_was_on_a_gpu_comes_back_to_it():
 
 
 def test_a_scratch_file_is_one_that_any_reader_opens(tmp_path):
-    files.write(tmp_path / "0", {"": [torch.arange(3.0)]}, scratch=True)
-    assert files.read(tmp_path / "0")[""][0].tolist() == [0.0, 1.0, 2.0]
+    files.write_file(tmp_path / "0", {"": [torch.arange(3.0)]}, scratch=True)
+    assert files.read_file(tmp_path / "0")[""][0].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_what_a_hook_does_tells_its_limit():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cache.records import Guarded, Record
+from hookline._cache.record import Guarded, Record
 from hookline._engine import offload
 from hookline._engine.actions import Save
 from hookline._sites.language import Site

@@ -28,7 +28,7 @@ import fsspec
 import torch
 
 import hookline as hl
-from hookline._cache import files
+from hookline._cache import file as files
 from hookline._cache.budget import Folder
 from hookline._store.begin import begin, begin_part, end
 from hookline._store.manifest import Array, Manifest
@@ -220,7 +220,7 @@ def write_cache(path: Path) -> None:
     """Write a cache with every kind of value."""
     record = torch.ones(2, 3).max(0)
     values = [torch.ones(2), 1.5, 1 << 70, "text", None, True, torch.Size([2]), torch.float32, torch.device("cpu"), 1j]
-    files.write(path, {"h.0": [(*values, [1], {"a": 1, 2: None}, record), torch.zeros(3)], "h.1:input": [5]})
+    files.write_file(path, {"h.0": [(*values, [1], {"a": 1, 2: None}, record), torch.zeros(3)], "h.1:input": [5]})
 
 
 def header_of(text: str) -> bytes:
@@ -320,7 +320,7 @@ def spilled(folder: Path) -> None:
         {"": []},
         {"h": [torch.ones(4, 3)]},
     ):
-        files.write(path, values, overwrite=True)
+        files.write_file(path, values, overwrite=True)
         attempt(f"it holds {values}", path.name, held.read)
 
 

@@ -314,7 +314,7 @@ def test_clear_takes_off_what_no_hook_knows_of_any_more() -> None:
     hooks.edit("head", twice)
     hooks.edit("a.mix()", twice)
     hooks.edit("a.weight:param", twice)
-    for tap in hooks._ledger.taps:
+    for tap in hooks._lifecycle.taps:
         tap.watch = None  # As if each had been stopped on its way.
     model.a.__dict__["_hookline_reads"].taps.clear()
     hl.clear(model)

@@ -92,6 +92,7 @@ FINE: dict[str, str] = {
     "attached.model": "other module",
     "auto_hook.model": "other module",
     "capture.where": "no text, tuple of names, names twice, class, generator",
+    "capture.name": "no text, other text, number as text, text for a bool",
     "capture.keep": "huge",
     "capture.device": "None",
     "capture.dtype": "None",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookline._plot.measures import DIMENSIONS, MEASURES, by_token, dead_share, kind_of, measure, shaped
-from hookline._values.stats import histogram
+from hookline._stats import histogram
 from hookline.errors import HooklineError
 
 

@@ -20,8 +20,7 @@ from hookline._engine import actions, arguments, calls, checkpoints, gradients
 from hookline._engine import attach as modules
 from hookline._engine import shadow as watches
 from hookline._engine import stop as forwards
-from hookline._hooks import hooks
-from hookline._hooks import lifecycle as ledger
+from hookline._hooks import diagnose, hooks, lifecycle
 from hookline._values import containers as exchange
 from hookline._values import copies
 from hookline._values import nested as values
@@ -110,7 +109,7 @@ def hooks_stay_when_a_block_ends_with_an_exception() -> Any:
 
 @mutation()
 def dropped_hooks_stay() -> Any:
-    return instead(ledger.Ledger, "drop", lambda real, self: None)
+    return instead(lifecycle.Lifecycle, "drop", lambda real, self: None)
 
 
 @mutation()
@@ -216,7 +215,7 @@ def the_call_count_is_not_restarted() -> Any:
             tap.count = count
         return block
 
-    return instead(ledger.Ledger, "enter", enter)
+    return instead(lifecycle.Lifecycle, "enter", enter)
 
 
 @mutation()
@@ -263,7 +262,7 @@ def a_stop_is_not_heard() -> Any:
 
 @mutation()
 def nothing_is_said_of_sites_that_never_fired() -> Any:
-    return instead(ledger, "_speak", lambda real, _: None)
+    return instead(diagnose, "speak", lambda real, _: None)
 
 
 @mutation()

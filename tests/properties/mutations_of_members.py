@@ -84,7 +84,7 @@ def methods_stay_on_the_instance() -> Any:
 @mutation(caught_by="members")
 def stored_callables_are_not_put_back() -> Any:
     def leave(real: Any, watch: Any) -> None:
-        if isinstance(watch.method, shadow.Stand):
+        if isinstance(watch.method, shadow.CallableShadow):
             watch.before = watch.method
         real(watch)
 

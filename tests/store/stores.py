@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline import _files
 from hookline._store.begin import begin
 from hookline._store.manifest import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.writer import Unit
-from hookline._values import serialize
 
-DTYPES = [dtype for dtype in serialize.DTYPES.values() if serialize.stored_dtype(dtype)]
+DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
 
 
 @dataclass

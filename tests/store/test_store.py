@@ -65,7 +65,7 @@ def test_statistics_are_those_of_all_rows_together(tmp_path):
 
 @pytest.mark.parametrize("pieces", [1, 100])
 def test_statistics_of_pieces_are_those_of_the_whole(pieces):
-    from hookline._values.stats import numbers, numbers_of_pieces
+    from hookline._stats import numbers, numbers_of_pieces
 
     for whole in (torch.randn(1000) + 1e6, torch.zeros(0), torch.full((9,), float("nan")), torch.arange(1000) % 2 == 0):
         found = numbers_of_pieces(whole.chunk(pieces))

@@ -163,7 +163,7 @@ def test_what_was_overwritten_or_is_on_disk_has_none_and_nothing_is_raised_or_re
     net = mlp()
     with hl.capture(net, "*", keep="all", limit=0, spill=True) as spilled:
         net(torch.randn(3, 4))
-    monkeypatch.setattr("hookline._cache.files.read", lambda *_: pytest.fail("what is on disk was read"))
+    monkeypatch.setattr("hookline._cache.budget.read_file", lambda *_: pytest.fail("what is on disk was read"))
     assert pictures(spilled) == 0
     assert len(rows(spilled)) == 3
 

@@ -1,7 +1,7 @@
 """How many bytes some captures may keep in memory: they are counted, and what is too much is refused or goes to disk.
 
-What is kept is given to `Budget.hold` first, and what that returns, a `Kept`, is put in the record. Once the record
-forgets it, its bytes are free again; nobody has to say so.
+Whatever is kept is given to `Budget.hold` first, and what that returns, a `CountedValue`, is put in the record. Once
+the record forgets the value, its bytes are free again; nobody has to say so.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._cache import files
-from hookline._cache.records import EMPTY, Guarded, Held, Record
+from hookline._cache.file import Later, Problem, check, read_file, write_file
+from hookline._cache.record import EMPTY, Guarded, Record, StoredValue
 from hookline._sites.language import Site
 from hookline._torch import stored_indices, stored_values, unseen_by_modes_and_subclasses, wraps_tensors
-from hookline._values.copies import address
+from hookline._values.copies import address, unexpanded
 from hookline._values.nested import leaves, map_tensors
-from hookline._values.serialize import Later, Problem, check
 from hookline.errors import CacheFull, StaleValue, StoreError
 
 
@@ -51,7 +50,7 @@ class Folder:
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)  # Another stream than this one may have yet to write it.
         path = os.path.join(self.path, f"{next(self._numbers)}.safetensors")
-        files.write(path, {"": [_packed(tensor)]}, scratch=True)
+        write_file(path, {"": [_packed(tensor)]}, scratch=True)
         return OnDisk(self, path, tensor)
 
     def _make(self) -> None:
@@ -79,7 +78,7 @@ class OnDisk(Later):
 
     def read(self) -> Tensor:
         """Return the tensor, with the memory order that it had."""
-        packed = next(iter(files.read(self.path).get("", ())), None)
+        packed = next(iter(read_file(self.path).get("", ())), None)
         if not isinstance(packed, Tensor) or (packed.dtype, packed.shape) != (self.dtype, self.packed):
             raise StoreError(f"{self.path!r} is damaged: it is not what was moved to disk; run the forward again")
         with torch.inference_mode(False):
@@ -101,9 +100,7 @@ def _order(tensor: Tensor) -> list[int]:
 
 def _packed(tensor: Tensor) -> Tensor:
     """Return the elements in the order of their memory, those of an expanded dimension once."""
-    if tensor.numel():
-        tensor = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-    return tensor.permute(_order(tensor))
+    return (unexpanded(tensor) if tensor.numel() else tensor).permute(_order(tensor))
 
 
 def _unlink(path: str, process: int) -> None:
@@ -121,10 +118,10 @@ Memories = frozenset[tuple[int, int]]  # The address and the bytes of each. Seve
 REMEDY = "keep fewer sites or calls or a smaller dtype, raise the limit"
 
 
-class Kept(Held):
-    """A value that counts, in memory or with its tensors on disk. What is on disk is read anew each time."""
+class CountedValue(StoredValue):
+    """A value that counts, in memory or with its tensors on disk. Tensors on disk are read again each time."""
 
-    shell: Any = None  # Of a value on disk: what is left of it, to put its tensors in.
+    shell: Any = None  # What is left of a value on disk, to put its tensors in.
     files: Sequence[OnDisk] = ()  # These are they.
     stale = ""  # Why it can't be read any more.
     stuck = ""  # Why it can't be on disk.
@@ -140,7 +137,7 @@ class Kept(Held):
         """Return the value, from memory or from disk."""
         value = self.value  # Looked at once: another thread may be moving it.
         if value is not EMPTY:
-            return value.read(site) if isinstance(value, Held) else value
+            return value.read(site) if isinstance(value, StoredValue) else value
         if self.stale:
             raise StaleValue(self.stale)
         try:
@@ -156,7 +153,7 @@ class Kept(Held):
         value = self.value
         if value is EMPTY:
             return self.shell
-        return value.peek() if isinstance(value, Held) else value
+        return value.peek() if isinstance(value, StoredValue) else value
 
     def stored(self, site: Site) -> Any:
         """Return the value for a file: what is on disk stays there until it is written."""
@@ -185,7 +182,7 @@ class Kept(Held):
     def __del__(self) -> None:
         self.dropped.append(self.number)  # No more than that: it may come at any moment, on any thread.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Held:
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoredValue:
         if self.value is EMPTY:
             return self  # It does not change any more.
         return Guarded(copy.deepcopy(self.read(self.site), memo), [])
@@ -201,7 +198,7 @@ class Budget:
         self.limit = limit
         self.folder = folder  # None: what is too much is refused.
         self._held = 0
-        self._kept: OrderedDict[int, weakref.ref[Kept]] = OrderedDict()  # Those in memory, oldest first.
+        self._kept: OrderedDict[int, weakref.ref[CountedValue]] = OrderedDict()  # Those in memory, oldest first.
         self._memories: dict[int, Memories] = {}  # Theirs.
         self._uses: dict[tuple[int, int], int] = {}  # How many of them use each.
         self._numbers = itertools.count()
@@ -216,7 +213,7 @@ class Budget:
             return self._held
 
     def hold(self, value: Any, record: Record, stamp: Any) -> Any:
-        """Return what to put in a record for a value; make room for it first, or say that there is none."""
+        """Make room for a value, and return what to put in its record; raise CacheFull where there is no room."""
         leaving = record.leaving(value, stamp)
         if leaving is value:
             return value  # A later call is there already, and this one will not be kept.
@@ -234,7 +231,7 @@ class Budget:
             return value
         with self._lock:
             self._forget_dropped()
-            kept = Kept(value, site, next(self._numbers), memories, self._dropped)
+            kept = CountedValue(value, site, next(self._numbers), memories, self._dropped)
             self._count(kept)
             try:
                 self._make_room(kept, _kept_in(leaving))
@@ -243,14 +240,14 @@ class Budget:
                 raise
         return kept
 
-    def _make_room(self, new: Kept, leaving: list[Kept]) -> None:
+    def _make_room(self, new: CountedValue, leaving: list[CountedValue]) -> None:
         while self._held > self.limit and (total := self._held - self._bytes_of(leaving)) > self.limit:
             oldest = next((one for one in self._in_memory() if not one.stuck and one not in leaving), None)
             if oldest is None or self.folder is None:
                 raise CacheFull(self._why_full(total, self._bytes_of([new])))
             self._move(oldest, self.folder)
 
-    def _move(self, kept: Kept, folder: Folder) -> None:
+    def _move(self, kept: CountedValue, folder: Folder) -> None:
         try:
             with unseen_by_modes_and_subclasses():  # What is done here is not a function of the model's.
                 kept.move(folder)
@@ -272,7 +269,7 @@ class Budget:
         stuck = next(kept.stuck for kept in self._in_memory() if kept.stuck)
         return f"{found}, and nothing is left to move to disk: {stuck}; {REMEDY}"
 
-    def _count(self, kept: Kept) -> None:
+    def _count(self, kept: CountedValue) -> None:
         self._kept[kept.number] = weakref.ref(kept)
         self._memories[kept.number] = kept.memories
         for memory in kept.memories:
@@ -291,13 +288,13 @@ class Budget:
         while self._dropped:
             self._discount(self._dropped.popleft())
 
-    def _in_memory(self) -> Iterable[Kept]:
+    def _in_memory(self) -> Iterable[CountedValue]:
         for reference in self._kept.values():
             kept = reference()
             if kept is not None:
                 yield kept
 
-    def _bytes_of(self, some: list[Kept]) -> int:
+    def _bytes_of(self, some: list[CountedValue]) -> int:
         """Return the bytes that are held by these alone."""
         uses = Counter(memory for one in some if one.number in self._kept for memory in one.memories)
         return sum(memory[1] for memory, count in uses.items() if count == self._uses[memory])
@@ -309,7 +306,7 @@ class Budget:
 def memories_of(value: Any) -> Memories:
     """Return the memory that the tensors of a value hold. A view holds all of it."""
     found = []
-    for tensor in leaves(value.peek() if isinstance(value, Held) else value):
+    for tensor in leaves(value.peek() if isinstance(value, StoredValue) else value):
         for part in _dense_parts(tensor):
             where = address(part)
             size = part.untyped_storage().nbytes() if where else part.numel() * part.element_size()
@@ -323,7 +320,7 @@ def _dense_parts(tensor: Any) -> list[Tensor]:
     if type(tensor) is Tensor and tensor.layout is torch.strided:
         return [tensor]
     if wraps_tensors(tensor):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # Of a DTensor its mesh, too.
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # A DTensor has its mesh, too.
         return [part for one in inner if isinstance(one, Tensor) for part in _dense_parts(one)]
     if tensor.layout is torch.sparse_coo:
         return [stored_indices(tensor), stored_values(tensor)]
@@ -334,10 +331,10 @@ def _dense_parts(tensor: Any) -> list[Tensor]:
     return [tensor]
 
 
-def _kept_in(held: Any) -> list[Kept]:
+def _kept_in(held: Any) -> list[CountedValue]:
     """Return what counts of a value in a record; a gradient has parts."""
-    parts = [held] if isinstance(held, Held) else getattr(held, "arrived", {}).values()
-    return [part for part in parts if isinstance(part, Kept)]
+    parts = [held] if isinstance(held, StoredValue) else getattr(held, "arrived", {}).values()
+    return [part for part in parts if isinstance(part, CountedValue)]
 
 
 def _shape_of(tensor: Tensor) -> Tensor:

@@ -7,18 +7,19 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from hookline._cache import files
-from hookline._cache.records import EMPTY, Record, Session, read_value, spread
+from hookline._cache.file import read_file, write_file
+from hookline._cache.record import EMPTY, Record, Session, read_value, spread
 from hookline._options import device_here, refuse_flags, short_text
 from hookline._plot.plottable import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._sites import members
 from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline._sites.tree import Names
+from hookline._stats import Stats
 from hookline._tables import Table, Tabular, count
 from hookline._values.copies import address, copy_tensor, share_tensor, versions
 from hookline._values.fit import same_values
@@ -34,13 +35,39 @@ from hookline._values.nested import (
     rebuild,
     shape_of,
 )
-from hookline._values.serialize import first_line
-from hookline._values.stats import Stats
-from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, StaleValue, StoreError, did_you_mean, warn
+from hookline.errors import (
+    EditError,
+    HooklineError,
+    NotCaptured,
+    SiteError,
+    StaleValue,
+    StoreError,
+    did_you_mean,
+    first_line,
+    warn,
+)
 
 Key = str | Site | nn.Module
 Selected = str | Site | nn.Module | Iterable[Any]
 Operation = Callable[[Any, Any], Any]
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+
+
+class _OfClassOnly(Generic[Arguments, Value]):
+    """A classmethod that is refused on an instance, which would stay as it is."""
+
+    def __init__(self, method: Callable[Concatenate[Any, Arguments], Value]) -> None:
+        self.method: Any = method  # A classmethod, of which mypy sees the function.
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Callable[Arguments, Value]:
+        bound: Callable[Arguments, Value] = self.method.__get__(None, owner)
+        return bound if instance is None else _refuse_load
+
+
+def _refuse_load(*_: object, **__: object) -> NoReturn:
+    raise HooklineError("load makes a new cache, and leaves this one as it is; write acts = hl.Cache.load(path)")
 
 
 class Cache(Tabular, Plottable, Mapping[str, Any]):
@@ -120,17 +147,15 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 raise
             raise HooklineError(f"these caches can't be compared: {first_line(error)}") from error
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __reversed__(self) -> Iterator[str]:
         return reversed(list(self))
 
     def __len__(self) -> int:
         return len(self._fired())
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, key: Any) -> bool:
         try:
-            return self._is_readable(self._find(key))  # type: ignore[arg-type]
+            return self._is_readable(self._find(key))
         except (NotCaptured, SiteError):
             return False
 
@@ -259,13 +284,14 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write every call of every site to one safetensors file, whole or not at all."""
         refuse_flags(overwrite=overwrite)
-        files.write(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
+        write_file(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
 
+    @_OfClassOnly
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cache:
         """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file is a StoreError."""
         cache, name = cls(), repr(os.fspath(path))
-        for text, values in files.read(path).items():
+        for text, values in read_file(path).items():
             try:
                 cache._keep(Site.parse(text), values)
             except SiteError as error:
@@ -348,7 +374,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         """The records by site. Made when first read: a cache that is never read should not cost it."""
         if len(self._index) < len(self._asked):
             self._index = {record.site: record for record in self._asked}
-            self._asked = list(self._index.values())  # A site that was captured anew counts once.
+            self._asked = list(self._index.values())  # A site that was captured again counts once.
         return self._index
 
     def _like(self) -> Cache:
@@ -466,8 +492,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             )
         if session.over:
             return f"nothing passed '{record.site}': {session.over}"
-        ledger = session.ledger()
-        if ledger is not None and ledger.is_inactive(record):
+        lifecycle = session.lifecycle()
+        if lifecycle is not None and lifecycle.is_inactive(record):
             return f"nothing has passed '{record.site}': its hook is not active; activate it, or enter its Hooks"
         if session.any_forward:
             return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
@@ -516,20 +542,6 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         sizes = {address(tensor): _size(tensor) for tensor in tensors if not hasattr(tensor, "is_on_disk")}
         found = f"{count(len(self), 'site')}, {count(sum(sizes.values()), 'byte')}"
         return f"{found}, {count(on_disk, 'byte')} on disk" if on_disk else found
-
-
-class _OfClassOnly(classmethod):  # type: ignore[type-arg]
-    """A classmethod that is refused on an instance, which would stay as it is."""
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return super().__get__(None, owner) if instance is None else _refuse_load
-
-
-def _refuse_load(*_: object, **__: object) -> None:
-    raise HooklineError("load makes a new cache, and leaves this one as it is; write acts = hl.Cache.load(path)")
-
-
-Cache.load = _OfClassOnly(Cache.load.__func__)  # type: ignore[assignment, method-assign, attr-defined]
 
 
 def _with_several(records: Iterable[Record]) -> Record | None:
@@ -619,7 +631,7 @@ def _check_paired(value: Record, gradient: Record) -> None:
     if len(calls) != len(gradients):
         found = f"{count(len(calls), 'value')} and {count(len(gradients), 'gradient')}"
         raise HooklineError(f"'{value.site}' has {found}: which belong together can't be told; capture one backward()")
-    # A gradient is stamped with its backward pass and its call. Of a cache made from another one, calls are numbered.
+    # A gradient is stamped with its backward pass and its call. In a cache made from another one, calls are numbered.
     if any(isinstance(stamp, tuple) and stamp[1] != call for call, stamp in zip(calls, gradients, strict=True)):
         raise HooklineError(
             f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "

@@ -13,7 +13,8 @@ from torch import Tensor
 import hookline as hl
 from hookline._cli.output import say, say_json
 from hookline._cli.shared_options import All, Json
-from hookline._kernel import Stats, describe, leaves, numbers_of_pieces
+from hookline._kernel import describe, leaves
+from hookline._stats import Stats, numbers_of_pieces
 from hookline._store.manifest import MANIFEST
 from hookline._store.storage import open_storage
 from hookline._tables import Table

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hookline._blocks import call_user
 from hookline._cache.budget import Budget
-from hookline._cache.records import Guarded, Shared, Source
+from hookline._cache.record import Guarded, Shared, Source
 from hookline._engine import offload
 from hookline._engine.guards import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._engine.operands import Operand, plain
@@ -98,7 +98,7 @@ class Save:
         self.is_traceable = self.detach and (self.gathering is None or not self.gathering.alike)
 
     def whole(self, value: Any, site: Site) -> Any:
-        """Return a value whole, gathered from all ranks, where it is in parts; see parallel.py."""
+        """Return a value whole, gathered from all ranks, where it is in parts; see parallel/gather.py."""
         if self.gathering is None:
             return value
         found = self.gathering.whole(value, site)
@@ -108,7 +108,7 @@ class Save:
         return found
 
     def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
-        """Return what to keep of a whole value. On the CPU the hot path in wiring/watches.py does the usual case.
+        """Return what to keep of a whole value. On the CPU the hot path in shadow.py does the usual case.
 
         Args:
             is_new: Whether the forward is known to have made it, and nobody else to hold it.
@@ -357,7 +357,7 @@ class Skip:
 
 
 class Stop:
-    """End the forward when every site that waits for it has fired: see wiring/forwards.py."""
+    """End the forward when every site that waits for it has fired: see stop.py."""
 
     kind = "stop"
     observes = True

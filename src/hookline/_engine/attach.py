@@ -18,8 +18,8 @@ from typing import Any
 from torch import nn
 
 from hookline import _torch
-from hookline._blocks import Blocks, Others, call_user, current_task
-from hookline._cache.records import Session
+from hookline._blocks import Blocks, OtherRuns, call_user, current_task
+from hookline._cache.record import Session
 from hookline._engine import calls, checkpoints, functions, gradients, parameters, shadow
 from hookline._engine import stop as forwards
 from hookline._engine.guards import refuse_scripting
@@ -217,8 +217,8 @@ def _reduce(module: nn.Module) -> Any:
 def copy_as_before(session: Session) -> None:
     """Let modules that had hooks of a session be copied as before, unless others of their class are hooked still."""
     with _changing:
-        ledger = session.ledger()
-        if ledger is not None and ledger.forward.owner is not None:  # Its hooks are on the model, or on it again.
+        lifecycle = session.lifecycle()
+        if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are on the model, or on it again.
             return
         table = copyreg.dispatch_table
         for kind in tuple(_reducers):
@@ -290,7 +290,7 @@ def _keep_dynamo_out() -> None:
     found = [function for one in ours for function in vars(one).values()]
     found = [function for function in found if function not in traced]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
-    found += [Tap.act, Tap.pass_by, *vars(Others).values(), *vars(Loan).values()]
+    found += [Tap.act, Tap.pass_by, *vars(OtherRuns).values(), *vars(Loan).values()]
     found += [current_task, blame, call_user, state_of, address]
     for function in found:
         if isinstance(function, FunctionType):

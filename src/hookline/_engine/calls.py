@@ -1,6 +1,6 @@
 """One call of a watched module, method or function: inputs, the call or what stands in for it, outputs.
 
-`run` does it in Python, `trace` inside a graph that dynamo is tracing. Both are called by the shadows in watches.py.
+`run` does it in Python, `trace` inside a graph that dynamo is tracing. Both are called by the shadows in shadow.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hookline._blocks import Blocks, is_called_in_backward, open_blocks
-from hookline._cache.records import ticks
+from hookline._cache.record import ticks
 from hookline._engine.taps import NO_BLOCKS, Tap
 from hookline._torch import graph_task, is_in_checkpoint, recomputations
 from hookline._values.containers import Exchange

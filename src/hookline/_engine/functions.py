@@ -232,7 +232,7 @@ def pauses_below(tap: Tap) -> list[Tap]:
     return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
 
 
-class Entry:
+class MethodEntry:
     """Stands at the methods of a module that has a tap on a function: called by itself, one counts as a forward.
 
     For a change of one method it stands at the others, and notes which of them ran instead.
@@ -249,7 +249,7 @@ class Entry:
 def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
     """Return what stands at these methods of a tap's module."""
     sites = [Site(tap.path, member=f"{name}()") for name in names]
-    return [Tap(site, tap.module, Entry(tap), tap.session, False, "") for site in sites]  # type: ignore[arg-type]
+    return [Tap(site, tap.module, MethodEntry(tap), tap.session, False, "") for site in sites]  # type: ignore[arg-type]
 
 
 def entering(watch: Watch, module: nn.Module) -> Event | None:

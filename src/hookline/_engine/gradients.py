@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._cache.records import EMPTY, Held, read_value
+from hookline._cache.record import EMPTY, StoredValue, read_value
 from hookline._engine import arguments, checkpoints
 from hookline._engine.actions import NOTHING, Call, Save
 from hookline._engine.guards import refuse_tracers
@@ -425,7 +425,7 @@ class Gradient:
 
 
 def _plain(kept: Any) -> Any:
-    return kept.peek() if isinstance(kept, Held) else kept
+    return kept.peek() if isinstance(kept, StoredValue) else kept
 
 
 def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: checkpoints.Event) -> None:
@@ -513,6 +513,6 @@ def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) ->
     if tap.has_warned or tap.missing == IGNORE:
         return
     tap.has_warned = True
-    if why not in tap.session.told:  # Once for all the places of which it is true.
-        tap.session.told += (why,)
+    if why not in tap.session.warned_of:  # Once for all the places of which it is true.
+        tap.session.warned_of += (why,)
         warn(problem)

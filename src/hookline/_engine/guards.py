@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from hookline._cache.records import INSIDE_TRANSFORM
+from hookline._cache.record import INSIDE_TRANSFORM
 from hookline._sites.language import Site
 from hookline._torch import is_in_forward_ad, is_traced, is_traced_by_fx, is_transformed
 from hookline._values.nested import leaves

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hookline._cache.records import Guarded, Held
+from hookline._cache.record import Guarded, StoredValue
 from hookline._engine.guards import refuse_recording
 from hookline._sites.language import Site
 from hookline._torch import current_transform, empty_pinned_cache, raw_stream
@@ -170,7 +170,7 @@ class Arrived:
 ARRIVED = Arrived()
 
 
-class Copy(Held):
+class Copy(StoredValue):
     """A tensor on its way to the host, or there."""
 
     __slots__ = ("__weakref__", "dtype", "event", "group", "is_landed", "is_moving", "number", "shape", "tensor")
@@ -243,7 +243,7 @@ class Copy(Held):
         return Guarded, (self.wait(), [])
 
 
-class Copies(Held):
+class Copies(StoredValue):
     """A nested value of which some tensors are on their way: others stand in for them."""
 
     __slots__ = ("copies", "value")
@@ -254,11 +254,11 @@ class Copies(Held):
 
     def read(self, site: Site) -> Any:
         """Return the value, once all of it is there."""
-        return self._filled(self.value.read(site) if isinstance(self.value, Held) else self.value)
+        return self._filled(self.value.read(site) if isinstance(self.value, StoredValue) else self.value)
 
     def peek(self) -> Any:
         """Return the value, once all of it is there."""
-        return self._filled(self.value.peek() if isinstance(self.value, Held) else self.value)
+        return self._filled(self.value.peek() if isinstance(self.value, StoredValue) else self.value)
 
     def _filled(self, value: Any) -> Any:
         copies = self.copies

@@ -25,7 +25,7 @@ class Role(NamedTuple):
     """What an operand stands in for."""
 
     plain: Tensor
-    origins: tuple[Any, ...]  # Which parameters it comes from: see wiring/parameters.py.
+    origins: tuple[Any, ...]  # Which parameters it comes from: see parameters.py.
     follow: Follow
 
 

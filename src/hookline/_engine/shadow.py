@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline._blocks import RESTING, open_blocks
-from hookline._cache.records import Session, ticks
+from hookline._cache.record import Session, ticks
 from hookline._engine import arguments, calls, checkpoints, functions
 from hookline._engine import stop as forwards
 from hookline._engine.actions import Call, Skip, Stop
@@ -43,7 +43,7 @@ from hookline._torch import (
 from hookline._values.copies import ALONE, ALONE_IN_MEMORY, is_result
 
 
-class Stand:
+class CallableShadow:
     """Stands in for a callable that an instance holds itself. A copy or a pickle of it is one of that callable."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module, held: Callable[..., Any]) -> None:
@@ -86,7 +86,7 @@ def bound(own: Any, module: nn.Module) -> Callable[..., Any]:
 
 def is_method_shadow(held: object, codes: Set[Any]) -> bool:
     """Whether what an instance holds is one of hookline's, known by its code."""
-    if type(held) is MethodType or type(held) is Stand:
+    if type(held) is MethodType or type(held) is CallableShadow:
         return type(held.__func__) is FunctionType and held.__func__.__code__ in codes
     return False
 
@@ -124,7 +124,7 @@ def hot_path(held: Tap) -> Any:
         number, version = tap.session.forwards, -1
         try:
             is_tensor = type(output) is Tensor
-            # Only if nobody else holds the output or its memory: see origins.py.
+            # Only if nobody else holds the output or its memory: see _values/copies.py.
             if (
                 is_tensor
                 and action.copies_on_write
@@ -219,11 +219,11 @@ class Watch:
 
     module: nn.Module | None = None
     name = "forward"
-    method: MethodType | Stand | None = None
+    method: MethodType | CallableShadow | None = None
     taps: tuple[Tap, ...] = ()
     # What to call instead of the class's function, such as the forward that accelerate puts on an instance.
     found: Callable[..., Any] | None = None
-    around: tuple[Tap, ...] = ()  # Those that follow the forwards of a whole model: see forwards.py.
+    around: tuple[Tap, ...] = ()  # Those that follow the forwards of a whole model: see stop.py.
     home: weakref.ref[nn.Module] | None = None
     heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
     pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
@@ -247,7 +247,7 @@ class Watch:
             self.method = MethodType(function, module)
         else:
             function = method_shadow(self, name, own if before is None else before)
-            self.method = MethodType(function, module) if before is None else Stand(function, module, before)
+            self.method = MethodType(function, module) if before is None else CallableShadow(function, module, before)
         if before is not None or type(own) is not FunctionType:
             self.before = before
             self.found = before if before is not None else bound(own, module)
@@ -299,7 +299,7 @@ class Watch:
                 is_traceable = is_traceable and not action.stops
             elif isinstance(action, functions.Pause):
                 pauses.append(tap)
-            elif isinstance(action, functions.Entry):
+            elif isinstance(action, functions.MethodEntry):
                 entries.append(tap)
                 is_traceable = is_traceable and not action.tap.is_inside
             else:

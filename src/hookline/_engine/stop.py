@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from hookline._blocks import Blocks, Others, current_runner, resting
-from hookline._cache.records import INSIDE_TRANSFORM
+from hookline._blocks import Blocks, OtherRuns, current_runner, resting
+from hookline._cache.record import INSIDE_TRANSFORM
 from hookline._engine import gradients
 from hookline._engine.actions import NOTHING, Save
 from hookline._engine.taps import IGNORE, RAISE, Tap
@@ -52,7 +52,7 @@ class Forward:
     gathering = None
 
     def __init__(self) -> None:
-        self.owner: Any = None  # The ledger, while its hooks are attached: the model keeps it alive.
+        self.owner: Any = None  # The lifecycle, while its hooks are attached: the model keeps it alive.
         self.taps: list[Tap] = []
         self.stops: list[Tap] = []  # Those that have to fire before the forward may end.
         self.has_gradients = False
@@ -143,7 +143,7 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
     """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
     waiting: set[Tap] = set()
     has_gradients = False
-    beside: tuple[Others, ...] = ()
+    beside: tuple[OtherRuns, ...] = ()
     covered: list[Covered] = []
     chunk = microbatch()
     if chunk == REHEARSAL:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookline._blocks import RESTING, Blocks, Rest, acting
 from hookline._cache.budget import Budget
-from hookline._cache.records import EMPTY, Record, Session
+from hookline._cache.record import EMPTY, Record, Session
 from hookline._engine import operands
 from hookline._engine.actions import NOTHING, Action, Apply, Call, Save, Set
 from hookline._engine.operands import plain
@@ -122,7 +122,7 @@ class Tap:
     active: bool
     blocks: Blocks
     is_plain: bool  # Whether it captures the whole output of every call: see plain_taps.
-    here: Blocks | None  # Blocks in which it is known to act: see the hot path in watches.py.
+    here: Blocks | None  # Blocks in which it is known to act: see the hot path in shadow.py.
     watch: Watch | Reads | MethodType | None  # While it is attached; on the hot path, the shadow itself.
     order: int  # Taps of one module act in this order.
     fired: bool

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline._kernel import numbers_of_pieces
 from hookline._plot.measures import DIMENSIONS, MEASURES, UNIT, full_shape, kind_of, shaped
+from hookline._stats import numbers_of_pieces
 from hookline._store.rows import Rows
 
 MOST_LEVELS = 252

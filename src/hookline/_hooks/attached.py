@@ -12,10 +12,9 @@ from hookline._engine.attach import attached_to, strip
 from hookline._engine.shadow import is_shadow
 from hookline._engine.stop import Forward
 from hookline._engine.taps import NO_BLOCKS
-from hookline._sites.tree import Names, is_scripted
+from hookline._sites.tree import Names, is_scripted, refuse_other_model
 from hookline._tables import Table, Tabular
 from hookline._torch import MODULE_HOOKS, TENSOR_HOOKS
-from hookline.errors import SiteError
 
 
 class Attachment(NamedTuple):
@@ -57,8 +56,7 @@ def attached(model: nn.Module) -> Attached:
     ────  ────────────  ────────  ──────
     0     forward hook  builtins  print
     """
-    if not isinstance(model, nn.Module):
-        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    refuse_other_model(model)
     found: list[Attachment] = []
     listed = set[int]()  # A hook on a tied parameter is found at each that holds it.
     for name, module in Names(model).once():
@@ -75,14 +73,13 @@ def clear(model: nn.Module) -> int:
 
     It also removes what is left of a hook that an interrupt (Ctrl-C) stopped on its way on or off.
     """
-    if not isinstance(model, nn.Module):
-        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    refuse_other_model(model)
     removed = 0
-    ledgers = []
+    lifecycles = []
     for _, module in Names(model).once():
         for tap in attached_to(module):
             if isinstance(tap.action, Forward) and tap.action.owner is not None:
-                ledgers.append(tap.action.owner)
+                lifecycles.append(tap.action.owner)
             tap.active = False
             for block in tap.blocks:
                 close_block(block)
@@ -90,8 +87,8 @@ def clear(model: nn.Module) -> int:
             removed += not (isinstance(tap.action, Forward) or tap.removed)
             tap.removed = not isinstance(tap.action, Forward)
         strip(module)
-    for ledger in ledgers:
-        ledger.unfollow()
+    for lifecycle in lifecycles:
+        lifecycle.detach_all()
     return removed
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from hookline._blocks import open_block, open_blocks
 from hookline._cache.cache import Cache
-from hookline._cache.records import Session
+from hookline._cache.record import Session
 from hookline._engine.actions import Action, Apply, Call, Save, Set, Skip
 from hookline._engine.attach import attached, attached_to
 from hookline._engine.taps import IGNORE, TOGETHER, WARN, Tap, plain_taps
@@ -116,7 +116,7 @@ def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> No
 
     Without a verb, nothing is said any more.
     """
-    hooks._ledger.verb, hooks._ledger.added_at = verb, line
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = verb, line
 
 
 def raise_if_all_miss(hooks: Hooks) -> None:
@@ -130,9 +130,9 @@ def raise_if_all_miss(hooks: Hooks) -> None:
 def put_first(hooks: Hooks) -> None:
     """Let hooks act before all others at their places, and before those that were put first earlier."""
     for tap in hooks._taps:
-        hooks._ledger.deactivate([tap])
+        hooks._lifecycle.deactivate([tap])
         tap.order = next(_to_front)
-        hooks._ledger.activate([tap])
+        hooks._lifecycle.activate([tap])
 
 
 def session_of(cache: Cache) -> Session:

@@ -1,61 +1,38 @@
-"""Hook and Hooks: an ordered set of hooks on one model, with one life cycle."""
+"""Hook and Hooks: an ordered set of hooks on one model, with one life cycle.
+
+Each method that adds hooks declares its options once: default, meaning, and below the docstring the check. The short
+form `hl.capture` takes its parameters from `Hooks.capture`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline._blocks import open_blocks
+from hookline._blocks import Blocks, open_blocks
+from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
-from hookline._cache.records import Record, spread
+from hookline._cache.record import Record, spread
 from hookline._engine.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
 from hookline._engine.taps import IGNORE, RAISE, WARN, Tap, plain_taps
-from hookline._hooks.lifecycle import GENERATOR, Block, Exit, Ledger, Owner, still_open, yielding
-from hookline._hooks.options import (
-    budget_of,
-    calls_of,
-    refuse_call,
-    refuse_model,
-    refuse_options,
-    refuse_skip,
-    refuse_stop,
-)
-from hookline._options import dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
+from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
+from hookline._options import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline._sites.language import Site, matches_name
 from hookline._sites.resolve import Found, Where, find_modules, find_places
-from hookline._sites.tree import Names, unwrap
+from hookline._sites.tree import Names, refuse_other_model, unwrap
 from hookline._tables import Table, Tabular, count
 from hookline._torch import frame_at
 from hookline._values.fit import number_tensor
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, note_stop, warn
 from hookline.parallel.gather import gathering_of
-
-
-def names_output(where: Any) -> bool:
-    """Whether a place says ":output" itself, where one without a port means any."""
-    return ":output" in str(where[-1] if type(where) is tuple else where)
-
-
-def is_at(tap: Tap, place: Found, only_output: bool) -> bool:
-    """Whether a hook is at a place; one without port and subscripts means any at that module."""
-    if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
-        return False
-    site = place.site
-    if site == Site(site.path) and not only_output:
-        return True
-    same = tap.site._replace(path="", member="") == site._replace(path="", member="")
-    return same and matches_name(tap.site.member, site.member)
-
-
-def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:
-    return id(holder[0]), holder[1]
-
+from hookline.parallel.ranks import is_sharded
 
 PLAIN = ("output", "", None, "", None)  # What follows the path of a site that is a module's output, at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
@@ -64,11 +41,11 @@ KINDS = ("capture", "patch", "edit", "skip", "stop")
 class Hook:
     """One action at one site."""
 
-    __slots__ = ("_ledger", "_tap")
+    __slots__ = ("_lifecycle", "_tap")
 
-    def __init__(self, tap: Tap, ledger: Ledger) -> None:
+    def __init__(self, tap: Tap, lifecycle: Lifecycle) -> None:
         self._tap = tap
-        self._ledger = ledger
+        self._lifecycle = lifecycle
 
     @property
     def site(self) -> Site:
@@ -93,7 +70,7 @@ class Hook:
     @property
     def active(self) -> bool:
         """Whether it acts here: everywhere, or in a block that is open on this thread."""
-        return self._ledger.acts_here(self._tap)
+        return self._lifecycle.acts_here(self._tap)
 
     @property
     def fired(self) -> bool:
@@ -102,15 +79,15 @@ class Hook:
 
     def activate(self) -> None:
         """Let it act, on all threads."""
-        self._ledger.activate([self._tap])
+        self._lifecycle.activate([self._tap])
 
     def deactivate(self) -> None:
         """Let it rest, at no cost to the model."""
-        self._ledger.deactivate([self._tap])
+        self._lifecycle.deactivate([self._tap])
 
     def remove(self) -> None:
         """Take it off the model for good."""
-        self._ledger.remove([self._tap])
+        self._lifecycle.remove([self._tap])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Hook) and other._tap is self._tap
@@ -121,6 +98,38 @@ class Hook:
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<{self.kind}{name} at '{self.site}': {self.action!r}, {'active' if self.active else 'inactive'}>"
+
+
+class Leaving(partial[None]):
+    """What a `with` statement calls at its end: a bound `__exit__` that leaves the block even if it is never called.
+
+    Only the statement holds it. If Ctrl-C comes just before it is called, or just before `__enter__` returns, Python
+    drops it. A traceback that somebody keeps holds the `Hooks`, but not this.
+    """
+
+    before: Blocks | None = None  # The blocks that were open before the statement.
+
+    def __del__(self) -> None:
+        hooks: Hooks = self.args[0]
+        if not hooks._open or self.before is None:
+            return
+        here = open_blocks.get() - self.before
+        for block in [block for block in hooks._still_open() if block in here]:
+            hooks._lifecycle.leave(block, KeyboardInterrupt, over=hooks._brief)
+
+
+class Exit:
+    """Makes an `__exit__` of a function: each `with` statement gets a `Leaving` of its own."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __get__(self, hooks: Hooks | None, _kind: type | None = None) -> Callable[..., None]:
+        if hooks is None:
+            return self.function
+        leaving = Leaving(self.function, hooks)
+        leaving.before = open_blocks.get()
+        return leaving
 
 
 class Hooks(Tabular):
@@ -143,19 +152,18 @@ class Hooks(Tabular):
     """
 
     def __init__(self, model: nn.Module, active: bool = True) -> None:
-        if not isinstance(model, nn.Module):
-            raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        refuse_other_model(model)
         if active is not False:
             refuse_flags(active=active)
         self._model = model
         self._active = active  # Whether hooks act as soon as they are added.
         self._cache = Cache()
         self._cache._names = Names(model)
-        self._ledger = Ledger(model, self._cache._session)
-        self._chosen: list[Tap] | None = None  # None: all of the ledger's.
+        self._lifecycle = Lifecycle(model, self._cache._session)
+        self._chosen: list[Tap] | None = None  # None: all of the lifecycle's.
         self._parent: Hooks | None = None
-        self._open: dict[Block, None] = {}
-        self._owners = Owner(self._ledger), Owner(self._ledger)
+        self._open: dict[OpenBlock, None] = {}
+        self._owners = Owner(self._lifecycle), Owner(self._lifecycle)
         self._brief = False  # A short form: attached on entering, detached on leaving.
 
     @property
@@ -200,26 +208,36 @@ class Hooks(Tabular):
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
         if len(where) > 1 and not self._brief:
-            refuse_model(self._model, where[0], "capture")
+            _refuse_model(self._model, where[0], "capture")
         if not (detach is True and with_call is False and gather is True and stop is False and type(name) is str):
             refuse_flags(detach=detach, with_call=with_call, gather=gather, stop=stop)
             refuse_texts(name=name)
-        refuse_options(clone, device, transform, with_call)
+        if clone is not None:
+            refuse_flags_or_none(clone=clone)
+        if transform is not None and not callable(transform):
+            raise HooklineError(f"transform={transform!r} is not a function of the value")
+        if with_call and transform is None:
+            raise HooklineError("with_call=True gives the call to a transform; give one")
+        if device is not None:
+            device_here(device)
         dtype = None if dtype is None else dtype_of(dtype)
+        calls, budget = _calls_of(keep), _budget_of(limit, spill, detach)
         gathering = gathering_of(self._model, gather)
-        action = Save(detach, clone, device, dtype, transform, with_call, budget_of(limit, spill, detach), gathering)
-        calls = calls_of(keep)
-        is_usual = calls == 1 and transform is None and not stop and action.budget is None
+        action = Save(detach, clone, device, dtype, transform, with_call, budget, gathering)
+        return self._capture(where, action, calls, name, stop)
+
+    def _capture(self, where: tuple[Where, ...], action: Save, calls: int | None, name: str, stop: bool) -> Cache:
+        is_usual = calls == 1 and action.transform is None and not stop and action.budget is None
         found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
         if found is not None:
-            return self._add_captures(plain_taps(*found, action, self._ledger.session, name), where)
+            return self._add_captures(plain_taps(*found, action, self._lifecycle.session, name), where)
         places = find_places(self._model, where)
         if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
             modules = [(place.site.path, place.module, place.siblings) for place in places]
-            return self._add_captures(plain_taps(modules, True, action, self._ledger.session, name), where)
+            return self._add_captures(plain_taps(modules, True, action, self._lifecycle.session, name), where)
         if stop:
-            refuse_stop(self._model, [place.site for place in places], detach)
-        self._add_captures([self._capture(place, action, calls, name) for place in places], where)
+            _refuse_stop(self._model, [place.site for place in places], action.detach)
+        self._add_captures([self._capture_at(place, action, calls, name) for place in places], where)
         if stop:
             self._add(self._stops(places, name))
         return self._cache
@@ -230,7 +248,7 @@ class Hooks(Tabular):
         Args:
             check: Raise if a value does not fit; with False any object takes the place of any other.
         """
-        refuse_model(self._model, values, "patch")
+        _refuse_model(self._model, values, "patch")
         if not isinstance(values, Mapping):
             raise EditError(f"patch takes a mapping, as in {{'h.0': 0.0}}, or a Cache, not {type(values).__name__}")
         if not values:
@@ -273,7 +291,7 @@ class Hooks(Tabular):
                 "edit takes a place and a function of the value, as in edit('h.0', torch.relu); "
                 "hl.run takes several: edit={site: function}"
             )
-        refuse_model(self._model, where, "edit", is_place=callable(function))
+        _refuse_model(self._model, where, "edit", is_place=callable(function))
         if not callable(function):
             raise EditError(f"edit takes a function of the value, not {type(function).__name__}; patch puts values in")
         refuse_flags(with_call=with_call, check=check, gather=gather)
@@ -291,10 +309,10 @@ class Hooks(Tabular):
         refuse_flags(check=check)
         refuse_texts(name=name)
         if isinstance(value, (str, Site)):
-            refuse_model(self._model, where, "skip")
+            _refuse_model(self._model, where, "skip")
         places = find_places(self._model, [where])
         for place in places:
-            refuse_skip(place.site)
+            _refuse_skip(place.site)
         if not isinstance(value, Cache):
             return self._add(self._make(places, Skip(value, check), name), [where])
         refuse_several_calls(value, *(place.site for place in places))
@@ -307,7 +325,7 @@ class Hooks(Tabular):
         """End the forward when all these places have fired; the model's call returns None."""
         refuse_texts(name=name)
         if len(where) > 1:
-            refuse_model(self._model, where[0], "stop_after")
+            _refuse_model(self._model, where[0], "stop_after")
         places = find_places(self._model, where)
         if any(place.site.is_gradient for place in places):
             raise SiteError("a forward can't wait for a gradient, which comes after it")
@@ -317,7 +335,7 @@ class Hooks(Tabular):
         chosen = [tap for tap in self._taps if tap.name == name]
         if not chosen:
             if self._brief:
-                self._ledger.verb = ""  # Said here.
+                self._lifecycle.verb = ""  # Said here.
                 raise SiteError("what was captured is in the cache: `with hl.capture(...) as acts:`, then acts[site]")
             names = sorted({tap.name for tap in self._taps if tap.name})
             near = did_you_mean(str(name), names) or (f"; there are {', '.join(map(repr, names))}" if names else "")
@@ -328,13 +346,13 @@ class Hooks(Tabular):
 
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
-        self._ledger.verb = ""  # Somebody looks at what it would do.
+        self._lifecycle.verb = ""  # Somebody looks at what it would do.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
         taps = self._taps
         chosen: set[int] = set()
         for one in every or [[]]:  # An empty list is refused as it is everywhere.
-            places, is_output = find_places(self._model, [one]), names_output(one)
-            found = [tap for tap in taps if any(is_at(tap, place, is_output) for place in places)]
+            places, is_output = find_places(self._model, [one]), _names_output(one)
+            found = [tap for tap in taps if any(_is_at(tap, place, is_output) for place in places)]
             if not found:
                 raise SiteError(f"no hook here is at {', '.join(repr(str(place.site)) for place in places[:3])}")
             chosen.update(map(id, found))
@@ -348,20 +366,20 @@ class Hooks(Tabular):
 
     def activate(self) -> None:
         """Let them act, on all threads."""
-        self._ledger.activate(self._taps)
+        self._lifecycle.activate(self._taps)
 
     def deactivate(self) -> None:
         """Let them rest, at no cost to the model."""
-        self._ledger.deactivate(self._taps)
+        self._lifecycle.deactivate(self._taps)
 
     def remove(self) -> None:
         """Take them off the model for good. What was captured stays readable."""
-        self._ledger.remove(self._taps)
+        self._lifecycle.remove(self._taps)
 
     def when_missing(self, what: str) -> Hooks:
         """Say what happens when nothing passes here: "raise" (as for exact names), "warn" (patterns) or "ignore"."""
         if what not in (RAISE, WARN, IGNORE):
-            self._ledger.verb = ""  # It was never entered because of this.
+            self._lifecycle.verb = ""  # It was never entered because of this.
             raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
         if not self._taps:
             raise HooklineError("when_missing is about hooks that are there; add them first")
@@ -376,36 +394,43 @@ class Hooks(Tabular):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under these hooks."""
         if args:
-            refuse_call(self._model, args[0])
+            _refuse_call(self._model, args[0])
         with self:
             return self._model(*args, **kwargs)
 
     def __enter__(self) -> Cache:
-        self._open[self._ledger.enter(self._taps, renew=self._brief)] = None
+        self._open[self._lifecycle.enter(self._taps, renew=self._brief)] = None
         opener = frame_at(1)
         if opener.f_code.co_flags & GENERATOR:
-            self._ledger.session.generator = yielding(opener)
+            self._lifecycle.session.generator = yielding(opener)
         return self._cache
 
     @Exit
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if error is not None and self._ledger.session.stopped:
-            note_stop(error, type(self._ledger.model).__name__)
-        blocks, here = still_open(self), open_blocks.get()
+        if error is not None and self._lifecycle.session.stopped:
+            note_stop(error, type(self._lifecycle.model).__name__)
+        blocks, here = self._still_open(), open_blocks.get()
         if not blocks:
             return
         block = next((block for block in reversed(blocks) if block in here), blocks[-1])
-        self._ledger.leave(block, failed=kind, over=self._brief)
+        self._lifecycle.leave(block, failed=kind, over=self._brief)
         self._open.pop(block, None)
 
+    def _still_open(self) -> list[OpenBlock]:
+        """Return the blocks that were entered by `with hooks` and not left yet, and forget the others."""
+        for block in list(self._open):
+            if block not in self._lifecycle.blocks:
+                self._open.pop(block, None)  # Another thread may have done so.
+        return list(self._open)
+
     def __iter__(self) -> Iterator[Hook]:
-        self._ledger.verb = ""  # Somebody looks at what it would do.
-        return (Hook(tap, self._ledger) for tap in self._taps)
+        self._lifecycle.verb = ""  # Somebody looks at what it would do.
+        return (Hook(tap, self._lifecycle) for tap in self._taps)
 
     def __len__(self) -> int:
-        self._ledger.verb = ""  # Somebody looks at what it would do.
+        self._lifecycle.verb = ""  # Somebody looks at what it would do.
         return len(self._taps)
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
@@ -414,19 +439,19 @@ class Hooks(Tabular):
             warn(f"a copy of a Hooks has none of its hooks ({here}); add them to the copy, as to hl.Hooks(model)")
         return Hooks, (self._model, self._active)
 
-    def __contains__(self, item: object) -> bool:
+    def __contains__(self, item: Any) -> bool:
         if isinstance(item, Hook):
             return any(tap is item._tap for tap in self._taps)
         if isinstance(item, str) and any(item == tap.name for tap in self._taps):
             return True
         try:
-            return len(self.at(item)) > 0  # type: ignore[arg-type]
+            return len(self.at(item)) > 0
         except SiteError:
             return False
 
     @property
     def _taps(self) -> list[Tap]:
-        return [tap for tap in (self._ledger.taps if self._chosen is None else self._chosen) if not tap.removed]
+        return [tap for tap in (self._lifecycle.taps if self._chosen is None else self._chosen) if not tap.removed]
 
     def _table(self) -> Table:
         rows = [
@@ -440,7 +465,7 @@ class Hooks(Tabular):
 
     def _narrow(self, taps: list[Tap]) -> Hooks:
         narrow = object.__new__(Hooks)
-        narrow._model, narrow._cache, narrow._ledger = self._model, self._cache, self._ledger
+        narrow._model, narrow._cache, narrow._lifecycle = self._model, self._cache, self._lifecycle
         narrow._chosen, narrow._parent, narrow._brief = taps, self._parent or self, self._brief
         narrow._open, narrow._active = {}, self._active
         return narrow
@@ -459,13 +484,13 @@ class Hooks(Tabular):
         return taps
 
     def _tap(self, place: Found, action: Action, name: str, group: object = None) -> Tap:
-        tap = Tap(place.site, place.module, action, self._ledger.session, place.exact, name)
+        tap = Tap(place.site, place.module, action, self._lifecycle.session, place.exact, name)
         tap.siblings, tap.group = place.siblings, group
         if place.holders:
             tap.hold(place.holders)
         return tap
 
-    def _capture(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
+    def _capture_at(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
         tap = self._tap(place, action, name)
         tap.record = Record(place.site, calls)
         if calls == 1 and action.transform is None and action.budget is None and place.site[1:] == PLAIN:
@@ -481,21 +506,108 @@ class Hooks(Tabular):
                 raise SiteError(
                     f"'{tap.site}' is captured by these hooks already; use a second Hooks, or remove that one"
                 )
-        self._ledger.add(taps, self._active, self._brief, asked)
-        self._cache._asked += [tap.record for tap in taps]  # type: ignore[misc]
+        self._lifecycle.add(taps, self._active, self._brief, asked)
+        self._cache._asked += filter(None, [tap.record for tap in taps])
         return self._cache
 
     def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
-        self._ledger.add(taps, self._active, self._brief, asked)
+        self._lifecycle.add(taps, self._active, self._brief, asked)
         return self._narrow(taps)
 
 
 def take_misses(hooks: Hooks) -> list[Tap]:
     """Return the hooks whose subscripts selected nothing in this block. Its end will not warn of them."""
-    session = hooks._ledger.session
+    session = hooks._lifecycle.session
     missed = [tap for tap in hooks._taps if tap.misses] if session.missed else []
     session.missed = False
     return missed
+
+
+def _calls_of(keep: str | int) -> int | None:
+    """Return how many calls are kept, None for all."""
+    if keep == "last":
+        return 1
+    if keep == "all":
+        return None
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise HooklineError(f'keep={keep!r} is not "last", "all" or a number of calls')
+    return keep
+
+
+def _budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
+    """Return what may be kept in memory, None for any number of bytes."""
+    if not (isinstance(spill, (bool, str, os.PathLike)) and spill != ""):
+        raise HooklineError(f"spill={spill!r} is not a folder; True is a temporary one")
+    if limit is None:
+        if spill:
+            raise HooklineError("spill= says where to keep what is over a limit; give limit= too, in bytes")
+        return None
+    size = bytes_of(limit)
+    if not spill:
+        return Budget(size)
+    if not detach:
+        raise HooklineError("a value of the graph can't be on disk, as spill= asks; leave detach=False out")
+    if spill is not True and not os.path.isdir(spill):
+        raise HooklineError(f"spill={os.fspath(spill)!r} is not a folder; make it first, or use spill=True")
+    return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
+
+
+def _refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = False) -> None:
+    """Raise where hooks are given the model that they are on, as the short forms are, unless it is meant as a place."""
+    if given is model and not is_place:
+        raise SiteError(
+            f"these hooks know their model; leave it out, as in hooks.{verb}(...). The place of its own output is ''"
+        )
+
+
+def _refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:
+    """Raise where a forward that captures can't end early."""
+    if any(site.is_gradient for site in sites):
+        raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
+    if not detach and is_sharded(model):
+        raise HooklineError(
+            "stop=True shards the weights of FSDP again at the stop, and a backward from there would need them; leave "
+            "stop=True or detach=False out"
+        )
+
+
+def _refuse_skip(site: Site) -> None:
+    """Raise where there is nothing to skip."""
+    if site.port == "param":
+        raise SiteError(f"'{site}': a parameter is read, and there is nothing to skip; patch puts a value in its place")
+    if site.port != "output" or site.index:
+        what = "method" if site.method else "function" if site.function else "module"
+        raise SiteError(f"'{site}': a {what} is skipped as a whole; name it without a port or subscripts")
+
+
+def _refuse_call(model: nn.Module, given: Any) -> None:
+    """Raise where hooks that call their model are given it, or a method of it to call instead, as hl.run is."""
+    own = [id(model), id(unwrap(model))]
+    if id(given) in own:
+        raise HooklineError("hooks.run calls the model that the hooks are on; leave it out, as in hooks.run(x)")
+    if callable(given) and id(getattr(given, "__self__", None)) in own:
+        call = f"model.{getattr(given, '__name__', 'method')}(...)"
+        raise HooklineError(f"hooks.run calls the model itself, not a method of it; write `with hooks: {call}`")
+
+
+def _names_output(where: Any) -> bool:
+    """Whether a place says ":output" itself, where one without a port means any."""
+    return ":output" in str(where[-1] if type(where) is tuple else where)
+
+
+def _is_at(tap: Tap, place: Found, only_output: bool) -> bool:
+    """Whether a hook is at a place; one without port and subscripts means any at that module."""
+    if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
+        return False
+    site = place.site
+    if site == Site(site.path) and not only_output:
+        return True
+    same = tap.site._replace(path="", member="") == site._replace(path="", member="")
+    return same and matches_name(tap.site.member, site.member)
+
+
+def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:
+    return id(holder[0]), holder[1]
 
 
 def _refuse_replaced(values: Iterable[Where], places: list[list[Found]]) -> None:

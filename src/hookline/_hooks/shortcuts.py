@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
-from typing import Any, cast, overload
+from typing import Any, Concatenate, ParamSpec, cast, overload
 
-import torch
+import torch  # noqa: F401  # For the examples.
 from torch import nn
 
 from hookline._blocks import open_blocks
@@ -24,36 +23,27 @@ from hookline._torch import is_running, reshard_after_stop
 from hookline._values.nested import describe
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
 
-OPTIONS_OF_CAPTURE = (
-    "keep",
-    "detach",
-    "clone",
-    "device",
-    "dtype",
-    "transform",
-    "with_call",
-    "limit",
-    "spill",
-    "gather",
-)
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop", "model")
+Options = ParamSpec("Options")
 
 
-def capture(
-    model: nn.Module,
-    *where: Where,
-    keep: str | int = "last",
-    detach: bool = True,
-    clone: bool | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | str | None = None,
-    transform: Callable[..., Any] | None = None,
-    with_call: bool = False,
-    limit: int | str | None = None,
-    spill: bool | str | os.PathLike[str] = False,
-    gather: bool = True,
-    stop: bool = False,
-) -> Hooks:
+def _with_options_of(
+    method: Callable[Concatenate[Hooks, Options], Any],
+) -> Callable[[Callable[..., Hooks]], Callable[Concatenate[nn.Module, Options], Hooks]]:
+    """Give a short form the parameters of a method of Hooks, with the model in the place of the hooks."""
+
+    def declare(function: Callable[..., Hooks]) -> Callable[Concatenate[nn.Module, Options], Hooks]:
+        own, taken = inspect.signature(function), inspect.signature(method)
+        model, *_ = own.parameters.values()
+        _, *options = taken.parameters.values()
+        vars(function)["__signature__"] = own.replace(parameters=[model, *options])
+        return function
+
+    return declare
+
+
+@_with_options_of(Hooks.capture)
+def capture(model: nn.Module, *where: Any, **options: Any) -> Hooks:
     """See what passes at these places. The options are those of `Hooks.capture`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -69,21 +59,8 @@ def capture(
     2            1  float32  (3, 2)
     """
     hooks = short_form(model)
-    hooks.capture(
-        *where,
-        keep=keep,
-        detach=detach,
-        clone=clone,
-        device=device,
-        dtype=dtype,
-        transform=transform,
-        with_call=with_call,
-        limit=limit,
-        spill=spill,
-        gather=gather,
-        stop=stop,
-    )
-    hooks._ledger.verb, hooks._ledger.added_at = "capture", calling_line()
+    hooks.capture(*where, **options)
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = "capture", calling_line()
     return hooks
 
 
@@ -97,7 +74,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Ho
     """
     hooks = short_form(model)
     hooks.patch(values, check=check)
-    hooks._ledger.verb, hooks._ledger.added_at = "patch", calling_line()
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = "patch", calling_line()
     return hooks
 
 
@@ -119,7 +96,7 @@ def edit(
     """
     hooks = short_form(model)
     hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
-    hooks._ledger.verb, hooks._ledger.added_at = "edit", calling_line()
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = "edit", calling_line()
     return hooks
 
 
@@ -133,7 +110,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = Tru
     """
     hooks = short_form(model)
     hooks.skip(where, value, check=check)
-    hooks._ledger.verb, hooks._ledger.added_at = "skip", calling_line()
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = "skip", calling_line()
     return hooks
 
 
@@ -237,10 +214,8 @@ def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: 
         raise HooklineError(
             "model= is the model that run calls; what the call itself takes by that name goes by position"
         )
-    for name in kwargs:
-        if name in taken:
-            continue
-        if name in OPTIONS_OF_CAPTURE:
+    for name in [name for name in kwargs if name not in taken]:
+        if name in {*inspect.signature(Hooks.capture).parameters} - {"self", "where", "name", "stop"}:
             raise HooklineError(f"run has no option {name!r}; write `with hl.{verb}(model, ..., {name}=...):`")
         near = did_you_mean(name, KEYWORDS)
         if near and name[:4] in [keyword[:4] for keyword in KEYWORDS]:
@@ -249,23 +224,23 @@ def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: 
 
 def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method or function inside a block; it ends, and gives None, when the stops of the block are reached."""
-    ledger, owner = hooks._ledger, getattr(call, "__self__", None)
+    lifecycle, owner = hooks._lifecycle, getattr(call, "__self__", None)
     is_method = isinstance(owner, nn.Module)
     shadow = vars(owner).get(getattr(call, "__name__", "")) if is_method else None
     if is_shadow(shadow):  # The method was read before the block was entered.
         call = cast(Callable[..., Any], shadow)
-    output = run_until(ledger.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), ledger.model)
+    output = run_until(lifecycle.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), lifecycle.model)
     if output is STOPPED and is_running():
-        reshard_after_stop(ledger.model, is_over=True)
-    if not ledger.session.since and not is_method and not any(hook.fired for hook in hooks):
+        reshard_after_stop(lifecycle.model, is_over=True)
+    if not lifecycle.session.since and not is_method and not any(hook.fired for hook in hooks):
         what = getattr(call, "__name__", None) or type(call).__name__
         raise NeverFired(
-            f"{what} did not run {type(ledger.model).__name__}, the model that it was given with, nor a part"
+            f"{what} did not run {type(lifecycle.model).__name__}, the model that it was given with, nor a part"
         )
-    if not ledger.session.since:
-        ledger.session.forwards += 1  # A method that does not call the model itself has run it all the same.
-        path = Names(ledger.model).of(owner)[0] if is_method else ""  # type: ignore[arg-type]
-        ledger.session.called = f"{path}.{getattr(call, '__name__', type(call).__name__)}()".lstrip(".")
+    if not lifecycle.session.since:
+        lifecycle.session.forwards += 1  # A method that does not call the model itself has run it all the same.
+        path = Names(lifecycle.model).of(owner)[0] if isinstance(owner, nn.Module) else ""
+        lifecycle.session.called = f"{path}.{getattr(call, '__name__', type(call).__name__)}()".lstrip(".")
     return None if output is STOPPED else output
 
 

@@ -22,8 +22,8 @@ from hookline._plot.drawing import (
 from hookline._plot.heatmaps import layer_labels, value_name
 from hookline._plot.labels import along_depth
 from hookline._plot.measures import NamedTensor, PlotOptions, about, dense, numbers_of
-from hookline._values.stats import histogram as counted
-from hookline._values.stats import numbers as statistics
+from hookline._stats import histogram as counted
+from hookline._stats import numbers as statistics
 
 _MOST_RIDGES = 40  # Beyond that they are too thin to read, and become colours.
 _OVERLAP = 1.4  # How many lines high a ridge is, where they are many.

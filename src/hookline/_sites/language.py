@@ -2,7 +2,7 @@
 
     path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
 
-Text is parsed here, once, and never evaluated. `where.py` says what of a model a pattern means.
+Text is parsed here, once, and never evaluated. `resolve.py` says what a pattern means in a model.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from hookline.errors import SiteError, did_you_mean
 Holders = tuple[tuple[nn.Module, str], ...]  # Who holds a parameter, and under which name: a tied one has several.
 
 
-class Held(NamedTuple):
+class ParameterPlace(NamedTuple):
     """A parameter or buffer: its path, and all who hold it, the one of that path first."""
 
     path: str
@@ -93,7 +93,7 @@ def _is_callable(held: object) -> bool:
 
 def parameters(
     names: Names, matches: Callable[[str], bool] = lambda path: True, buffers: bool = False
-) -> Iterator[Held]:
+) -> Iterator[ParameterPlace]:
     """Yield every parameter, or every buffer, once, under the first of its names that matches."""
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module, _ in names.walk():
@@ -105,10 +105,10 @@ def parameters(
         chosen = next((path for path, _, _ in found if matches(path)), None)
         if chosen is not None:
             found.sort(key=lambda one: one[0] != chosen)
-            yield Held(chosen, tuple(dict.fromkeys((module, name) for _, module, name in found)))
+            yield ParameterPlace(chosen, tuple(dict.fromkeys((module, name) for _, module, name in found)))
 
 
-def locate(names: Names, path: str) -> Held | None:
+def locate(names: Names, path: str) -> ParameterPlace | None:
     """Return the parameter or buffer of that path, None if there is none; one that can't be hooked is refused."""
     above, _, name = path.rpartition(".")
     place = names.locate(above)
@@ -122,7 +122,7 @@ def locate(names: Names, path: str) -> Held | None:
     if tensor is not None:
         _refuse_tensor(path, module, tensor)
         others = [one for one in names.holders(tensor) if one != (module, name)]
-        return Held(path, ((module, name), *others), siblings)
+        return ParameterPlace(path, ((module, name), *others), siblings)
     if name in module._parameters or name in module._buffers:
         raise SiteError(f"{path!r} is None: this {type(module).__name__} has no {name}")
     _refuse_computed(path, above, module, name)

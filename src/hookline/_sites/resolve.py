@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline._sites import members
 from hookline._sites.language import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
-from hookline._sites.members import Held, Holders
+from hookline._sites.members import Holders, ParameterPlace
 from hookline._sites.suggest import EVERY_NAME, in_list, near
 from hookline._sites.tree import (
     Children,
@@ -26,6 +26,7 @@ from hookline._sites.tree import (
     is_container,
     is_scripted,
     refuse_data_parallel,
+    refuse_other_model,
     unwrap,
     wrapping,
 )
@@ -51,8 +52,7 @@ class Found(NamedTuple):
 
 def find_places(model: nn.Module, where: Iterable[Where]) -> list[Found]:
     """Return what `where` means in `model`, each place once, in the order asked for."""
-    if not isinstance(model, nn.Module):
-        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    refuse_other_model(model)
     _refuse_replicas(model)
     where = list(where)
     return _find_one(model, Survey(model), where[0] if len(where) == 1 else where)
@@ -223,7 +223,7 @@ def _or_elsewhere(near: str) -> str:
     return f"{near}{'' if near.endswith('?') else '.'} Or it is on another stage of the pipeline: hook it there"
 
 
-def _parameter(site: Site, held: Held, exact: bool) -> Found:
+def _parameter(site: Site, held: ParameterPlace, exact: bool) -> Found:
     if site.within is not None:
         raise SiteError(
             f"'{site}': a parameter is not called; '#n' goes behind the function, as in '{held.path}/add#1'"

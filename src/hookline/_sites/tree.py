@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, SiteError
 
 # Wrappers that hold one model and change its names: the child's name, and what the wrapper's class is called.
 _WRAPPERS = {
@@ -244,7 +244,7 @@ def is_scripted(module: nn.Module) -> bool:
 
 def parameter_count(module: nn.Module) -> int:
     """Return how many parameters a module has, those of lazy modules that have not run yet not counted."""
-    return sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))  # type: ignore[misc, redundant-expr]
+    return sum(one.numel() for one in module.parameters() if not isinstance(one, UninitializedParameter))
 
 
 def _collect(name: str, module: nn.Module, above: set[int], kind: type, found: list[Named]) -> None:
@@ -284,6 +284,12 @@ def _descend(
     if place is None and inside is not None and children_of(wrapped).get(parts[0]) is inside:
         return _descend(inside, parts[1:], above, siblings)  # A wrapper's own name for what it holds.
     return place
+
+
+def refuse_other_model(model: object) -> None:
+    """Raise for a model that is not a torch.nn.Module."""
+    if not isinstance(model, nn.Module):
+        raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
 
 
 def refuse_data_parallel(*_: nn.Module) -> NoReturn:

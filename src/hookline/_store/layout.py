@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hookline._kernel import check_memory
+from hookline._files import check_memory
 from hookline._store.manifest import Array, File, Manifest, UnitRecord, committed, data_name, positions_name, unit_name
 from hookline._store.storage import Storage
 from hookline.errors import StoreError

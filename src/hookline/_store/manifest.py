@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hookline._kernel import DTYPES, check_parts, first_line, parse_json, stored_dtype
+from hookline._files import DTYPES, check_parts, parse_json, stored_dtype
 from hookline._store.storage import Storage
-from hookline.errors import StoreError
+from hookline.errors import StoreError, first_line
 
 MANIFEST, END, UNITS, DATA, MORE = "harvest.json", "end.json", "units", "data", "more"
 _STORE, _UNIT, _END = (["hookline store", 1], ["hookline unit", 1], ["hookline end", 1])

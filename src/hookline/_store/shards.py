@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hookline._kernel import stored_dtype
+from hookline._files import stored_dtype
 from hookline._store.manifest import Array, File
 from hookline._store.storage import Sink, Storage
 from hookline._torch import first_element

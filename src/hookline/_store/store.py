@@ -10,17 +10,9 @@ import torch
 from torch import Tensor
 
 from hookline import Site
-from hookline._kernel import (
-    Pattern,
-    Stats,
-    matches_name,
-    numbers_of_pieces,
-    parse,
-    refuse_flags,
-    refuse_numbers,
-    same_values,
-)
+from hookline._kernel import Pattern, matches_name, parse, refuse_flags, refuse_numbers, same_values
 from hookline._plot.plottable import Plottable, PlotValues
+from hookline._stats import Stats, numbers_of_pieces
 from hookline._store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
 from hookline._store.exports import to_datasets, to_parquet
 from hookline._store.layout import Layout, SampleTable, StorePart, read_index

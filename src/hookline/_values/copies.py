@@ -29,7 +29,7 @@ from hookline._torch import (
     to_dlpack,
     version_of,
 )
-from hookline._values.nested import ATOMS, attributes_of, children, held_by, leaves, map_tensors, members
+from hookline._values.nested import ATOMS, attributes_of, held_by, leaves, map_tensors, parts_of
 
 
 def references_in_call() -> int:
@@ -272,9 +272,7 @@ def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
     """Return what changes when somebody writes into a value: its parts, and its tensors' versions."""
     if isinstance(value, Tensor):
         return id(value), -1 if value.is_inference() else version_of(value), value.requires_grad
-    parts = children(value)
-    if parts is None:
-        parts = members(value)
+    parts = parts_of(value)
     if parts is None or id(value) in _inside:
         return id(value)
     inside = (*_inside, id(value))
@@ -282,7 +280,7 @@ def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
 
 
 class Loan:
-    """A value lent to a user's function: copies of its tensors, of which it can be told whether the function wrote."""
+    """A value lent to a user's function: copies of its tensors, which show whether the function wrote into them."""
 
     def __init__(self, value: Any) -> None:
         self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # A copy, what it is a copy of, and its state.

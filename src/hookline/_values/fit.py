@@ -220,8 +220,8 @@ def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Passed
     """
     plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
     shape = _shape_returned(module, first, passed) if plain else None
-    if shape is not None:
-        dtype, device = _kind_returned(value, [first, *module.parameters()])  # type: ignore[union-attr]
+    if shape is not None and module is not None:
+        dtype, device = _kind_returned(value, [first, *module.parameters()])
         return fit(value, torch.empty(shape, dtype=dtype, device=device))
     what = "this" if module is None else type(module).__name__
     if isinstance(first, Tensor) and (value is None or callable(value)):

@@ -92,6 +92,12 @@ def members(value: Any) -> dict[str, Any] | None:
     return attributes if holds else None
 
 
+def parts_of(value: Any) -> dict[Any, Any] | None:
+    """Return what a value is made of: the parts of a container, or the members of an object."""
+    parts = children(value)
+    return members(value) if parts is None else parts
+
+
 def held_by(value: Any) -> dict[Any, Any] | None:
     """Return what a container or any other object holds, by key or attribute; None for what is not looked into."""
     parts = children(value)
@@ -242,8 +248,7 @@ def _parts(value: Any, inside: tuple[int, ...]) -> dict[Any, Any]:
     """Return what may hold tensors in a value; nothing of one that holds itself, or that reading would use up."""
     if id(value) in inside or (type(value) not in USUAL and isinstance(value, ITERATORS)):
         return {}
-    parts = children(value)
-    return (members(value) if parts is None else parts) or {}
+    return parts_of(value) or {}
 
 
 def subscript_text(subscript: Any) -> str:

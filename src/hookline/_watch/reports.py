@@ -12,20 +12,18 @@ from torch import Tensor, nn
 from hookline import Cache, Site
 from hookline._kernel import (
     Call,
-    Numbers,
-    Stats,
     address,
     arguments,
     changes_in,
     leaf_places,
     leaves,
     method_names,
-    numbers_of_pieces,
     shape_of,
     share,
     unwrap,
     write_subscripts,
 )
+from hookline._stats import Numbers, Stats, numbers_of_pieces
 from hookline._tables import Table, count
 from hookline._tables.cells import clean
 from hookline._torch import first_argument, frame_at, frames, known_version, version_of

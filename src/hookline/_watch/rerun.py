@@ -21,12 +21,12 @@ from hookline._kernel import (
     is_running,
     is_scripted,
     leaves,
-    numbers_of_pieces,
     share,
 )
 from hookline._scan.fake_run import observed, undisturbed
 from hookline._scan.restore import left_as_found
 from hookline._scan.sites import user_line_text
+from hookline._stats import numbers_of_pieces
 from hookline._torch import graph_task
 from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces
 from hookline.errors import BadValue

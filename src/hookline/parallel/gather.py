@@ -16,7 +16,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,12 @@ from torch import Tensor, nn
 from hookline._sites.language import Site
 from hookline._torch import is_running
 from hookline._values.copies import share_tensor
-from hookline._values.nested import children, describe, leaves, map_tensors, members, rebuild
+from hookline._values.nested import describe, leaves, map_tensors, parts_of, rebuild
 from hookline.errors import EditError, HooklineError
 from hookline.parallel.ranks import Replica, cut_apart, is_cut, meet, replica
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["Gathering", "Replica", "agree", "arrived", "cut", "meet", "placement", "replica", "whole"]
 
@@ -45,24 +48,24 @@ def whole(value: Any) -> Any:
 
 
 def _whole_tensor(tensor: Tensor) -> Tensor:
-    return arrived(tensor.full_tensor() if is_cut(tensor) else tensor)  # type: ignore[attr-defined]
+    return arrived(tensor.full_tensor() if is_cut(tensor) else tensor)
 
 
-def arrived(tensor: Tensor) -> Tensor:
+def arrived(tensor: Any) -> Tensor:
     """Return a plain tensor in the place of the result of a collective that may still be on its way."""
-    if type(tensor).__name__ != "AsyncCollectiveTensor":
-        return tensor
-    return tensor.clone() if tensor.requires_grad else tensor.trigger_wait()  # type: ignore[attr-defined]
+    waits = type(tensor).__name__ == "AsyncCollectiveTensor"
+    plain: Tensor = tensor if not waits else tensor.clone() if tensor.requires_grad else tensor.trigger_wait()
+    return plain
 
 
-def share_part(tensor: Any, device: Any, dtype: torch.dtype | None) -> Tensor:
+def share_part(tensor: DTensor, device: Any, dtype: torch.dtype | None) -> Tensor:
     """Copy this rank's part of a DTensor on write, and no other's: torch would make a sum that is yet to be."""
     mesh, local = tensor.device_mesh, arrived(tensor.to_local())
     if device is not None and torch.device(device).type != mesh.device_type:
         raise HooklineError(f"a part of a DTensor stays on the {mesh.device_type} of its mesh; leave device= out")
     copied = share_tensor(local.to(device, dtype or local.dtype))
-    size = {"shape": tensor.shape, "stride": tensor.stride()}
-    return type(tensor).from_local(copied, mesh, tensor.placements, run_check=False, **size)  # type: ignore[no-any-return]
+    size: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride()}
+    return type(tensor).from_local(copied, mesh, tensor.placements, run_check=False, **size)
 
 
 def cut(new: Any, old: Any, seen: Any) -> Any:
@@ -72,25 +75,20 @@ def cut(new: Any, old: Any, seen: Any) -> Any:
     if isinstance(old, Tensor):
         is_plain = isinstance(new, Tensor) and not is_cut(new)
         return _cut_tensor(new, old) if is_plain and is_cut(old) else new
-    parts, new_parts, seen_parts = _parts(old), _parts(new), _parts(seen)
+    parts, new_parts, seen_parts = (parts_of(one) or {} for one in (old, new, seen))
     if not parts or parts.keys() != new_parts.keys():
         return new
     return rebuild(new, {key: cut(new_parts[key], part, seen_parts[key]) for key, part in parts.items()})
 
 
-def _parts(value: Any) -> dict[Any, Any]:
-    parts = children(value)
-    return (members(value) if parts is None else parts) or {}
-
-
-def _cut_tensor(new: Tensor, old: Any) -> Tensor:
+def _cut_tensor(new: Tensor, old: DTensor) -> Tensor:
     """Cut a whole tensor as a DTensor is; one that is a sum yet to be made becomes the sum, which is the same."""
     same = replicate(new, old)
     placements = [here if one.is_partial() else one for one, here in zip(old.placements, same.placements, strict=True)]
-    return same.redistribute(placements=placements)  # type: ignore[no-any-return]
+    return same.redistribute(placements=placements)
 
 
-def replicate(new: Tensor, like: Any) -> Any:
+def replicate(new: Tensor, like: DTensor) -> DTensor:
     """Return a whole tensor as a DTensor among the ranks of another, each of which has all of it."""
     mesh = like.device_mesh
     same = sys.modules[type(like).__module__].Replicate()  # That module has another name in torch 2.4.
@@ -99,13 +97,13 @@ def replicate(new: Tensor, like: Any) -> Any:
 
 def placement(tensor: Any) -> str:
     """Return as JSON text how a DTensor is cut, and among which ranks; "null" for any other value."""
-    if not isinstance(tensor, Tensor) or not is_cut(tensor):
+    if not is_cut(tensor):
         return "null"
-    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    mesh = tensor.device_mesh
     names = mesh.mesh_dim_names
     told = {
         "shape": list(tensor.shape),
-        "placements": [repr(one) for one in tensor.placements],  # type: ignore[attr-defined]
+        "placements": [repr(one) for one in tensor.placements],
         "mesh": mesh.mesh.tolist(),
         "names": None if names is None else list(names),
     }

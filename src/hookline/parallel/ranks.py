@@ -11,14 +11,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from hookline._sites.tree import unwrap
 from hookline._torch import default_store, fsdp_groups, fsdp_states, is_fsdp1, is_running
 from hookline.errors import HooklineError, warn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 PATIENCE = 20.0  # Seconds after which a rank says for whom it waits.
 _changing = threading.Lock()
@@ -57,11 +60,11 @@ def replica(model: nn.Module) -> Replica | None:
                     ranks |= cut_apart(one.sharded_param)
                     alike |= cut_apart(one.sharded_param, set(group.mesh_info.mesh.mesh.flatten().tolist()))
     for module in model.modules():
-        strategy: Any = getattr(module, "sharding_strategy", None)  # Of FSDP1.
-        if is_fsdp1(module) and strategy.name != "NO_SHARD":
-            ranks |= set(dist.get_process_group_ranks(module.process_group))  # type: ignore[arg-type]
+        wrapper: Any = module
+        if is_fsdp1(module) and wrapper.sharding_strategy.name != "NO_SHARD":
+            ranks |= set(dist.get_process_group_ranks(wrapper.process_group))
     for parameter in unwrap(model).parameters():
-        if type(parameter).__name__ == "DTensor" and id(parameter) not in managed:
+        if is_cut(parameter) and id(parameter) not in managed:
             alike |= cut_apart(parameter)
     ranks |= alike
     if len(ranks) < 2:
@@ -144,6 +147,6 @@ def _waited(missing: list[int], what: str) -> str:
     )
 
 
-def is_cut(tensor: Tensor) -> bool:
+def is_cut(tensor: Any) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor: this rank's part of one, with its placement."""
     return type(tensor).__name__ == "DTensor"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cache.records import EMPTY, Guarded, Lost, Record, Session, Shared
+from hookline._cache.record import EMPTY, Guarded, Lost, Record, Session, Shared
 from hookline._sites.language import Site
 
 SITE = Site("h.0")

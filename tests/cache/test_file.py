@@ -30,11 +30,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hookline._cache import files
-from hookline._values import serialize
+from hookline import _files
+from hookline._cache import file as files
 from hookline.errors import StoreError
 
-DTYPES = [dtype for dtype in serialize.DTYPES.values() if serialize.stored_dtype(dtype)]
+DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
 TEMPORARY = files._TEMPORARY
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -75,8 +75,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def round_trip(path: Path, value: Any) -> Any:
-    files.write(path, {"h.3": [value]}, overwrite=True)
-    return files.read(path)["h.3"][0]
+    files.write_file(path, {"h.3": [value]}, overwrite=True)
+    return files.read_file(path)["h.3"][0]
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -117,7 +117,7 @@ def leftovers(path: Path) -> list[str]:
 
 def child(code: str, *arguments: object) -> list[str]:
     """Return the command that runs `code` in a process of its own, with `path` its first argument."""
-    start = "import os, sys, torch\nfrom hookline import files\nfrom hookline.errors import StoreError\n"
+    start = "import os, sys, torch\nfrom hookline._cache import file as files\nfrom hookline.errors import StoreError\n"
     return [sys.executable, "-c", start + "path = sys.argv[1]\n" + textwrap.dedent(code), *map(str, arguments)]
 
 
@@ -141,15 +141,15 @@ def test_nested_values_of_several_calls_come_back(path: Path) -> None:
         {"mask": torch.ones(2, dtype=torch.bool), 0: (), None: {}, True: []},
     )
     entries = {"h.3": [value, hidden + 1], "": [None], 'h.3:inputs["x"][:, -1]': [], "a\ud800/../b": [[[]]]}
-    files.write(path, entries)
-    back = files.read(path)
+    files.write_file(path, entries)
+    back = files.read_file(path)
     assert list(back) == list(entries)
     assert same(back, entries)
 
 
 def test_no_site_at_all_is_a_file_too(path: Path) -> None:
-    files.write(path, {})
-    assert files.read(path) == {}
+    files.write_file(path, {})
+    assert files.read_file(path) == {}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_every_bit_of_every_dtype_and_shape_comes_back(path: Path, dtype: torch.
     data = bytes((7 * i + i // 255) % 256 for i in range(1, 1000))
     shapes = [(), (0,), (1,), (3, 5), (0, 4), (2, 1, 3, 2)]
     values = [bits(dtype, shape, data) for shape in shapes]
-    files.write(path, {"h": values})
-    assert same(files.read(path)["h"], values)
+    files.write_file(path, {"h": values})
+    assert same(files.read_file(path)["h"], values)
 
 
 def test_the_dtypes_are_the_ones_torch_can_compute_with() -> None:
@@ -233,15 +233,15 @@ values = st.recursive(
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.dictionaries(st.text(max_size=5), st.lists(values, max_size=3), max_size=4))
 def test_any_nested_value_comes_back_bit_for_bit(path: Path, entries: dict[str, list[Any]]) -> None:
-    files.write(path, entries, overwrite=True)
-    assert same(files.read(path), entries)
+    files.write_file(path, entries, overwrite=True)
+    assert same(files.read_file(path), entries)
 
 
 def test_a_tensor_that_appears_twice_is_written_once_and_shared_again(path: Path) -> None:
     value = torch.randn(1000)
     other = value[:]  # Another object, the same memory.
-    files.write(path, {"a": [value, [other]], "b": [value.clone()], "c": [value.view(10, 100)]})
-    back = files.read(path)
+    files.write_file(path, {"a": [value, [other]], "b": [value.clone()], "c": [value.view(10, 100)]})
+    back = files.read_file(path)
     assert path.stat().st_size < 3 * 4000 + 1000
     back["a"][0][0] = 7.0
     assert back["a"][1][0][0] == 7.0
@@ -252,17 +252,17 @@ def test_a_tensor_that_appears_twice_is_written_once_and_shared_again(path: Path
 @pytest.mark.parametrize("share", [lambda part: part, torch._lazy_clone], ids=["view", "copy on write"])
 def test_parts_of_one_memory_that_look_alike_are_told_apart(path: Path, share: Any) -> None:
     halves = [share(half) for half in torch.arange(8.0).chunk(2)]
-    files.write(path, {"a": halves})
-    assert [half.tolist() for half in files.read(path)["a"]] == [half.tolist() for half in halves]
+    files.write_file(path, {"a": halves})
+    assert [half.tolist() for half in files.read_file(path)["a"]] == [half.tolist() for half in halves]
 
 
 def test_what_is_shared_copy_on_write_is_written_once_and_read_as_values_of_their_own(path: Path) -> None:
     value = torch.randn(1000)
     first, second = torch._lazy_clone(value), torch._lazy_clone(value)
-    files.write(path, {"h.3": [first], "h.4:input": [second, second]})
+    files.write_file(path, {"h.3": [first], "h.4:input": [second, second]})
     assert path.stat().st_size < 4000 + 1000
     assert torch._C._is_cow_tensor(first), "writing made a copy that the cache now holds"
-    back = files.read(path)
+    back = files.read_file(path)
     back["h.3"][0][0] = 7.0
     assert same(back["h.4:input"][0], value)
     back["h.4:input"][0][1] = 8.0
@@ -273,8 +273,8 @@ def test_what_is_shared_copy_on_write_is_written_once_and_read_as_values_of_thei
 def test_views_that_differ_only_in_a_sign_are_not_mistaken_for_each_other(path: Path) -> None:
     value = torch.randn(4, dtype=torch.complex64)
     entries = {"h": [value, value.conj(), value.imag, value.conj().imag]}
-    files.write(path, entries)
-    assert same(files.read(path), entries)
+    files.write_file(path, entries)
+    assert same(files.read_file(path), entries)
 
 
 def test_a_value_made_while_it_is_read_is_not_mistaken_for_an_older_one(path: Path) -> None:
@@ -282,8 +282,8 @@ def test_a_value_made_while_it_is_read_is_not_mistaken_for_an_older_one(path: Pa
         def __getitem__(self, site: str) -> Any:
             return [torch.full((100,), float(site))]  # Freed at once, so that the next one may take its address.
 
-    files.write(path, Fresh({str(i): None for i in range(20)}))
-    assert all(calls[0][0] == float(site) for site, calls in files.read(path).items())
+    files.write_file(path, Fresh({str(i): None for i in range(20)}))
+    assert all(calls[0][0] == float(site) for site, calls in files.read_file(path).items())
 
 
 def test_records_come_back_as_namedtuples_with_their_name_and_fields(path: Path) -> None:
@@ -331,9 +331,9 @@ def test_a_model_output_answers_to_names_and_numbers_as_before_also_when_saved_a
 
 def test_a_file_saved_over_the_one_it_was_loaded_from_holds_the_same(path: Path) -> None:
     entries = {"h": [torch.randn(100, 100), Pair(torch.zeros(3), "x")]}
-    files.write(path, entries)
+    files.write_file(path, entries)
     first = path.read_bytes()
-    files.write(path, files.read(path), overwrite=True)
+    files.write_file(path, files.read_file(path), overwrite=True)
     assert path.read_bytes() == first
 
 
@@ -346,7 +346,7 @@ def unwritable() -> dict[str, Any]:
     return {
         "builtins.object": object(),
         "Color": Color.RED,
-        "test_files.Row": Row([1]),
+        "test_file.Row": Row([1]),
         "builtins.set": {1},
         "builtins.bytes": b"x",
         "builtins.type": Step,
@@ -374,18 +374,20 @@ def unwritable() -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", unwritable())
 def test_what_cannot_be_written_exactly_is_refused_by_site_and_type(path: Path, name: str) -> None:
-    files.write(path, {"h": [1]})
+    files.write_file(path, {"h": [1]})
     value = unwritable()[name]
     with pytest.raises(StoreError, match=r"acts.safetensors.*'h.7:input'.*cache\.map.*cache\.select") as caught:
-        files.write(path, {"h.6": [torch.ones(2)], "h.7:input": [torch.ones(2), (1, {"x": [value]})]}, overwrite=True)
+        files.write_file(
+            path, {"h.6": [torch.ones(2)], "h.7:input": [torch.ones(2), (1, {"x": [value]})]}, overwrite=True
+        )
     assert name in str(caught.value)
-    assert files.read(path) == {"h": [1]}
+    assert files.read_file(path) == {"h": [1]}
     assert not leftovers(path)
 
 
 def test_a_tensor_inside_vmap_is_refused(path: Path) -> None:
     def save(x: torch.Tensor) -> torch.Tensor:
-        files.write(path, {"h": [x]})
+        files.write_file(path, {"h": [x]})
         return x
 
     with pytest.raises(StoreError, match=r"'h'.*torch\.func"):
@@ -403,14 +405,14 @@ def test_a_hundred_levels_are_kept(path: Path) -> None:
 def test_any_safetensors_reader_opens_the_file(path: Path) -> None:
     data = bytes(range(200))
     entries = {"h": [[bits(dtype, shape, data) for dtype in DTYPES for shape in [(3,), (), (0, 2)]]]}
-    files.write(path, entries)
+    files.write_file(path, entries)
     flat = entries["h"][0]
     found = safetensors.torch.load_file(path)
     assert sorted(found, key=int) == [str(i) for i in range(len(flat))]
     for name, tensor in found.items():
         expected = flat[int(name)]
         assert raw(tensor) == raw(expected)
-        assert tensor.dtype == expected.dtype or expected.dtype not in serialize.NAMES
+        assert tensor.dtype == expected.dtype or expected.dtype not in _files.NAMES
     with safetensors.safe_open(path, framework="pt") as file:
         manifest = json.loads(file.metadata()["hookline"])
     assert manifest["format"] == ["hookline cache", 1]
@@ -418,11 +420,11 @@ def test_any_safetensors_reader_opens_the_file(path: Path) -> None:
 
 
 def test_every_tensor_is_aligned_to_its_elements(path: Path) -> None:
-    files.write(path, {"h": [bits(dtype, (3,), b"x") for dtype in DTYPES]})
+    files.write_file(path, {"h": [bits(dtype, (3,), b"x") for dtype in DTYPES]})
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    sizes = {name: dtype.itemsize for dtype, name in serialize.NAMES.items()}
+    sizes = {name: dtype.itemsize for dtype, name in _files.NAMES.items()}
     del header["__metadata__"]
     assert length % 8 == 0
     assert all(entry["data_offsets"][0] % sizes[entry["dtype"]] == 0 for entry in header.values())
@@ -430,7 +432,9 @@ def test_every_tensor_is_aligned_to_its_elements(path: Path) -> None:
 
 @pytest.fixture
 def small(path: Path) -> bytes:
-    files.write(path, {"h.3": [(torch.arange(5.0), None)], "h.4:input": [torch.zeros(2, 2, dtype=torch.bool), 1.5]})
+    files.write_file(
+        path, {"h.3": [(torch.arange(5.0), None)], "h.4:input": [torch.zeros(2, 2, dtype=torch.bool), 1.5]}
+    )
     return path.read_bytes()
 
 
@@ -438,7 +442,7 @@ def test_a_file_cut_short_anywhere_is_refused(path: Path, small: bytes) -> None:
     for length in range(len(small)):
         path.write_bytes(small[:length])
         with pytest.raises(StoreError, match=r"acts\.safetensors"):
-            files.read(path)
+            files.read_file(path)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x02, 0x20, 0x80, 0xFF])
@@ -446,30 +450,30 @@ def test_a_file_with_any_byte_changed_is_refused(path: Path, small: bytes, mask:
     for position in range(len(small)):
         path.write_bytes(small[:position] + bytes([small[position] ^ mask]) + small[position + 1 :])
         with pytest.raises(StoreError, match=r"acts\.safetensors"):
-            files.read(path)
+            files.read_file(path)
 
 
 def test_a_file_with_bytes_added_or_swapped_is_refused(path: Path, small: bytes) -> None:
     for changed in (small + b"\0", b"\0" + small, small + small, small[:-4] + small[-2:] + small[-4:-2] + b"\1"):
         path.write_bytes(changed)
         with pytest.raises(StoreError, match=r"acts\.safetensors"):
-            files.read(path)
+            files.read_file(path)
 
 
 def test_another_programs_safetensors_file_says_how_to_read_it(path: Path) -> None:
     for metadata in (None, {"format": "pt"}):
         safetensors.torch.save_file({"x": torch.ones(2)}, path, metadata=metadata)
         with pytest.raises(StoreError, match=r"not from hookline.*safetensors\.torch\.load_file"):
-            files.read(path)
+            files.read_file(path)
 
 
 def test_a_file_rewritten_by_another_program_is_refused(path: Path) -> None:
-    files.write(path, {"h": [torch.ones(2), torch.zeros(3)]})
+    files.write_file(path, {"h": [torch.ones(2), torch.zeros(3)]})
     with safetensors.safe_open(path, framework="pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) + 1 for name in file.keys()}  # noqa: SIM118
     safetensors.torch.save_file(tensors, path, metadata=metadata)
     with pytest.raises(StoreError, match="damaged"):
-        files.read(path)
+        files.read_file(path)
 
 
 class Bomb:
@@ -490,7 +494,7 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
     for content in (archive.getvalue(), legacy.getvalue(), *pickles):
         path.write_bytes(content)
         with pytest.raises(StoreError, match=r"no pickle is ever opened.*torch\.load\(path, weights_only=True\)"):
-            files.read(path)
+            files.read_file(path)
     assert not bomb.target.exists()
     pickle.loads(pickles[-1])
     assert bomb.target.exists(), "the bomb would have gone off"
@@ -498,21 +502,21 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"acts\.safetensors.*No such file"):
-        files.read(path)
+        files.read_file(path)
     with pytest.raises(StoreError, match="not a regular file"):
-        files.read(tmp_path)
+        files.read_file(tmp_path)
     with pytest.raises(StoreError, match="not a regular file"):
-        files.read("/dev/zero")
+        files.read_file("/dev/zero")
     os.mkfifo(path)
     with pytest.raises(StoreError, match="not a regular file"):
-        files.read(path)
+        files.read_file(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\xff" * 100, b"{}", b"\x02" + b"\0" * 7 + b"{}", b"x" * 5000])
 def test_content_of_another_kind_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"acts\.safetensors"):
-        files.read(path)
+        files.read_file(path)
 
 
 @pytest.mark.parametrize(
@@ -521,7 +525,7 @@ def test_content_of_another_kind_is_refused(path: Path, content: bytes) -> None:
 def test_an_absurd_header_is_refused(path: Path, text: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(StoreError, match=r"acts\.safetensors"):
-        files.read(path)
+        files.read_file(path)
 
 
 NOTE = [f"{zlib.crc32(bytes(4)):08x}", "torch.float32", [1]]
@@ -572,58 +576,58 @@ def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, dat
         )
         path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + data)
     with pytest.raises(StoreError, match=r"acts\.safetensors.*(damaged|too long)"):
-        files.read(path)
+        files.read_file(path)
 
 
 def test_the_forger_of_these_tests_can_forge(path: Path) -> None:
     forge(path, [NOTE], [["h", [TENSOR]]], bytes(4))
-    assert same(files.read(path), {"h": [torch.zeros(1)]})
+    assert same(files.read_file(path), {"h": [torch.zeros(1)]})
 
 
 def test_names_in_a_hostile_record_reach_nothing(path: Path) -> None:
     names = ["__class__", "_fields", "x y", "class", "x=print(1)", "ﬁ", "fi", "", "a"]
     forge(path, [], [["h", [["record", "R", ["tuple", "__new__"], "a", 1], ["record", "R;", ["tuple"], "b", 2]]]])
-    assert files.read(path) == {"h": [{"a": 1}, {"b": 2}]}
+    assert files.read_file(path) == {"h": [{"a": 1}, {"b": 2}]}
     parts = [part for name in names for part in (name, 1)]
     forge(path, [], [["h", [["record", "R", ["tuple"], *parts], ["record", "R", ["tuple"], "ﬁ", 1, "fi", 2]]]])
-    assert files.read(path) == {"h": [dict.fromkeys(names, 1), {"ﬁ": 1, "fi": 2}]}
+    assert files.read_file(path) == {"h": [dict.fromkeys(names, 1), {"ﬁ": 1, "fi": 2}]}
 
 
 def test_a_header_with_overlapping_tensors_is_refused(path: Path) -> None:
-    files.write(path, {"h": [torch.zeros(2), torch.ones(2)]})
+    files.write_file(path, {"h": [torch.zeros(2), torch.ones(2)]})
     content = path.read_bytes()
     changed = content.replace(b'"data_offsets":[8,16]', b'"data_offsets":[0,8] ')
     assert changed != content
     path.write_bytes(changed)
     with pytest.raises(StoreError, match="damaged"):
-        files.read(path)
+        files.read_file(path)
 
 
 def test_a_file_of_a_later_version_says_to_update(path: Path) -> None:
     header = files._header({"format": ["hookline cache", 2], "tensors": [], "sites": []})
     path.write_bytes(header)
     with pytest.raises(StoreError, match=r"\['hookline cache', 2\].*update hookline"):
-        files.read(path)
+        files.read_file(path)
 
 
 def test_a_changed_version_is_damage_and_no_later_one(path: Path) -> None:
-    files.write(path, {"h": [torch.zeros(2)]})
+    files.write_file(path, {"h": [torch.zeros(2)]})
     content = path.read_bytes()
     changed = content.replace(b'cache\\",1]', b'cache\\",3]')
     assert changed != content
     path.write_bytes(changed)
     with pytest.raises(StoreError, match="is damaged: its header does not fit its checksum; save it again"):
-        files.read(path)
+        files.read_file(path)
 
 
 def test_a_huge_claim_is_refused_before_anything_is_allocated(path: Path) -> None:
     forge(path, [["00000000", "torch.float32", [1 << 40]]], [["h", [TENSOR]]])
     started = time.perf_counter()
     with pytest.raises(StoreError, match="cut short"):
-        files.read(path)
+        files.read_file(path)
     path.write_bytes((1 << 40).to_bytes(8, "little") + b"{" * 100)
     with pytest.raises(StoreError, match="cut short"):
-        files.read(path)
+        files.read_file(path)
     assert time.perf_counter() - started < 5
 
 
@@ -636,16 +640,16 @@ def test_a_cache_of_a_hundred_thousand_sites_is_read_and_one_of_millions_of_valu
     with open(path, "rb") as file:
         assert len(files._manifest(file, path.stat().st_size)[0]["sites"]) == 100_000
     with pytest.raises(StoreError, match="too many values for one file"):
-        files.write(path, {"h": [[0] * 4_000_000]}, overwrite=True)
+        files.write_file(path, {"h": [[0] * 4_000_000]}, overwrite=True)
 
 
 def test_an_existing_file_is_replaced_only_when_asked(path: Path, tmp_path: Path) -> None:
-    files.write(path, {"h": [1]})
+    files.write_file(path, {"h": [1]})
     with pytest.raises(StoreError, match=r"acts\.safetensors.*exists.*overwrite=True"):
-        files.write(path, {"h": [2]})
-    assert files.read(path) == {"h": [1]}
-    files.write(path, {"h": [2]}, overwrite=True)
-    assert files.read(path) == {"h": [2]}
+        files.write_file(path, {"h": [2]})
+    assert files.read_file(path) == {"h": [1]}
+    files.write_file(path, {"h": [2]}, overwrite=True)
+    assert files.read_file(path) == {"h": [2]}
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -654,7 +658,7 @@ def test_a_folder_or_pipe_is_never_replaced(path: Path, tmp_path: Path, overwrit
     os.mkfifo(path)  # It stands for /dev/null, which root could lose.
     for target in (tmp_path, path):
         with pytest.raises(StoreError, match="only files are replaced"):
-            files.write(target, {"h": [2]}, overwrite=overwrite)
+            files.write_file(target, {"h": [2]}, overwrite=overwrite)
     assert path.is_fifo()
 
 
@@ -663,22 +667,22 @@ def test_a_link_is_followed_and_stays_a_link(path: Path, tmp_path: Path) -> None
     real = tmp_path / "elsewhere" / "real.safetensors"
     path.symlink_to(real)
     for number in (1, 2):
-        files.write(path, {"h": [number]}, overwrite=number == 2)
+        files.write_file(path, {"h": [number]}, overwrite=number == 2)
         assert path.is_symlink()
-        assert files.read(real) == files.read(path) == {"h": [number]}
+        assert files.read_file(real) == files.read_file(path) == {"h": [number]}
 
 
 def test_a_plain_name_and_a_name_of_full_length_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("acts", "x" * 255, "é" * 127):
-        files.write(name, {"h": [1]})
-        assert files.read(name) == {"h": [1]}
+        files.write_file(name, {"h": [1]})
+        assert files.read_file(name) == {"h": [1]}
 
 
 def test_the_file_has_the_rights_of_any_new_file(path: Path) -> None:
     before = os.umask(0o027)
     try:
-        files.write(path, {"h": [1]})
+        files.write_file(path, {"h": [1]})
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o640
@@ -688,7 +692,7 @@ def test_a_missing_folder_is_said_with_path_and_size(tmp_path: Path) -> None:
     with pytest.raises(
         StoreError, match=r"'.*/nowhere/acts' was not written \(4,\d\d\d bytes\): No such file.*folder exists"
     ):
-        files.write(tmp_path / "nowhere" / "acts", {"h": [torch.zeros(1000)]})
+        files.write_file(tmp_path / "nowhere" / "acts", {"h": [torch.zeros(1000)]})
 
 
 def test_a_folder_without_the_right_to_write_is_said(tmp_path: Path) -> None:
@@ -702,7 +706,7 @@ def test_a_folder_without_the_right_to_write_is_said(tmp_path: Path) -> None:
         if os.getuid() == 0:
             os.setuid(65534)
         try:
-            files.write(path + "/acts", {"h": [1]})
+            files.write_file(path + "/acts", {"h": [1]})
         except StoreError as error:
             print(error)
         """,
@@ -714,19 +718,19 @@ def test_a_folder_without_the_right_to_write_is_said(tmp_path: Path) -> None:
 
 def limited(path: Path, value: str) -> str:
     """Save over a file in a process that may write 9 MB; return what it says, with the old file still there alone."""
-    files.write(path, {"h": [1]})
+    files.write_file(path, {"h": [1]})
     said = run(
         f"""
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (9_000_000, 9_000_000))
         try:
-            files.write(path, {{"h": [{value}]}}, overwrite=True)
+            files.write_file(path, {{"h": [{value}]}}, overwrite=True)
         except StoreError as error:
             print(error)
         """,
         path,
     )
-    assert files.read(path) == {"h": [1]}
+    assert files.read_file(path) == {"h": [1]}
     assert os.listdir(path.parent) == [path.name]
     return said
 
@@ -744,7 +748,7 @@ def test_a_limit_on_file_sizes_leaves_the_old_file_and_nothing_else(path: Path) 
 def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     """A disk with free bytes but no free inode: the check beforehand passes, the write does not."""
     code = """
-        files.write(path + "/acts", {"h": [1]})
+        files.write_file(path + "/acts", {"h": [1]})
         import itertools
         try:
             for number in itertools.count():
@@ -752,10 +756,10 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Pat
         except OSError:
             pass
         try:
-            files.write(path + "/acts", {"h": [2]}, overwrite=True)
+            files.write_file(path + "/acts", {"h": [2]}, overwrite=True)
         except StoreError as error:
             print(error)
-        assert files.read(path + "/acts") == {"h": [1]}
+        assert files.read_file(path + "/acts") == {"h": [1]}
         assert not [name for name in os.listdir(path) if "hookline" in name]
         """
     command = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o nr_inodes=20 tmpfs "$0" && exec "$@"', str(tmp_path)]
@@ -769,7 +773,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Pat
 def test_a_full_disk_in_the_midst_of_a_write_is_said_and_cleaned_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files.write(path, {"h": [1]})
+    files.write_file(path, {"h": [1]})
     stream = files._stream
 
     def into_a_full_device(file: Any, *rest: Any) -> None:
@@ -778,13 +782,13 @@ def test_a_full_disk_in_the_midst_of_a_write_is_said_and_cleaned_up(
 
     monkeypatch.setattr(files, "_stream", into_a_full_device)
     with pytest.raises(StoreError, match=r"bytes\): No space left on device"):
-        files.write(path, {"h": [torch.zeros(3_000_000)]}, overwrite=True)
-    assert files.read(path) == {"h": [1]}
+        files.write_file(path, {"h": [torch.zeros(3_000_000)]}, overwrite=True)
+    assert files.read_file(path) == {"h": [1]}
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_an_interrupt_in_the_midst_of_a_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
-    files.write(path, {"h": [1]})
+    files.write_file(path, {"h": [1]})
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -794,8 +798,8 @@ def test_an_interrupt_in_the_midst_of_a_write_leaves_the_old_file_and_nothing_el
         for delay in (0.001, 0.005, 0.02):
             with pytest.raises(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, delay)
-                files.write(path, {"h": [torch.zeros(1).expand(1 << 26)]}, overwrite=True)
-            assert files.read(path) == {"h": [1]}
+                files.write_file(path, {"h": [torch.zeros(1).expand(1 << 26)]}, overwrite=True)
+            assert files.read_file(path) == {"h": [1]}
             assert os.listdir(path.parent) == [path.name]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -807,9 +811,9 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: 
     code = """
         print("ready", flush=True)
         for number in range(int(sys.argv[2]), 10**9):
-            files.write(path, {"h": [number, torch.full((3_000_000,), number)]}, overwrite=True)
+            files.write_file(path, {"h": [number, torch.full((3_000_000,), number)]}, overwrite=True)
         """
-    files.write(path, {"h": [0, torch.zeros(3)]})
+    files.write_file(path, {"h": [0, torch.zeros(3)]})
     last, kills = 0, 0
     for delay in (0.0, 0.01, 0.03, 0.08, 0.13):
         writer = subprocess.Popen(child(code, path, last + 1), stdout=subprocess.PIPE)
@@ -820,7 +824,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: 
         writer.wait()
         writer.stdout.close()
         kills += bool(leftovers(path))
-        number, tensor = files.read(path)["h"]
+        number, tensor = files.read_file(path)["h"]
         assert number >= last
         assert bool((tensor == number).all())
         last = number
@@ -829,7 +833,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: 
 
 def test_what_a_killed_writer_left_is_removed_by_a_later_save(path: Path) -> None:
     writer = subprocess.Popen(
-        child("print('ready', flush=True); files.write(path, {'h': [torch.zeros(1).expand(1 << 30)]})", path),
+        child("print('ready', flush=True); files.write_file(path, {'h': [torch.zeros(1).expand(1 << 30)]})", path),
         stdout=subprocess.PIPE,
     )
     assert writer.stdout is not None
@@ -840,13 +844,13 @@ def test_what_a_killed_writer_left_is_removed_by_a_later_save(path: Path) -> Non
     writer.wait()
     writer.stdout.close()
     (stale,) = leftovers(path)
-    files.write(path, {"h": [1]})
+    files.write_file(path, {"h": [1]})
     assert leftovers(path) == [stale], "it is young: its writer could be alive"
     long_ago = time.time() - 2 * files._STALE
     os.utime(path.parent / stale, (long_ago, long_ago))
     (path.parent / "mine").touch()
     os.utime(path.parent / "mine", (long_ago, long_ago))
-    files.write(path, {"h": [2]}, overwrite=True)
+    files.write_file(path, {"h": [2]}, overwrite=True)
     assert sorted(os.listdir(path.parent)) == [path.name, "mine"]
 
 
@@ -859,7 +863,7 @@ def test_of_many_writers_at_once_exactly_one_wins(path: Path) -> None:
         value = torch.full((100_000,), number)
         barrier.wait()
         try:
-            files.write(path, {"h": [value]})
+            files.write_file(path, {"h": [value]})
         except StoreError as error:
             lost.append(str(error))
         else:
@@ -872,14 +876,14 @@ def test_of_many_writers_at_once_exactly_one_wins(path: Path) -> None:
         thread.join()
     assert len(won) == 1
     assert all("exists" in message for message in lost)
-    assert bool((files.read(path)["h"][0] == won[0]).all())
+    assert bool((files.read_file(path)["h"][0] == won[0]).all())
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_what_was_read_needs_the_file_no_more(path: Path) -> None:
     value = torch.randn(100_000)
-    files.write(path, {"h": [value]})
-    back = files.read(path)["h"][0]
+    files.write_file(path, {"h": [value]})
+    back = files.read_file(path)["h"][0]
     with open("/proc/self/maps") as maps:
         assert str(path) not in maps.read()
     path.write_bytes(b"")
@@ -889,8 +893,8 @@ def test_what_was_read_needs_the_file_no_more(path: Path) -> None:
 
 def test_reading_and_writing_do_not_depend_on_the_mode_around_them(path: Path) -> None:
     with torch.device("meta"), torch.inference_mode():
-        files.write(path, {"h": [torch.arange(3.0, device="cpu")]})
-        value = files.read(path)["h"][0]
+        files.write_file(path, {"h": [torch.arange(3.0, device="cpu")]})
+        value = files.read_file(path)["h"][0]
     assert value.device.type == "cpu"
     assert not value.is_inference()
     value.requires_grad_().pow(2).sum().backward()
@@ -905,9 +909,9 @@ def test_writing_a_large_view_needs_little_memory(path: Path) -> None:
                 return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
 
         value = torch.zeros(2048, 1).expand(2048, 40_000).t()  # 320 MB if it were copied.
-        files.write(path, {"h": [torch.zeros(3_000_000)]})
+        files.write_file(path, {"h": [torch.zeros(3_000_000)]})
         before = peak()
-        files.write(path, {"h": [value]}, overwrite=True)
+        files.write_file(path, {"h": [value]}, overwrite=True)
         print(peak() - before)
         """,
         path,
@@ -931,8 +935,8 @@ def test_values_on_a_gpu_come_back_on_the_cpu(path: Path) -> None:
         shared,
         value.real.to(torch.float8_e4m3fn),
     ]
-    files.write(path, {"h": entries})
-    back = files.read(path)["h"]
+    files.write_file(path, {"h": entries})
+    back = files.read_file(path)["h"]
     assert all(tensor.device.type == "cpu" for tensor in back)
     assert all(
         torch.equal(new.view(torch.uint8), old.resolve_conj().resolve_neg().contiguous().cpu().view(torch.uint8))

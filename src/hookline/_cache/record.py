@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._blocks import Others
+from hookline._blocks import OtherRuns
 from hookline._sites.language import Site
+from hookline._stats import Histogram, glimpse
 from hookline._torch import is_replayed_over, is_transformed, version_of
 from hookline._values.copies import address, share_for_now
 from hookline._values.nested import leaves, map_tensors
-from hookline._values.stats import Histogram, glimpse
 from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
 
 
@@ -49,7 +49,7 @@ class Generating(NamedTuple):
 class Session:
     """What is known of the runs that fill a cache. It holds no model."""
 
-    ledger: Callable[[], Any] = staticmethod(_nothing)  # Whose runs they are, held weakly.
+    lifecycle: Callable[[], Any] = staticmethod(_nothing)  # Whose runs they are, held weakly.
     began = 0  # How many of them were before the hooks were last entered.
     failed = 0  # How many since then ended with an exception.
     broke = 0  # The number of the latest that did.
@@ -61,7 +61,7 @@ class Session:
     backward = False  # Whether one went through what the model returned; noted where gradients are changed.
     rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
     recomputed = False  # Whether captures were passed over in a backward, where a forward is a recomputation.
-    told: tuple[str, ...] = ()  # Why gradients can't come, as far as it was said.
+    warned_of: tuple[str, ...] = ()  # Reasons why gradients can't come that a warning has named already.
     generator: Generating | None = None  # Whose block it is, if one opened it.
     called = ""  # What hl.run called that did not call the model itself.
     over = ""  # Why no further value will come.
@@ -69,21 +69,21 @@ class Session:
 
     def __init__(self) -> None:
         self.forwards = 0  # Forwards of the model.
-        self.others = Others()  # Who else ran it since the hooks were last entered.
-        self.model: Callable[[], nn.Module | None] = _nothing  # Of those hooks, held weakly.
+        self.others = OtherRuns()  # Who else ran it since the hooks were last entered.
+        self.model: Callable[[], nn.Module | None] = _nothing  # The model of those hooks, held weakly.
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("ledger", "generator")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator")}
         return kept | {"model": _nothing}
 
     def restart(self) -> None:
-        """Count anew, at the beginning of a block."""
+        """Forget what was noted about earlier runs, at the beginning of a block."""
         self.began = self.forwards
         self.failed = 0
         self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = self.recomputed = False
         self.over = self.called = ""
         self.generator = None
-        self.others = Others()
+        self.others = OtherRuns()
 
     def say_dropped(self) -> None:
         """Note that nobody holds the hooks any more."""
@@ -106,8 +106,8 @@ class Session:
         return self.since > self.failed or self.ran
 
 
-class Held:
-    """What stands in a record for a value that has to be seen to before it is read."""
+class StoredValue:
+    """What a record holds in the place of a value that has to be checked, fetched or refused when it is read."""
 
     __slots__ = ()
 
@@ -124,7 +124,7 @@ class Held:
         return self.read(site)
 
 
-class Shared(Held):
+class Shared(StoredValue):
     """A tensor that shares the memory of another one, or is that one, as it was at some version: the usual case."""
 
     __slots__ = ("source", "value", "version")
@@ -150,10 +150,10 @@ class Shared(Held):
         return self.value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+        return Guarded, (self.read(Site("")), [])  # Nobody else holds a copy, and torch counts its writes from 0.
 
 
-class Guarded(Held):
+class Guarded(StoredValue):
     """A value and the tensors it shares memory with, each with the version at which it was captured.
 
     Tensors of the graph itself have spares: copies on write, of which one stands in for a tensor that is overwritten.
@@ -193,11 +193,11 @@ class Guarded(Held):
             self.sources = [one for one in self.sources if id(one[0]) not in others]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Guarded, (self.read(Site("")), [])  # A copy is nobody else's, and torch counts anew there.
+        return Guarded, (self.read(Site("")), [])  # Nobody else holds a copy, and torch counts its writes from 0.
 
 
 def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str:
-    """Say that a value is not what it was, or, of a copy on write whose writer got no copy, that nobody can tell.
+    """Say that a value was overwritten, or may have been: a copy on write whose writer got no copy looks the same.
 
     Then a CUDA foreach function has written through it, or torch has counted a write that changes no memory, such as
     `x.copy_(x)` or `x.unsqueeze_(0)`. Both leave the same count, the same address and the same sharing behind. Only the
@@ -219,7 +219,7 @@ def _has_parted(own: Tensor, spare: Tensor) -> bool:
     return not torch.equal(own, spare)
 
 
-class Lost(Held):
+class Lost(StoredValue):
     """Stands for a value whose memory was used again before anybody read it."""
 
     __slots__ = ("like",)
@@ -247,7 +247,7 @@ class Record:
 
     __slots__ = ("__dict__", "__weakref__", "count", "order", "path", "seen", "stamp", "value", "version")
 
-    path: str  # Of a plain tap's: see taps.py.
+    path: str  # The path of a plain tap's site: see taps.py.
     value: Any  # The latest, by the time its call began.
     version: int  # Of a value that is a reference: torch's count of the writes into it, when it was captured.
     stamp: Any
@@ -322,7 +322,7 @@ class Record:
     def settle(self) -> None:
         """Copy what a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
         self.is_traced = False
-        if isinstance(self.value, Held):  # Python kept it, where the graph broke.
+        if isinstance(self.value, StoredValue):  # Python kept it, where the graph broke.
             return
         try:
             self.value = map_tensors(_out_of_graph, self.value)
@@ -368,7 +368,7 @@ class Record:
 
     def unread(self) -> list[Any]:
         """Return them to keep them elsewhere: what has to be seen to is, when it is read there."""
-        return [value if isinstance(value, Held) else read_value(value, self.site) for value in self._held()]
+        return [value if isinstance(value, StoredValue) else read_value(value, self.site) for value in self._held()]
 
     def _held(self) -> list[Any]:
         self.guard()
@@ -419,9 +419,9 @@ def _out_of_graph(tensor: Tensor) -> Tensor:
 
 def read_value(value: Any, site: Site, how: str = "read") -> Any:
     """Return a value that a record holds, as it was when it passed the site."""
-    if isinstance(value, Held):
+    if isinstance(value, StoredValue):
         return getattr(value, how)(site)
-    return _look(value, lambda part: getattr(part, how)(site) if isinstance(part, Held) else part)
+    return _look(value, lambda part: getattr(part, how)(site) if isinstance(part, StoredValue) else part)
 
 
 def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
@@ -432,9 +432,9 @@ def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
             return value
         with torch.inference_mode(False):  # Kept in inference mode: autograd could not use it.
             return share_for_now(value)
-    if isinstance(value, Held):
+    if isinstance(value, StoredValue):
         return value.peek()
-    build = getattr(type(value), "build_gradient", None)  # The gradient of a nested value: see wiring/gradients.py.
+    build = getattr(type(value), "build_gradient", None)  # The gradient of a nested value: see _engine/gradients.py.
     return value if build is None else build(value, read)
 
 
@@ -455,6 +455,6 @@ def _is_right(record: Record) -> bool:
     """Whether the value is what passed; a HooklineError says no."""
     record.guard()
     value = record.value
-    if isinstance(value, Held) and not any(tensor.is_meta for tensor in leaves(value.peek())):
+    if isinstance(value, StoredValue) and not any(tensor.is_meta for tensor in leaves(value.peek())):
         value.read(record.site)
     return True

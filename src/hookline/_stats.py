@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
 
 @torch.no_grad()
 def glimpse(tensors: list[Tensor], bins: int = 24) -> Histogram | None:
-    """Return how the elements of a value are spread, told by a few thousand of them; None where that can't be told."""
+    """Return how the elements of a value are spread, judged by a few thousand; None where nothing can be said."""
     parts = [_some(tensor.detach()) for tensor in tensors[:MOST_PARTS] if _is_there(tensor)]
     found = histogram(parts, bins) if parts else None
     return found if found is not None and any(found.counts) else None
@@ -180,11 +180,11 @@ def histogram(tensors: list[Tensor], bins: int = 64) -> Histogram:
     return Histogram(low, high, tuple(int(number) for number in counted))
 
 
-def _real(tensor: Tensor) -> Tensor:
+def _real(tensor: Any) -> Tensor:
     """Return the elements as numbers that can be averaged: complex ones by their size, of a MaskedTensor the valid."""
     if _is_masked(tensor):
-        tensor = tensor.get_data()[tensor.get_mask()]  # type: ignore[attr-defined]
-    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+        tensor = tensor.get_data()[tensor.get_mask()]
+    dense: Tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     dense = dense.dequantize() if dense.is_quantized else dense
     return (dense.abs() if dense.is_complex() else dense).reshape(-1).to("cpu", torch.float64)
 
