@@ -8,7 +8,7 @@ import { build } from "esbuild";
 const here = dirname(fileURLToPath(import.meta.url));
 const target = process.argv[2] ?? join(here, "..", "src", "hookline", "_explore", "explorer.html");
 
-/** A hash of all that the page is made of; tests/explore/test_built.py computes the same without Node. */
+/** A hash of all that the page is made of; tests/explore/test_explore_built.py computes the same without Node. */
 function hashOfSources() {
   const own = ["build.mjs", "index.html", "package-lock.json", "package.json", "style.css", "tsconfig.json"];
   const files = [...own, ...readdirSync(join(here, "src")).map((name) => `src/${name}`)].sort();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,14 +12,11 @@ import torch
 
 from hookline._blocks import not_left, open_blocks
 from hookline._hooks import lifecycle
+from tests.support.states import hooks_left, modes_left
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _hooked() -> list[str]:
-    return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.watch is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +24,39 @@ def models_are_left_as_found() -> Iterator[None]:
     """Fail when a test leaves a hook on a model, a block open, or a random seed behind that others would see."""
     torch.manual_seed(0)
     yield
-    gc.collect() if _hooked() else None  # A Hooks that an exception's traceback still holds.
-    left = _hooked()
+    gc.collect() if hooks_left() else None  # A Hooks that an exception's traceback still holds.
+    left = hooks_left()
     still_open = not_left()
     for one in lifecycle.lifecycles():
         one.detach_all()
     open_blocks.set(frozenset())  # So that one failure stays one.
     assert not left, f"hooks were left on {left}"
     assert still_open == frozenset(), "a block was left open"
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What torch compiled before, or counted, is forgotten, and so is what the test compiles."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_mode_is_left() -> Iterator[None]:
+    """A mode that outlives its forward would see everything that runs later."""
+    yield
+    assert modes_left() == 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_compiled() -> None:
+    """Let no file find what others compiled: torch makes so many graphs of a function, and then runs it as it is."""
+    if "torch._dynamo.eval_frame" in sys.modules:
+        torch._dynamo.reset()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._values.nested import leaves
-from tests.failure_modes.states import state_of
-from tests.real_models import ids, prepared
+from tests.support.real_models import ids, prepared
+from tests.support.states import state_of
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,60 +17,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import hookline
+from tests.support.documentation import blocks, run_examples, run_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(hookline.__path__, "hookline."))
 LANGUAGES = {"python", "sh", "text"}
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-
-
-class Block(NamedTuple):
-    """A fenced block of a page: the language, the code, and the line it begins on."""
-
-    language: str
-    code: str
-    line: int
-
-
-def blocks(text: str) -> list[Block]:
-    """Return the fenced blocks of a Markdown text."""
-    return [Block(found[1], found[2], text.count("\n", 0, found.start(2))) for found in _BLOCK.finditer(text)]
-
-
-def run_examples(test: doctest.DocTest) -> None:
-    """Run a doctest; all its failures together are one."""
-    failures: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(test, out=failures.append, clear_globs=False)
-    if failures:
-        pytest.fail("".join(failures), pytrace=False)
-
-
-def run_page(path: Path, text: str) -> None:
-    """Run the Python blocks of a page, one after the other."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for _, code, line in (block for block in blocks(text) if block.language == "python"):
-        if ">>>" in code:
-            test = doctest.DocTestParser().get_doctest(code, names, path.name, str(path), line)
-            run_examples(test)
-            names = test.globs
-        else:
-            exec(compile("\n" * line + code, str(path), "exec"), names)
 
 
 def run_page_by_itself(path: Path) -> None:
     """Run a page in an interpreter of its own: some packages change torch for everybody when they are imported."""
     paths = [str(Path(hookline.__file__).parent.parent), str(ROOT)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.test_documentation", str(path)],
+        [sys.executable, "-m", "tests.support.documentation", str(path)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -138,7 +104,3 @@ def test_a_wrong_example_is_found(code, problem):
 def test_plain_code_that_fails_is_found():
     with pytest.raises(ZeroDivisionError):
         run_page(Path("page.md"), "```python\n1 / 0\n```\n")
-
-
-if __name__ == "__main__":
-    run_page(Path(sys.argv[1]), Path(sys.argv[1]).read_text(encoding="utf-8"))

@@ -80,7 +80,7 @@ def test_what_raises_or_is_left_takes_its_bar_along(capsys) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")
 @pytest.mark.parametrize("setup", ["", WITHOUT_RICH], ids=["rich", "plain"])
 def test_in_a_terminal_the_bar_has_rate_and_time_left_and_goes_at_the_end(setup: str) -> None:
-    from tests.tables.terminal import plain, shown
+    from tests.support.terminal import plain, shown
 
     if not setup:
         pytest.importorskip("rich")
@@ -98,7 +98,7 @@ def test_in_a_terminal_the_bar_has_rate_and_time_left_and_goes_at_the_end(setup:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")
 @pytest.mark.parametrize("setup", ["", WITHOUT_RICH], ids=["rich", "plain"])
 def test_where_there_is_little_room_what_stands_last_makes_way_for_the_bar(setup: str) -> None:
-    from tests.tables.terminal import plain, shown
+    from tests.support.terminal import plain, shown
 
     if not setup:
         pytest.importorskip("rich")
@@ -118,7 +118,7 @@ with Bar("harvest", total=600, stays=True, unit="samples") as bar:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")
 def test_a_bar_never_breaks_its_line() -> None:
-    from tests.tables.terminal import shown
+    from tests.support.terminal import shown
 
     lines = shown(["-c", SLOW.format(setup=WITHOUT_RICH)], columns=30).splitlines()
     assert max(len(part) for line in lines for part in line.split("\r")) < 30

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._values.nested import leaves, map_tensors
-from tests.failure_modes.states import state_of
-from tests.real_models import REAL_MODELS, gpt2, ids, llama, prepared
+from tests.support.real_models import REAL_MODELS, gpt2, ids, llama, prepared
+from tests.support.states import state_of
 
 transformers = pytest.importorskip("transformers")
 

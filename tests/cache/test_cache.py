@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.models import GPT, Nested, mlp, tokens
+from tests.support.models import GPT, Nested, mlp, tokens
 
 
 class Repeats(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
 
 NAN = float("nan")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.folder import made, with_pictures
+from tests.support.command_line import made, with_pictures
 
 
 @pytest.fixture(scope="session")

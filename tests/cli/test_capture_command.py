@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.cli.folder import refused, run, said, told
-from tests.harvest.words import SENTENCES, numbers, of
-from tests.real_models import gpt2
+from tests.support.command_line import refused, run, said, told
+from tests.support.real_models import gpt2
+from tests.support.small_transformers import SENTENCES, numbers, of
 
 ONE = ("capture", "gpt2", "--text", "the cat sat", "--to", "x.safetensors")
 

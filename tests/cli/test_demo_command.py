@@ -9,7 +9,7 @@ import torch
 
 import hookline as hl
 from hookline._cli import demo_command
-from tests.explore.pages import data_of, site_of
+from tests.support.explorer_pages import data_of, site_of
 
 CHANCE = 0.1
 LAYERS = ["stem", "h.0", "h.1", "h.2", "h.3", "head"]

@@ -13,9 +13,9 @@ import pytest
 import hookline
 from hookline._cli import explore_command
 from hookline._cli.explore_command import short_names
-from tests.cli.folder import refused, run, said, told
-from tests.harvest.words import of
-from tests.real_models import gpt2
+from tests.support.command_line import refused, run, said, told
+from tests.support.real_models import gpt2
+from tests.support.small_transformers import of
 
 
 def data_of(page: str) -> Any:

@@ -14,8 +14,8 @@ import torch
 
 import hookline as hl
 from hookline._cli import harvest_command
-from tests.harvest.words import SENTENCES, alone, near, numbers, of, tokenizer
-from tests.real_models import gpt2, t5, vit
+from tests.support.real_models import gpt2, t5, vit
+from tests.support.small_transformers import SENTENCES, alone, near, numbers, of, tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import hookline as hl
 from hookline._cli.models import ConfigModel, ModelOptions, PretrainedModel, UserModel, model_of
-from tests.cli.folder import refused, run, said, told
+from tests.support.command_line import refused, run, said, told
 
 PLAIN = ModelOptions("cpu")
 

@@ -7,13 +7,13 @@ import torch
 
 import hookline as hl
 from hookline._cli.inputs import example_input
-from tests.cli.folder import refused, run, said, told
-from tests.harvest.words import of
-from tests.real_models import gpt2, resnet, t5, vit, whisper
+from tests.support.command_line import refused, run, said, told
+from tests.support.real_models import gpt2, resnet, t5, vit, whisper
+from tests.support.small_transformers import of
 
 
 def test_a_scan_is_that_of_the_library(folder):
-    from tests.cli.folder import MINE
+    from tests.support.command_line import MINE
 
     names: dict[str, object] = {}
     exec(MINE, names)

@@ -13,7 +13,7 @@ from torch import nn
 
 import hookline as hl
 from hookline._cli.output import plain, say
-from tests.cli.folder import refused, said, told
+from tests.support.command_line import refused, said, told
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hookline.compat.tacklebox.hook_management import HookManager, detach_hook
-from tests.compat.tacklebox_log import Log
+from tests.support.tacklebox import Log
 
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.models import GPT, Nested, mlp, tokens
+from tests.support.models import GPT, Nested, mlp, tokens
 
 
 @pytest.mark.parametrize(

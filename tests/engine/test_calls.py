@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._engine.actions import Call
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
 
 
 class Pair(nn.Module):
@@ -235,40 +235,6 @@ def test_any_object_can_be_patched_in_without_the_check() -> None:
         model(torch.ones(2))
 
 
-def test_hooks_that_need_not_fire_say_nothing_and_a_reading_still_says_why() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
-    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
-    with hl.capture(model, "unused", "used").when_missing("ignore") as acts:
-        model(torch.ones(1, 2))
-    with pytest.raises(hl.NotCaptured, match="'unused' was not called"):
-        acts["unused"]
-    with pytest.warns(hl.HooklineWarning, match="'unused' was not called"):
-        with hl.capture(model, "unused").when_missing("warn"):
-            model(torch.ones(1, 2))
-    with pytest.raises(hl.NeverFired, match="'unused' was not called"):
-        with hl.capture(model, "*").when_missing("raise"):
-            model(torch.ones(1, 2))
-    del model.forward
-
-
-def test_a_gradient_that_need_not_come_is_no_reason_to_complain() -> None:
-    layer = nn.Linear(2, 2)
-    hooks = hl.Hooks(layer)
-    acts = hooks.capture(":grad_output")
-    hooks.when_missing("ignore")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer(torch.ones(1, 2))
-    with pytest.raises(hl.NotCaptured, match=r"can get no gradient: torch\.no_grad is on"):
-        acts[":grad_output"]
-    hooks.remove()
-
-
-def test_what_happens_when_something_is_missing_is_one_of_three() -> None:
-    with pytest.raises(hl.HooklineError, match='when_missing takes "raise", "warn" or "ignore", not \'error\''):
-        hl.Hooks(mlp()).when_missing("error")
-
-
 def test_an_edit_of_the_inputs_may_add_arguments_that_go_by_position_alone() -> None:
     class Only(nn.Module):
         def forward(self, x: int, y: int = 0, /) -> tuple[int, int]:
@@ -472,25 +438,6 @@ def test_an_object_that_is_patched_in_without_the_check_is_that_object() -> None
         assert model(0) is not tensor  # It is the caller's, and the model may write into what it gets.
 
 
-def test_a_module_that_is_replaced_may_be_said_to_be_no_matter() -> None:
-    class Replaces(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.head = nn.Linear(2, 2)
-            return self.head(x)
-
-    model, x = Replaces(), torch.ones(1, 2)
-    with pytest.raises(hl.NeverFired), hl.capture(model, "head"):
-        model(x)
-    with pytest.warns(hl.HooklineWarning, match="'head' was"), hl.capture(model, "head").when_missing("warn"):
-        model(x)
-    with hl.capture(model, "head").when_missing("ignore"):
-        model(x)
-
-
 def test_objects_that_are_called_are_not_taken_for_the_same() -> None:
     model = mlp()
     first, second = hl.Hooks(model), hl.Hooks(model)
@@ -500,13 +447,6 @@ def test_objects_that_are_called_are_not_taken_for_the_same() -> None:
         second.edit("1", nn.Linear(8, 8))
     first.remove()
     second.remove()
-
-
-def test_a_part_of_a_model_that_runs_by_itself_is_said_to_be_a_part() -> None:
-    model = mlp()
-    with pytest.raises(hl.NeverFired, match="'2' was not called, nor Sequential itself: a part of it ran"):
-        with hl.capture(model, "0", "2"):
-            model[0](torch.ones(2, 4))
 
 
 def test_hooks_that_rested_whenever_something_passed_are_told() -> None:

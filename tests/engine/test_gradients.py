@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,24 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.models import GPT, tokens
-
-
-class Scaled(torch.autograd.Function):
-    """The identity, whose gradient is what a function makes of it: the oracle of an edited gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.function = function
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.function(gradient), None
-
-
-def loss_of(output: Tensor) -> Tensor:
-    return (output**2).sum()
+from tests.support.gradients import Scaled, loss_of
+from tests.support.models import GPT, WritesThenReads, tokens
 
 
 def stages_of_gpt(model: GPT, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -114,15 +97,6 @@ def test_a_module_that_overwrites_its_input_gets_the_gradient_of_what_entered() 
         loss_of(model(x)).backward()
     torch.testing.assert_close(acts["1:grad_input"], expected)
     torch.testing.assert_close(acts["1:grad_inputs"]["input"], expected)
-
-
-class WritesThenReads(nn.Module):
-    """Uses its input, overwrites it, and uses it again; its caller uses the same tensor before and after."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = x * 3
-        x.mul_(5)
-        return before + x
 
 
 class WritesAndIsUsed(nn.Module):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +18,7 @@ from hookline._cache.record import Guarded, Record
 from hookline._engine import offload
 from hookline._engine.actions import Save
 from hookline._sites.language import Site
+from tests.support.processes import python
 
 HERE = Site("h")
 
@@ -144,7 +143,7 @@ def held_by(copies: list[offload.Copy], size: int) -> None:
 
 
 def test_the_oldest_values_that_nobody_has_read_move_until_half_the_limit_is_held(monkeypatch: Any) -> None:
-    monkeypatch.setattr(offload, "limit", 1024)
+    monkeypatch.setattr(offload.pinned, "limit", 1024)
     before = offload.pinned.count()
     found = [on_its_way(torch.full((4,), float(number))) for number in range(8)]
     copies = [kept for kept, _ in found]
@@ -167,7 +166,7 @@ def test_the_oldest_values_that_nobody_has_read_move_until_half_the_limit_is_hel
 
 
 def test_a_value_that_moves_while_somebody_reads_it_is_one_and_the_same(monkeypatch: Any) -> None:
-    monkeypatch.setattr(offload, "limit", 0)
+    monkeypatch.setattr(offload.pinned, "limit", 0)
     for _ in range(50):
         copies = [on_its_way(torch.arange(1000.0))[0] for _ in range(4)]
         held_by(copies, 64)
@@ -321,7 +320,7 @@ def test_what_can_not_leave_together_is_copied_one_by_one(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("pretended")
 def test_no_more_than_the_limit_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "limit", 4 << 20)
+    monkeypatch.setattr(offload.pinned, "limit", 4 << 20)
     copies, most = [], 0
     for number in range(40):
         copies.append(offload.send(torch.full((100000,), float(number))))  # Of half a mebibyte.
@@ -385,5 +384,4 @@ for dtype in (None, torch.float16):
 assert not torch.cuda.is_initialized()
 print("untouched")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "untouched\n", done.stderr
+    assert python("-c", code) == "untouched\n"

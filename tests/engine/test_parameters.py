@@ -12,41 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.engine.test_gradients import loss_of
-from tests.failure_modes.states import state_of
-
-
-class Autoencoder(nn.Module):
-    """A sparse autoencoder of bare parameters."""
-
-    def __init__(self, width: int = 4, features: int = 8) -> None:
-        super().__init__()
-        self.W_enc = nn.Parameter(torch.randn(width, features) / 2)
-        self.W_dec = nn.Parameter(torch.randn(features, width) / 2)
-        self.b_enc = nn.Parameter(torch.zeros(features))
-        self.b_dec = nn.Parameter(torch.randn(width))
-        self.register_buffer("scale", torch.tensor(2.0))
-
-    def encode(self, x: Tensor) -> Tensor:
-        return F.relu((x - self.b_dec) @ self.W_enc + self.b_enc)
-
-    def decode(self, features: Tensor) -> Tensor:
-        return features @ self.W_dec * self.scale + self.b_dec
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decode(self.encode(x))
-
-
-class Uses(nn.Module):
-    """Does with its parameter `W` what it is told to."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.W = nn.Parameter(torch.randn(4, 4))
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self.W, x)
+from tests.support.gradients import loss_of
+from tests.support.models import Autoencoder, Shares, Uses
+from tests.support.states import state_of
 
 
 def names(model: nn.Module, *where: Any, **options: Any) -> list[str]:
@@ -281,20 +249,6 @@ def test_a_value_of_the_graph_itself_has_its_gradient() -> None:
     with hl.capture(model, "W_enc/matmul", detach=False) as acts:
         loss = loss_of(model(x))
     assert torch.autograd.grad(loss, acts["W_enc/matmul"])[0].shape == (3, 8)
-
-
-class Shares(nn.Module):
-    """One matrix for the embedding and the head, which has its own name for it, and a third use of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emb = nn.Embedding(6, 4)
-        self.head = nn.Linear(4, 6, bias=False)
-        self.head.weight = self.emb.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.emb(ids)
-        return self.head(x) + F.linear(x, self.emb.weight)
 
 
 def test_a_parameter_is_followed_through_all_modules_that_use_it_and_under_every_name() -> None:

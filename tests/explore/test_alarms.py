@@ -8,7 +8,7 @@ from torch import nn
 
 import hookline as hl
 from hookline._explore.alarms import family
-from tests.explore.pages import data_of
+from tests.support.explorer_pages import data_of
 
 
 @pytest.fixture

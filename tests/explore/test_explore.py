@@ -14,7 +14,7 @@ from torch import nn
 import hookline as hl
 from hookline._explore import explore as explorer
 from hookline._sites.language import Site
-from tests.explore.pages import data_of, module_of, pixels, shown, site_of, text_of
+from tests.support.explorer_pages import data_of, module_of, pixels, shown, site_of, text_of
 
 
 class Block(nn.Module):

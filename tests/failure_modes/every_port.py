@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._values.nested import leaves
-from tests.architectures import again, inputs_of, model_of, names
+from tests.support.architectures import again, inputs_of, model_of, names
 
 PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

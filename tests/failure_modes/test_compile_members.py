@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
-from tests.engine.test_parameters import Autoencoder, Shares
-from tests.failure_modes.states import state_of
-from tests.failure_modes.threads import elsewhere
+from tests.support.models import Autoencoder, Shares
+from tests.support.running import elsewhere
+from tests.support.states import state_of
 
 # Dynamo asks every tensor that enters a graph for its `.grad`.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 
 class Gate(nn.Module):
@@ -54,13 +57,6 @@ class Compiled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.act(self.project(self.centred(self.gate(x)), gain=0.5)))
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 EVERYWHERE = (

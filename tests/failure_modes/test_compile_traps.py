@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.failure_modes.threads import elsewhere
-from tests.models import GPT, tokens
+from tests.support.models import GPT, tokens
+from tests.support.running import elsewhere
+from tests.support.states import state_of
 
 # Dynamo asks every tensor that enters a graph for its `.grad`.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 BACKENDS = ("eager", "aot_eager")
 
@@ -59,13 +62,6 @@ class Broken(Branch):
         x = self.a(x)
         torch._dynamo.graph_break()
         return self.b(x)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def eager_values(model: nn.Module, x: Tensor, *where: Any) -> hl.Cache:
@@ -162,7 +158,7 @@ def test_hooks_cost_one_recompile_and_no_graph_break_however_often_they_come_and
 
 @pytest.mark.filterwarnings("ignore:GPT ran uncompiled:hookline.HooklineWarning")
 def test_a_sweep_over_more_layers_than_torch_compiles_graphs_for_stays_right() -> None:
-    """E03: beyond its limit dynamo runs the model uncompiled, and a warning says so (tests/engine/test_compiled.py)."""
+    """E03: beyond its limit dynamo runs the model uncompiled, and a warning says so (test_engine_compiled.py)."""
     model, x = GPT(depth=4), tokens()
     compiled = torch.compile(model, backend="eager")
     with torch._dynamo.config.patch(recompile_limit=2):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.failure_modes.threads import elsewhere
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
+from tests.support.running import elsewhere
+from tests.support.states import state_of
 
 
 class Waiting(nn.Module):

@@ -16,21 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import GPT, mlp, tokens
+from tests.support.copies import COPIES
+from tests.support.models import GPT, mlp, tokens
+from tests.support.states import state_of
 
-
-def through_torch_save(model: nn.Module) -> nn.Module:
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
-
-
-COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "torch.save": through_torch_save,
-}
 EVERY_KIND: dict[str, Callable[[nn.Module], hl.Hooks]] = {
     "capture": lambda model: hl.capture(model, "**", "h.1:input", "h.1:grad_output"),
     "patch": lambda model: hl.patch(model, {"h.1": 0.0}),

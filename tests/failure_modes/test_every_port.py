@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architectures import inputs_of, model_of
 from tests.failure_modes.every_port import differences
+from tests.support.architectures import inputs_of, model_of
 
 # Of every family the quick ones; `make fuzz` tries all that can be built small.
 NAMES = [

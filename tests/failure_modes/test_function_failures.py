@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.engine.test_functions import Attention, Transformer, words
-from tests.failure_modes.parts import Returns
-from tests.failure_modes.states import state_of
-from tests.failure_modes.test_functions_traps import modes_left, no_mode_is_left  # noqa: F401
-from tests.failure_modes.test_memory_traps import without_garbage_collection
+from tests.support.models import Returns
+from tests.support.running import without_garbage_collection
+from tests.support.states import modes_left, state_of
+from tests.support.transformer import Attention, Transformer, words
+
+pytestmark = pytest.mark.usefixtures("no_mode_is_left")
 
 FAILURES: dict[str, type[BaseException]] = {"error": ValueError, "interrupt": KeyboardInterrupt}
 

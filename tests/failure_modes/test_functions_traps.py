@@ -6,7 +6,7 @@ import asyncio
 import copy
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,20 +19,11 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 import hookline as hl
-from tests.engine.test_functions import Attention, Transformer, stages_of_attention, words
-from tests.failure_modes.parts import Returns
-from tests.failure_modes.threads import elsewhere
+from tests.support.models import Returns
+from tests.support.running import elsewhere
+from tests.support.transformer import Attention, Transformer, stages_of_attention, words
 
-
-def modes_left() -> int:
-    return torch._C._len_torch_function_stack()
-
-
-@pytest.fixture(autouse=True)
-def no_mode_is_left() -> Iterator[None]:
-    """A mode that outlives its forward would see everything that runs later."""
-    yield
-    assert modes_left() == 0
+pytestmark = pytest.mark.usefixtures("no_mode_is_left")
 
 
 class Log(TorchFunctionMode):
@@ -289,14 +280,9 @@ def test_a_copy_made_inside_a_block_is_an_unhooked_model(how: Callable[[nn.Modul
 
 # Dynamo asks every tensor that enters a graph for its `.grad`.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.usefixtures("fresh_compiler")
 class TestCompiled:
     """E01: functions make that module's forward run uncompiled; the rest stays in the graph."""
-
-    @pytest.fixture(autouse=True)
-    def fresh_compiler(self) -> Iterator[None]:
-        torch._dynamo.reset()
-        yield
-        torch._dynamo.reset()
 
     @pytest.mark.parametrize("compiled_before", [True, False])
     def test_functions_of_a_compiled_model_are_seen_and_changed(self, compiled_before: bool) -> None:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.engine.test_gradients import loss_of
-from tests.failure_modes.parts import Returns
-from tests.harvest.small import python
-from tests.models import mlp
+from tests.support.gradients import loss_of
+from tests.support.models import Returns, mlp
+from tests.support.processes import python
 
 
 @dataclasses.dataclass

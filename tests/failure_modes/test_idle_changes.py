@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
+from tests.support.running import said
 
 X = torch.ones(2, 4)
 
@@ -26,14 +26,6 @@ CHANGES: dict[str, Callable[[nn.Module, str], Any]] = {
     "patch": lambda model, site: hl.patch(model, {site: 0.0}),
     "edit": lambda model, site: hl.edit(model, site, torch.zeros_like),
 }
-
-
-def said(run: Callable[[], Any]) -> list[str]:
-    """Return what a run warns of."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        run()
-    return [str(one.message) for one in found]
 
 
 class TestSubscripts:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import Block, mlp, tokens
+from tests.support.models import Block, mlp, tokens
+from tests.support.states import state_of
 
 
 class Boom(Exception):

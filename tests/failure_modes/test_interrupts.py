@@ -25,7 +25,7 @@ from torch import Tensor, nn, overrides
 import hookline as hl
 from hookline._blocks import not_left
 from hookline._engine import operands
-from tests.failure_modes.states import state_of
+from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
 CALLED = (contextlib.__file__, overrides.__file__)  # What hookline calls: interrupts inside these matter too.

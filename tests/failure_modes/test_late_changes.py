@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,17 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
+from tests.support.running import said
 
 X = torch.ones(2, 4)
-
-
-def said(run: Callable[[], Any]) -> list[str]:
-    """Return what a run warns of."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        run()
-    return [str(one.message) for one in found]
 
 
 class Branching(nn.Module):

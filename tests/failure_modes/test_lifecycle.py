@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import mlp
+from tests.support.models import mlp
+from tests.support.states import state_of
 
 
 class Boom(Exception):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.failure_modes.parts import Returns
+from tests.support.models import Returns
 
 
 class Checkpoints(nn.Module):

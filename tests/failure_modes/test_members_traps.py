@@ -19,12 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.engine.test_gradients import loss_of
-from tests.engine.test_methods import Attention
-from tests.engine.test_parameters import Autoencoder
-from tests.failure_modes.states import state_of
-from tests.failure_modes.threads import elsewhere
-from tests.models import tokens
+from tests.support.gradients import loss_of
+from tests.support.models import Autoencoder, tokens
+from tests.support.models_with_methods import Attention
+from tests.support.running import elsewhere
+from tests.support.states import state_of
 
 SITES = ["decode()", "scale/mul", "scale/*", "scale:param"]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._values.copies import is_copied_on_write, is_private
+from tests.support.processes import python
 
 LARGE = 1 << 19  # Elements: 2 MB, more than is copied without a closer look.
 
@@ -97,8 +96,7 @@ value.add_(1)
 del acts
 print(array[:3].tolist())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.strip()) == (0, "[1.0, 1.0, 1.0]"), done.stderr
+    assert python("-c", code).strip() == "[1.0, 1.0, 1.0]"
 
 
 def test_dlpack_and_ctypes_see_what_the_tensor_has() -> None:

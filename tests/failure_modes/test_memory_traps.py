@@ -7,7 +7,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,20 +15,9 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._blocks import open_blocks
-from tests.engine.test_gradients import loss_of
-from tests.failure_modes.parts import Returns
-from tests.models import GPT, mlp, tokens
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Let reference counting alone free things."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+from tests.support.gradients import loss_of
+from tests.support.models import GPT, Returns, mlp, tokens
+from tests.support.running import without_garbage_collection
 
 
 def graph_of(output: Tensor) -> weakref.ref[Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
+from tests.support.states import state_of
 
 
 class Coder(nn.Module):

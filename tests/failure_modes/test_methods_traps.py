@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.engine.test_methods import Attention, Layer, Model
-from tests.failure_modes.states import state_of
-from tests.failure_modes.test_copies_traps import COPIES
-from tests.models import tokens
+from tests.support.copies import COPIES
+from tests.support.models import tokens
+from tests.support.models_with_methods import Attention, Layer, Model
+from tests.support.states import state_of
 
 
 class Awkward(nn.Module):

@@ -16,17 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hookline as hl
 from hookline._values.nested import leaves
 from tests.failure_modes.every_port import differences, numbers_in
-
-
-class Does(nn.Module):
-    """Runs a function as its forward."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+from tests.support.models import Returns
 
 
 class Around(nn.Module):
@@ -65,7 +55,7 @@ class Fills(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.child = Does(self.fill)
+        self.child = Returns(self.fill)
 
     def fill(self, a: Tensor, b: Tensor, into: list[Tensor], by_name: dict[str, Tensor]) -> Tensor:
         into.append(a * 2)
@@ -144,13 +134,13 @@ def inference(x: Tensor) -> Tensor:
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
-    "sparse": lambda: Does(lambda x: x.to_sparse()),
-    "sparse rows": lambda: Does(lambda x: x.to_sparse_csr()),
-    "jagged": lambda: nn.Sequential(Does(jagged), nn.Linear(4, 4)),
-    "masked": lambda: Does(lambda x: masked_tensor(x.detach(), x.detach() > 0)),
-    "quantized": lambda: Does(lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)),
-    "complex": lambda: Does(lambda x: torch.fft.fft(x).conj()),
-    "negative": lambda: Does(lambda x: torch.view_as_complex(x.reshape(-1, 2, 2)).imag),
+    "sparse": lambda: Returns(lambda x: x.to_sparse()),
+    "sparse rows": lambda: Returns(lambda x: x.to_sparse_csr()),
+    "jagged": lambda: nn.Sequential(Returns(jagged), nn.Linear(4, 4)),
+    "masked": lambda: Returns(lambda x: masked_tensor(x.detach(), x.detach() > 0)),
+    "quantized": lambda: Returns(lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)),
+    "complex": lambda: Returns(lambda x: torch.fft.fft(x).conj()),
+    "negative": lambda: Returns(lambda x: torch.view_as_complex(x.reshape(-1, 2, 2)).imag),
     "views of parameters": ReadsParameter,
     "a weight norm": lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
     "a spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
@@ -159,19 +149,19 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "autocast": Autocast,
     "state": Recurrent,
     "mutable arguments": Fills,
-    "strides": lambda: nn.Sequential(Does(odd_strides), Does(lambda x: x * x.stride(0))),
-    "writing in place": lambda: Does(in_place),
-    "nothing": lambda: Does(lambda x: None),
-    "no tensor": lambda: Does(lambda x: (1, "two", {"three": 3.0}, [None])),
-    "an empty tensor": lambda: Does(lambda x: x[:0]),
-    "an expanded tensor": lambda: Does(lambda x: x[:1].expand(5, 4)),
+    "strides": lambda: nn.Sequential(Returns(odd_strides), Returns(lambda x: x * x.stride(0))),
+    "writing in place": lambda: Returns(in_place),
+    "nothing": lambda: Returns(lambda x: None),
+    "no tensor": lambda: Returns(lambda x: (1, "two", {"three": 3.0}, [None])),
+    "an empty tensor": lambda: Returns(lambda x: x[:0]),
+    "an expanded tensor": lambda: Returns(lambda x: x[:1].expand(5, 4)),
     "self-attention": SelfAttention,
     "lstm": lambda: nn.LSTM(4, 4, 2),
     "dropout": lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4)).train(),
     "batch norm": lambda: nn.BatchNorm1d(4).train(),
     "a lazy layer": lambda: nn.LazyLinear(3),
-    "random numbers": lambda: Does(lambda x: x + torch.randn_like(x)),
-    "inference mode": lambda: Does(inference),
+    "random numbers": lambda: Returns(lambda x: x + torch.randn_like(x)),
+    "inference mode": lambda: Returns(inference),
 }
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import GPT, Block, mlp, tokens
+from tests.support.models import GPT, Block, mlp, tokens
+from tests.support.states import state_of
 
 ROOT = Path(__file__).parents[2]
 NO_SHARDING = pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
@@ -164,7 +164,7 @@ def test_a_tensor_parallel_value_is_whole_or_as_asked_the_dtensor_with_its_place
 TWO_RANKS = """
 import os, sys, torch, torch.distributed as dist, hookline as hl
 from torch.nn.parallel import DistributedDataParallel
-from tests.models import GPT, tokens
+from tests.support.models import GPT, tokens
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
 torch.manual_seed(0)

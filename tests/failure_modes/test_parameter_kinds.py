@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import tokens
+from tests.support.models import tokens
+from tests.support.states import state_of
 
 
 def or_refusal(function: Callable[[], Any]) -> tuple[Any, str]:

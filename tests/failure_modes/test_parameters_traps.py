@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import hookline as hl
-from tests.engine.test_gradients import loss_of
-from tests.engine.test_parameters import Autoencoder, Uses
-from tests.failure_modes.states import state_of
-from tests.failure_modes.test_copies_traps import COPIES
+from tests.support.copies import COPIES
+from tests.support.gradients import loss_of
+from tests.support.models import Autoencoder, Uses
+from tests.support.states import state_of
 
 EVERY_KIND: dict[str, Callable[[nn.Module], hl.Hooks]] = {
     "operations": lambda model: hl.capture(model, "W_enc/*", "W_dec/matmul", "b_dec/*", "scale/*"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._sites.language import parse
-from tests.models import GPT, mlp
+from tests.support.models import GPT, mlp
 
 MALFORMED = {
     "h.3[": "not a subscript",

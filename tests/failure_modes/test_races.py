@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._engine import operands
-from tests.failure_modes.states import state_of
-from tests.failure_modes.threads import elsewhere
+from tests.support.running import elsewhere
+from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
 STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 9

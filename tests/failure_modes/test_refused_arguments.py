@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
 
 X = torch.ones(3, 4)
 FLAGS: dict[str, Callable[[nn.Module], Any]] = {

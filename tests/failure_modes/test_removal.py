@@ -13,8 +13,8 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.hooks import RemovableHandle
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
+from tests.support.states import state_of
 
 
 def test_removing_twice_is_the_same_as_once() -> None:

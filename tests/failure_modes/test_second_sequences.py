@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
 
 
 def gpt2() -> GPT2LMHeadModel:

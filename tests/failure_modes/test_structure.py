@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.models import GPT
+from tests.support.models import GPT
 
 
 class Tied(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
+from tests.support.states import state_of
 
 SIDE_EFFECTS = pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 from torch.utils.hooks import RemovableHandle
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import mlp
+from tests.support.models import mlp
+from tests.support.states import state_of
 
 OLD_WEIGHT_NORM = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 

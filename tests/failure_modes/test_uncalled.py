@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import tokens
+from tests.support.models import tokens
+from tests.support.states import state_of
 
 
 class Branching(nn.Module):

@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.models import mlp
+from tests.support.models import mlp
+from tests.support.running import said
 
 SHORT_FORMS: dict[str, Callable[[nn.Module], Any]] = {
     "capture": lambda model: hl.capture(model, "0", "1"),
@@ -23,14 +23,6 @@ SHORT_FORMS: dict[str, Callable[[nn.Module], Any]] = {
     "edit": lambda model: hl.edit(model, ["0", "1"], torch.zeros_like),
     "skip": lambda model: hl.skip(model, ["0", "1"]),
 }
-
-
-def said(run: Callable[[], Any]) -> list[str]:
-    """Return what a run warns of."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        run()
-    return [str(one.message) for one in found]
 
 
 @pytest.mark.parametrize("verb", SHORT_FORMS)

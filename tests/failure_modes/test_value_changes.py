@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.parts import Pair, Result, Returns, bits
+from tests.support.models import Pair, Result, Returns
+from tests.support.states import bits
 
 STRUCTURES: list[tuple[Callable[[Tensor], Any], Any, str]] = [
     (lambda x: (x, x), torch.zeros(2), r"''.*float32 \(2,\).*tuple of 2"),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.masked import masked_tensor
 
 import hookline as hl
-from tests.failure_modes.parts import Overwrites, Returns, bits
+from tests.support.models import Overwrites, Returns
+from tests.support.states import bits
 
 
 def test_nan_infinity_and_negative_zero_are_captured_bit_for_bit() -> None:

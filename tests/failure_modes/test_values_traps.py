@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.parts import Overwrites, Pair, Result, Returns
+from tests.support.models import Overwrites, Pair, Result, Returns
 
 
 class Slotted:

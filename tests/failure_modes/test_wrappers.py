@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
+from tests.support.states import state_of
 
 
 def test_a_module_that_is_replaced_before_it_was_called_is_named() -> None:
@@ -285,12 +285,14 @@ def test_distributed_models_answer_to_the_names_of_the_model_inside() -> None:
     check_names(nn.parallel.DistributedDataParallel(bare), bare, "module.")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of what passes between two graphs.
 def test_compiled_models_answer_to_the_names_of_the_model_inside() -> None:
     """B20"""
     bare = mlp()
     check_names(torch.compile(bare, backend="eager"), bare, "_orig_mod.")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of what passes between two graphs.
 def test_a_compiled_block_inside_a_model_answers_to_both_names() -> None:
     """B20"""
     model = GPT(depth=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +10,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import hookline as hl
-from tests.models import GPT, tokens
+from tests.support.models import GPT, tokens
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_compiler"),
     # Dynamo asks every tensor that enters a graph for its `.grad`.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
@@ -24,14 +24,6 @@ pytestmark = [
 
 MODES = ["default", "reduce-overhead"]
 RUNS = 5  # Two to warm up and record a CUDA graph, and then it is replayed.
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def made(mode: str) -> tuple[GPT, Any, Tensor]:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._engine import offload
-from tests.gpu.test_gpu import WRITES, Overwrites, held, small_gpt, stages_of, wide_model
+from tests.support.gpu import WRITES, Overwrites, held, small_gpt, stages_of, wide_model
 
 pytestmark = [
     pytest.mark.gpu,

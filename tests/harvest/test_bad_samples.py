@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 
 import hookline as hl
-from tests.harvest.parts import Broken, Fussy, X, net
+from tests.support.harvest_models import Broken, Fussy, X, net
 
 
 def test_a_bad_sample_is_raised_with_its_number(to):

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 import hookline as hl
 from hookline._store.writer import Unit
-from tests.harvest.parts import BATCHES, Broken, Endless, Fussy, Tagger, Texts, X, expected, net
+from tests.support.harvest_models import BATCHES, Broken, Endless, Fussy, Tagger, Texts, X, expected, net
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from torch import nn
 
 import hookline as hl
 from hookline._harvest.fingerprints import digest, function_text, model_digest
-from tests.harvest import small
-from tests.harvest.parts import X, changed, expected, net
+from tests.support.harvest_models import X, changed, expected, net
+from tests.support.processes import environment, python
 
 
 def test_a_model_is_known_by_every_bit_of_its_weights():
@@ -53,8 +53,8 @@ def test_a_function_is_known_again_in_another_process(tmp_path):
         'def kept(value):\n    return value if "x" in {"a", "b", "c", "d", "e"} else -value\n'
     )
     code = "from kept import kept; from hookline._harvest.fingerprints import function_text; print(function_text(kept))"
-    paths = f"{small.environment()['PYTHONPATH']}:{tmp_path}"
-    found = {small.python("-c", code, PYTHONHASHSEED=seed, PYTHONPATH=paths) for seed in "12"}
+    paths = f"{environment()['PYTHONPATH']}:{tmp_path}"
+    found = {python("-c", code, PYTHONHASHSEED=seed, PYTHONPATH=paths) for seed in "12"}
     assert len(found) == 1
 
 

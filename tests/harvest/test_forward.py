@@ -14,7 +14,7 @@ from torch.utils.data import (
 
 import hookline as hl
 from hookline._harvest.fingerprints import digest
-from tests.harvest.parts import Tagger, Texts, X, expected, net
+from tests.support.harvest_models import Tagger, Texts, X, expected, net
 
 
 def test_floats_are_cast_and_other_numbers_are_not(to):

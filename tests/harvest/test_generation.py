@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.harvest.words import MODELS, SENTENCES, alone, near, numbers, of, tokenizer
-from tests.real_models import gpt2, llama, t5
+from tests.support.real_models import gpt2, llama, t5
+from tests.support.small_transformers import MODELS, SENTENCES, alone, near, numbers, of, tokenizer
 
 
 def continued(model: Any, site: str, text: str, **options: Any) -> tuple[Tensor, list[int]]:

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 import hookline as hl
-from tests.harvest.parts import BATCHES, Tagger, Texts, X, changed, expected, net
+from tests.support.harvest_models import BATCHES, Tagger, Texts, X, changed, expected, net
 
 
 def test_rows_are_those_that_passed(to):

@@ -9,7 +9,7 @@ import torch
 
 import hookline as hl
 from hookline._harvest.padding import refuse_padding, token_mask, token_positions
-from tests.real_models import prepared
+from tests.support.real_models import prepared
 
 LEFT = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 0], [1, 1, 1]])

@@ -18,8 +18,8 @@ from torch import nn
 
 import hookline as hl
 from hookline._harvest import ray as engine
-from tests.harvest import small
-from tests.harvest.ranked import Dying
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
 
 ray = pytest.importorskip("ray")
 
@@ -36,8 +36,8 @@ def _own_print(monkeypatch):
 def expected(tmp_path_factory) -> dict:
     """What one process writes."""
     folder = tmp_path_factory.mktemp("alone")
-    small.harvest(folder / "store", Dying(folder))
-    return small.contents(folder / "store")
+    harvests.harvest(folder / "store", Dying(folder))
+    return harvests.contents(folder / "store")
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +53,19 @@ def made() -> nn.Module:
     folder = os.environ.get("HOOKLINE_TEST_FOLDER")
     if folder is not None:
         open(os.path.join(folder, f"made-{os.getpid()}"), "w").close()
-    return small.model()
+    return harvests.model()
 
 
-def sentences() -> small.Sentences:
+def sentences() -> harvests.Sentences:
     """Make the data, where they are needed."""
-    return small.Sentences()
+    return harvests.Sentences()
 
 
 def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expected, monkeypatch):
     monkeypatch.setenv("HOOKLINE_TEST_FOLDER", str(tmp_path))
-    store = small.harvest(tmp_path / "store", Dying(tmp_path, 6), model=made, engine="ray", workers=2)
+    store = harvests.harvest(tmp_path / "store", Dying(tmp_path, 6), model=made, engine="ray", workers=2)
     assert (tmp_path / "died").exists()
-    assert small.contents(tmp_path / "store") == expected
+    assert harvests.contents(tmp_path / "store") == expected
     assert store.samples == 96
     makers = {int(path.name.removeprefix("made-")) for path in tmp_path.glob("made-*")}
     assert os.getpid() not in makers
@@ -91,46 +91,46 @@ class Broken(Dying):
 
 def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expected, cluster):
     def interrupt() -> None:
-        while len(small.committed(tmp_path / "store")) < 4:
+        while len(harvests.committed(tmp_path / "store")) < 4:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     data = Dying(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        small.harvest(tmp_path / "store", lambda: data, model=lambda: small.model(), engine="ray", workers=2)
-    assert 4 <= len(small.committed(tmp_path / "store")) < UNITS
+        harvests.harvest(tmp_path / "store", lambda: data, model=lambda: harvests.model(), engine="ray", workers=2)
+    assert 4 <= len(harvests.committed(tmp_path / "store")) < UNITS
     assert ray.is_initialized()  # It is the user's.
-    small.harvest(tmp_path / "store", data)
-    assert small.contents(tmp_path / "store") == expected
+    harvests.harvest(tmp_path / "store", data)
+    assert harvests.contents(tmp_path / "store") == expected
 
 
 def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, cluster):
     with pytest.raises(hl.BadSample, match="sample 50 failed: ValueError: no such sentence"):
-        small.harvest(tmp_path / "store", Broken(tmp_path, 50), engine="ray", workers=1)
-    store = small.harvest(tmp_path / "store", Broken(tmp_path, 50), engine="ray", workers=1, on_error="skip")
+        harvests.harvest(tmp_path / "store", Broken(tmp_path, 50), engine="ray", workers=1)
+    store = harvests.harvest(tmp_path / "store", Broken(tmp_path, 50), engine="ray", workers=1, on_error="skip")
     assert list(store.skipped) == [50]
 
 
 def test_a_unit_that_kills_every_worker_is_given_up_by_name(tmp_path, cluster, monkeypatch):
     monkeypatch.setattr(engine, "TRIES", 1)
     with pytest.raises(hl.HooklineError, match="unit 12 has killed its worker 1 times; is there memory enough"):
-        small.harvest(tmp_path / "store", Broken(tmp_path, 50, kills=True), engine="ray", workers=1)
+        harvests.harvest(tmp_path / "store", Broken(tmp_path, 50, kills=True), engine="ray", workers=1)
 
 
 def test_another_harvest_on_ray_is_refused_in_words(tmp_path, cluster):
-    small.harvest(tmp_path / "store", small.Sentences(8))
+    harvests.harvest(tmp_path / "store", harvests.Sentences(8))
     with pytest.raises(hl.StoreError, match="it has 'embed' .float32.* this run 'embed' .bfloat16"):
-        small.harvest(tmp_path / "store", small.Sentences(8), engine="ray", workers=1, dtype=torch.bfloat16)
+        harvests.harvest(tmp_path / "store", harvests.Sentences(8), engine="ray", workers=1, dtype=torch.bfloat16)
 
 
 def test_a_model_itself_does_not_travel(tmp_path):
     with pytest.raises(hl.HooklineError, match="a function that makes the model travels.*instead of the Reader"):
-        small.harvest(tmp_path / "store", model=small.model(), engine="ray")
+        harvests.harvest(tmp_path / "store", model=harvests.model(), engine="ray")
 
 
 def test_a_plan_travels_without_weights_and_data(tmp_path):
-    plan = hl.Harvest(made, sentences, *small.SITES, **small.options(tmp_path / "store"))
+    plan = hl.Harvest(made, sentences, *harvests.SITES, **harvests.options(tmp_path / "store"))
     assert plan.estimate().samples == 64
     data = pickle.dumps(plan)
     assert len(data) < 2000
@@ -141,17 +141,17 @@ def test_a_plan_travels_without_weights_and_data(tmp_path):
 @pytest.mark.parametrize("workers", [0, -1, 1.5, "two"])
 def test_a_number_of_workers_that_can_not_be_is_refused(tmp_path, workers):
     with pytest.raises(hl.HooklineError, match="workers= is a number of processes from 1 on"):
-        small.harvest(tmp_path / "store", engine="ray", workers=workers)
+        harvests.harvest(tmp_path / "store", engine="ray", workers=workers)
 
 
 def test_workers_without_ray_and_other_engines_are_refused(tmp_path):
     with pytest.raises(hl.HooklineError, match='workers=2 is for engine="ray"'):
-        small.harvest(tmp_path / "store", workers=2)
+        harvests.harvest(tmp_path / "store", workers=2)
     with pytest.raises(hl.HooklineError, match="engine= is one of None, 'ray', not 'spark'"):
-        small.harvest(tmp_path / "store", engine="spark")
+        harvests.harvest(tmp_path / "store", engine="spark")
 
 
 def test_without_ray_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(hl.HooklineError, match=r'pip install "hookline\[ray\]"'):
-        small.harvest(tmp_path / "store", engine="ray")
+        harvests.harvest(tmp_path / "store", engine="ray")

@@ -17,16 +17,11 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._store.manifest import Manifest
-from tests.harvest import small
+from tests.support import harvests
+from tests.support.processes import python
 
 X = torch.randn(48, 80, generator=torch.Generator().manual_seed(1))
 SCALE, SHIFTS = 2.0, [1.0, 2.0]
-
-
-@pytest.fixture
-def to(tmp_path: Path) -> Path:
-    """Where the store goes."""
-    return tmp_path / "acts"
 
 
 def begin(to: Path, model: nn.Module, where: str = "", **options: Any) -> None:
@@ -324,7 +319,7 @@ def test_a_run_that_was_interrupted_goes_on_in_the_same_process_though_the_model
     with pytest.raises(KeyboardInterrupt):
         hl.harvest(model, X, "linear", to=to, batch_size=8, unit=8)
     handle.remove()
-    assert len(small.committed(to)) < 6
+    assert len(harvests.committed(to)) < 6
     assert model.top
     assert len(go_on(to, model, "linear")["linear"]) == 48
 
@@ -386,7 +381,8 @@ def test_a_store_of_another_version_is_not_taken_for_another_model(to):
 def test_a_model_is_known_again_in_another_process():
     pytest.importorskip("transformers")
     code = (
-        "import json; from tests.harvest import small, words; from hookline._harvest.fingerprints import model_digest; "
-        "print(json.dumps([model_digest(small.model()), model_digest(words.of(words.bert))], sort_keys=True))"
+        "import json; from tests.support.harvests import model; from tests.support.small_transformers import bert, of; "
+        "from hookline._harvest.fingerprints import model_digest; "
+        "print(json.dumps([model_digest(model()), model_digest(of(bert))], sort_keys=True))"
     )
-    assert len({small.python("-c", code, PYTHONHASHSEED=seed) for seed in "12"}) == 1
+    assert len({python("-c", code, PYTHONHASHSEED=seed) for seed in "12"}) == 1

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.harvest.parts import Tagger, Texts, X, net
+from tests.support.harvest_models import Tagger, Texts, X, net
 
 IDS = torch.randint(20, (6, 5), generator=torch.Generator().manual_seed(2))
 

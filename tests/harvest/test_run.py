@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 import hookline as hl
-from tests.harvest import small
-from tests.harvest.ranked import Dying
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
 
 
 def run_unit(data: bytes, unit: int) -> bool:
@@ -25,7 +25,7 @@ PLANS: dict[bytes, hl.Harvest] = {}
 
 
 def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
-    plan = hl.Harvest(small.model, Dying(tmp_path), *small.SITES, **small.options(tmp_path / "store"))
+    plan = hl.Harvest(harvests.model, Dying(tmp_path), *harvests.SITES, **harvests.options(tmp_path / "store"))
     assert str(plan.status()) == "0 of 24 units done, 0 rows"
     data, pending = pickle.dumps(plan), plan.pending()
     seen = []
@@ -39,13 +39,13 @@ def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
     assert len({*seen}) > 3
     assert str(plan.status()).startswith("24 of 24 units done, ")
     assert plan.pending() == []
-    small.harvest(tmp_path / "alone", Dying(tmp_path))
-    assert small.contents(tmp_path / "store") == small.contents(tmp_path / "alone")
+    harvests.harvest(tmp_path / "alone", Dying(tmp_path))
+    assert harvests.contents(tmp_path / "store") == harvests.contents(tmp_path / "alone")
 
 
 def test_a_unit_leaves_no_hook_and_is_done_once(tmp_path):
-    model = small.model()
-    plan = hl.Harvest(model, small.Sentences(), *small.SITES, **small.options(tmp_path / "store"))
+    model = harvests.model()
+    plan = hl.Harvest(model, harvests.Sentences(), *harvests.SITES, **harvests.options(tmp_path / "store"))
     assert plan.run_unit(3)
     assert not hl.attached(model)
     assert not plan.run_unit(3)
@@ -56,15 +56,15 @@ def test_a_unit_leaves_no_hook_and_is_done_once(tmp_path):
 
 @pytest.mark.parametrize("unit", [-1, 16])
 def test_a_unit_that_is_not_there_is_refused(tmp_path, unit):
-    plan = hl.Harvest(small.model, small.Sentences(), *small.SITES, **small.options(tmp_path / "store"))
+    plan = hl.Harvest(harvests.model, harvests.Sentences(), *harvests.SITES, **harvests.options(tmp_path / "store"))
     with pytest.raises(hl.HooklineError, match=f"there is no unit {unit}: the harvest has units 0 to 15"):
         plan.run_unit(unit)
 
 
 def test_a_plan_that_travels_keeps_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = pickle.dumps(hl.Harvest(small.model, small.Sentences(), *small.SITES, **small.options("store")))
+    data = pickle.dumps(hl.Harvest(harvests.model, harvests.Sentences(), *harvests.SITES, **harvests.options("store")))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert pickle.loads(data).run_unit(0)
-    assert small.committed(tmp_path / "store") == {0}
+    assert harvests.committed(tmp_path / "store") == {0}

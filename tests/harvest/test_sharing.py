@@ -6,8 +6,9 @@ import pytest
 
 from hookline import HooklineError
 from hookline._harvest.sharing import ranks, turns
-from tests.harvest import small
-from tests.harvest.ranked import Dying
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
+from tests.support.processes import python
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 UNITS = 24
@@ -17,34 +18,34 @@ UNITS = 24
 def expected(tmp_path_factory) -> dict:
     """What one process writes."""
     folder = tmp_path_factory.mktemp("alone")
-    small.harvest(folder / "store", Dying(folder))
-    assert len(small.committed(folder / "store")) == UNITS
-    return small.contents(folder / "store")
+    harvests.harvest(folder / "store", Dying(folder))
+    assert len(harvests.committed(folder / "store")) == UNITS
+    return harvests.contents(folder / "store")
 
 
 def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
-    small.python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.harvest.ranked", tmp_path, 6)
+    python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.support.harvest_ranks", tmp_path, 6)
     assert (tmp_path / "died").exists()
-    assert small.contents(tmp_path / "store") == expected
+    assert harvests.contents(tmp_path / "store") == expected
     # Both had their share, and did again only what was on its way when torchrun stopped them all, or, at the end, what
     # the other had begun; on a slow disk that may be some units.
-    first, second = small.loaded(tmp_path / "notes-0"), small.loaded(tmp_path / "notes-1")
+    first, second = harvests.loaded(tmp_path / "notes-0"), harvests.loaded(tmp_path / "notes-1")
     assert len({*first} - {*second}) > 4
     assert len({*second} - {*first}) > 4
     assert len(first) + len(second) < 2 * UNITS
 
 
 def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
-    failed = small.python(*TORCHRUN, 2, "-m", "tests.harvest.ranked", tmp_path, 4, fails=True)
+    failed = python(*TORCHRUN, 2, "-m", "tests.support.harvest_ranks", tmp_path, 4, fails=True)
     assert "SIGKILL" in failed
-    begun = small.committed(tmp_path / "store")
+    begun = harvests.committed(tmp_path / "store")
     assert 4 <= len(begun) < UNITS
     (tmp_path / "died").unlink()
-    small.python(*TORCHRUN, 3, "-m", "tests.harvest.ranked", tmp_path, len(begun) + 1, fails=True)
-    more = small.committed(tmp_path / "store")
+    python(*TORCHRUN, 3, "-m", "tests.support.harvest_ranks", tmp_path, len(begun) + 1, fails=True)
+    more = harvests.committed(tmp_path / "store")
     assert begun < more < {*range(UNITS)}
-    small.harvest(tmp_path / "store", Dying(tmp_path))
-    assert small.contents(tmp_path / "store") == expected
+    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    assert harvests.contents(tmp_path / "store") == expected
 
 
 @pytest.mark.parametrize(

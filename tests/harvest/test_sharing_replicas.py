@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hookline as hl
 from hookline.parallel import ranks
-from tests.parallel.test_gather import HIDDEN, Net, cut
-from tests.ranks import on_two_ranks
+from tests.support.parallel_models import HIDDEN, Net, cut
+from tests.support.ranks import on_two_ranks
 
 
 def folder() -> Path:

@@ -11,7 +11,7 @@ import torch
 import hookline as hl
 from hookline._harvest import unit_runner, writer_threads
 from hookline._store.writer import Unit
-from tests.harvest.parts import X, expected, net
+from tests.support.harvest_models import X, expected, net
 
 
 def test_what_goes_wrong_while_writing_reaches_the_caller_at_once(to, monkeypatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import warnings
 import weakref
 from typing import Any
@@ -15,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import mlp
+from tests.support.models import mlp
+from tests.support.processes import python
+from tests.support.states import state_of
 
 
 def plus(number: float) -> Any:
@@ -215,8 +214,7 @@ with warnings.catch_warnings(record=True) as said:
     acts["0:grad_output"]
 print(len(said))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
+    assert python("-c", code).strip() == "1"
 
 
 def test_the_same_edit_added_twice_to_one_hooks_warns_but_under_another_name_it_is_meant() -> None:

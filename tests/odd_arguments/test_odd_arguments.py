@@ -8,7 +8,7 @@ import pytest
 
 from tests.odd_arguments.calls import CALLS, parameters, public
 from tests.odd_arguments.expected import FEWER, FINE, THEIRS
-from tests.odd_arguments.oracle import DONE, FAILED, SPOKE, outcome
+from tests.odd_arguments.outcomes import DONE, FAILED, SPOKE, outcome
 from tests.odd_arguments.values import ODD
 
 pytest.importorskip("matplotlib").use("Agg")

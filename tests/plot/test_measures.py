@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hookline._plot.measures import DIMENSIONS, MEASURES, by_token, dead_share, kind_of, measure, shaped
-from hookline._stats import histogram
 from hookline.errors import HooklineError
 
 
@@ -57,11 +56,3 @@ def test_a_unit_is_dead_if_it_is_zero_wherever_it_is_seen():
     maps[0, 1] = 0
     assert dead_share(maps, "maps") == 0.25
     assert dead_share(maps, "attention") is None
-
-
-def test_a_histogram_counts_every_finite_element_once():
-    found = histogram([torch.randn(1000), torch.tensor([float("nan"), float("inf"), 9.0])], bins=16)
-    assert sum(found.counts) == 1001
-    assert found.high == 9.0
-    assert histogram([torch.full((7,), 2.0)], bins=4).counts == (0, 0, 7, 0)
-    assert histogram([], bins=4).counts == (0, 0, 0, 0)

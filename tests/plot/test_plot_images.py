@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_documentation import run_page
+from tests.support.documentation import run_page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plots.md"

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.models import GPT, mlp, tokens
-from tests.points.test_manual_points import Manual
-from tests.points.test_point import Around, Nothing, Several
+from tests.support.hooked_models import Around, Manual, Nothing, Several
+from tests.support.models import GPT, mlp, tokens
 
 
 class Scalar(nn.Module):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import hookline as hl
 from hookline.points.checks import CHECKS, EDITS, FIRES, GRADIENTS, RESTORED, VALUES
-from tests.models import GPT, mlp, tokens
-from tests.points.test_hooked_model import AutoEncoder, Decorated
+from tests.support.hooked_models import AutoEncoder, Decorated
+from tests.support.models import GPT, mlp, tokens
 
 numbers = itertools.count(1)
 

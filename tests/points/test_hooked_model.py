@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,46 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.models import mlp
-
-
-class AutoEncoder(nn.Module):
-    """A sparse autoencoder of bare parameters, with a buffer."""
-
-    def __init__(self, width: int = 4, hidden: int = 8) -> None:
-        super().__init__()
-        self.W_enc = nn.Parameter(torch.randn(width, hidden))
-        self.W_dec = nn.Parameter(torch.randn(hidden, width))
-        self.b_enc = nn.Parameter(torch.zeros(hidden))
-        self.b_dec = nn.Parameter(torch.zeros(width))
-        self.register_buffer("steps", torch.zeros(1))
-
-    def forward(self, x):
-        acts = torch.relu((x - self.b_dec) @ self.W_enc + self.b_enc)
-        return acts @ self.W_dec + self.b_dec
-
-
-class Base(nn.Module):
-    def describe(self):
-        return "base"
-
-
-@hl.auto_hook
-class Decorated(Base):
-    """What it is for."""
-
-    scale = 2
-
-    def __init__(self, width: int = 4) -> None:
-        super(Decorated, self).__init__()  # noqa: UP008  # A class that was replaced by another would fail here.
-        self.fc1 = nn.Linear(width, width)
-        self.W = nn.Parameter(torch.eye(width))
-
-    def forward(self, x):
-        return self.fc1(x) @ self.W
-
-    def describe(self):
-        return "decorated " + super().describe()
+from tests.support.hooked_models import AutoEncoder, Base, Decorated, add_one, double
+from tests.support.models import mlp
+from tests.support.processes import python
 
 
 class Derived(Decorated):
@@ -64,14 +24,6 @@ class Derived(Decorated):
 
     def forward(self, x):
         return self.fc2(super().forward(x))
-
-
-def add_one(tensor, hook):
-    return tensor + 1
-
-
-def double(tensor, hook):
-    return tensor * 2
 
 
 @pytest.fixture
@@ -360,9 +312,7 @@ def test_compiled_models_are_hooked(x):
 
 def test_importing_hookline_imports_no_transformer_lens():
     code = "import sys, hookline; hookline.HookPoint(); print('transformer_lens' in sys.modules)"
-    folder = str(Path(hl.__file__).parent.parent)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": folder})
-    assert done.stdout.strip() == "False", done.stderr
+    assert python("-c", code).strip() == "False"
 
 
 def test_a_chain_of_methods_keeps_the_hook_points() -> None:

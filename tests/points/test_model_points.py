@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.models import GPT, mlp, tokens
-from tests.points.test_hooked_model import AutoEncoder, add_one, double
+from tests.support.hooked_models import AutoEncoder, add_one, double
+from tests.support.models import GPT, mlp, tokens
 
 
 @pytest.fixture

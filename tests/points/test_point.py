@@ -11,34 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.models import GPT, mlp, tokens
-
-
-class Several(nn.Module):
-    """Returns tensors in a dict, a list, a tuple, beside what is not a tensor."""
-
-    def forward(self, x):
-        return {"first": x + 1, "rest": [x + 2, None, (3, x + 3)]}
-
-
-class Nothing(nn.Module):
-    def forward(self, x):
-        return None
-
-
-class Around(nn.Module):
-    """Calls one module, and returns what it returns."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x)
-
-
-def add_one(tensor, hook):
-    return tensor + 1
+from tests.support.hooked_models import Around, Nothing, Several, add_one
+from tests.support.models import GPT, mlp, tokens
 
 
 def test_a_hook_gets_the_tensor_and_the_point_and_none_leaves_it_alone():

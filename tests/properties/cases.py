@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tests.properties.models import random_model
 from tests.properties.modules import Boom
 from tests.properties.programs import Block, Drawing, Program
+from tests.properties.random_models import random_model
 from tests.properties.steps import STEPS
 from tests.properties.survey import Survey
 from tests.properties.worlds import Case

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from hookline import _blocks as context
-from hookline._cache import records
+from hookline._cache import record as records
 from hookline._engine import actions, arguments, calls, checkpoints, gradients
 from hookline._engine import attach as modules
 from hookline._engine import shadow as watches

@@ -18,9 +18,9 @@ from tests.properties.cases import RECOMPUTED, random_case, random_families, sur
 from tests.properties.checks import Anatomy, anatomy, changes, divergence, is_nothing, may_be_stale
 from tests.properties.members import random_member
 from tests.properties.memories import Twice, Writer
-from tests.properties.models import CYCLIC, random_model
 from tests.properties.places import Place, random_place
 from tests.properties.programs import VALUES, Block, Drawing, Program
+from tests.properties.random_models import CYCLIC, random_model
 from tests.properties.steps import WRITING
 from tests.properties.structures import copied, difference
 from tests.properties.survey import Survey

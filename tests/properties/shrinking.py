@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.properties.cases import surveyed
-from tests.properties.models import Node
 from tests.properties.programs import Action, Block, Program
 from tests.properties.properties import check
+from tests.properties.random_models import Node
 from tests.properties.worlds import Case
 
 PAIRED = ("open", "close", "enter", "leave", "line")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.properties import models
+from tests.properties import random_models
 from tests.properties.arguments import Arguments
 from tests.properties.layers import is_transparent
 from tests.properties.memories import Stride
@@ -54,12 +54,12 @@ class Survey(Oracle):
         super().__init__(model)
         self.calls: dict[Spot, list[Seen]] = {}
         self.passing = 0
-        self.aliasing = {Spot(module) for module in models.aliasing(model)}
+        self.aliasing = {Spot(module) for module in random_models.aliasing(model)}
         self.strided = {Spot(module) for module in model.modules() if isinstance(module, Stride)}
         self.parametrized = any("parametrizations" in name for name, _ in model.named_modules())
-        self.overwritten = {Spot(module) for module in models.overwritten(model)}
+        self.overwritten = {Spot(module) for module in random_models.overwritten(model)}
         # Torch refuses a reentrant segment in which nothing needs a gradient, but only in backward.
-        self.reentrant = {Spot(module) for module in models.inside_reentrant(model)}
+        self.reentrant = {Spot(module) for module in random_models.inside_reentrant(model)}
         self.segments: list[tuple[bool, int]] = []  # Those that are running, and in how many forwards.
         self.segmented: set[Spot] = set()  # Functions in a part of a forward that is checkpointed by itself.
         self.lazy = {module for module in model.modules() if isinstance(module, nn.LazyLinear)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.properties import properties
 from tests.properties.fuzz import Check, problem_of, quiet
-from tests.properties.models import COMPOSITE, LEAF, random_model
+from tests.properties.random_models import COMPOSITE, LEAF, random_model
 from tests.properties.steps import STEPS
 
 CHUNK = 50

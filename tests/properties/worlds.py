@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from tests.properties.containers import KINDS, container, recall
-from tests.properties.models import Model
 from tests.properties.modules import SHAPE, Tripwire, blend
 from tests.properties.programs import Action, Program, chosen, patch_value
+from tests.properties.random_models import Model
 from tests.properties.structures import copied
 from tests.properties.survey import Survey
 

@@ -14,62 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.failure_modes.states import state_of
-from tests.models import GPT, Block, Nested, mlp, tokens
+from tests.support.models import GPT, Block, Nested, mlp, tokens
+from tests.support.scanned import FAKE, REAL, Stateful
 
 ROOT = Path(__file__).parents[2]
-FAKE = "on fake tensors"
-REAL = "on a real run"
-
-
-class DataDependent(nn.Module):
-    """Looks at its values to decide what to run, so that shapes alone don't suffice; and has state to be changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 8)
-        self.norm = nn.BatchNorm1d(5)
-        self.drop = nn.Dropout(0.5)
-        self.b = nn.Linear(8, 8)
-        self.c = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.drop(self.norm(self.a(x)))
-        x = self.b(x) if x.abs().sum().item() > 0 else self.c(x)
-        return x[x[..., 0] > 0]
-
-
-class Stateful(nn.Module):
-    """Keeps state in every way there is; `look` makes it need the real run."""
-
-    def __init__(self, look: bool) -> None:
-        super().__init__()
-        self.look = look
-        self.body = nn.Linear(8, 8)
-        self.drop = nn.Dropout(0.5)
-        self.norm = nn.BatchNorm1d(5)
-        self.register_buffer("steps", torch.zeros(()))
-        self.register_buffer("hidden", torch.zeros(()), persistent=False)
-        self.scale = torch.ones(8)
-        self.counted = 0
-        self.seen: list[Tensor] = []
-        self.by_name: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.counted += 1
-        self.steps += 1
-        self.hidden.add_(1)
-        self.scale.mul_(2)
-        with torch.no_grad():
-            self.body.bias.add_(1)
-        x.add_(1)
-        y = self.drop(self.norm(self.body(x)))
-        self.last = y
-        self.seen.append(y)
-        self.by_name["y"] = y
-        if self.look:
-            y.sum().item()
-        return y * self.scale
 
 
 class Hazards(nn.Module):
@@ -170,49 +118,6 @@ def test_hazards_are_true() -> None:
     assert overwritten == {row.site for row in scan if "overwritten" in row.hazards}
 
 
-def test_a_model_that_looks_at_its_values_is_run_for_real_and_the_note_says_so() -> None:
-    torch.manual_seed(0)
-    model, x = DataDependent(), tokens()
-    scan = hl.scan(model, x)
-    assert scan.note.startswith(REAL)
-    assert "DataDependent" in scan.note
-    assert scan["b"].calls == 1
-    assert scan["c"].calls == 0
-    assert scan["norm"].shape == "(2, 5, 8)"
-    assert repr(scan).startswith(REAL)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_real_run_leaves_no_mark(training: bool) -> None:
-    model, x = DataDependent().train(training), tokens()
-    before, numbers = state_of(model), {name: value.clone() for name, value in model.state_dict().items()}
-    random, given = torch.get_rng_state(), x.clone()
-    hl.scan(model, x)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert torch.equal(x, given)
-    assert state_of(model) == before
-    assert all(torch.equal(value, numbers[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("look", [False, True], ids=["fake", "real"])
-def test_a_model_that_writes_on_itself_is_put_back(look: bool) -> None:
-    model, x = Stateful(look), tokens()
-    given, random = x.clone(), torch.get_rng_state()
-    before = state_of(model)
-    numbers = {name: value.clone() for name, value in [*model.named_parameters(), *model.named_buffers()]}
-    assert hl.scan(model, x).note.startswith(REAL if look else FAKE)
-    assert torch.equal(x, given)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert (model.counted, model.seen, model.by_name) == (0, [], {})
-    assert not hasattr(model, "last")
-    assert torch.equal(model.scale, torch.ones(8))
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        assert torch.equal(value, numbers[name]), name
-    assert state_of(model) == before
-    model(x)
-    assert not any(type(value).__name__ == "FakeTensor" for value in [model.last, *model.seen, model.scale])
-
-
 @pytest.mark.parametrize("look", [False, True], ids=["fake", "real"])
 def test_a_scan_inside_a_block_or_under_hooks_adds_nothing_to_their_caches(look: bool) -> None:
     model, x = Stateful(look), tokens()
@@ -226,36 +131,12 @@ def test_a_scan_inside_a_block_or_under_hooks_adds_nothing_to_their_caches(look:
     assert len(scan) == 4
 
 
-def test_a_model_that_fails_raises_its_own_error_and_is_put_back() -> None:
-    model, x = GPT(depth=2), tokens()
-    before, random = state_of(model), torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="normalized_shape"):
-        hl.scan(model, x[..., :3])
-    with pytest.raises(TypeError, match="nonsense"):
-        hl.scan(model, x, nonsense=1)
-    assert state_of(model) == before
-    assert torch.equal(torch.get_rng_state(), random)
-    with pytest.raises(hl.HooklineError, match="takes a model"):
-        hl.scan(tokens())  # type: ignore[arg-type]
-
-
 def test_compiled_and_wrapped_models_are_scanned_by_the_names_inside() -> None:
     model, x = GPT(depth=2), tokens()
     expected = [row.site for row in hl.scan(model, x)]
     torch._dynamo.reset()
     assert [row.site for row in hl.scan(torch.compile(model, backend="eager"), x)] == expected
     assert [row.site for row in hl.scan(nn.DataParallel(model), x)] == expected
-
-
-def test_the_fall_back_says_nothing_on_the_error_stream(capfd: pytest.CaptureFixture[str]) -> None:
-    class Refused(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch._grouped_mm(x, x.transpose(-1, -2).contiguous())
-
-    scan = hl.scan(Refused(), torch.randn(2, 16, 16))
-    assert scan.note.startswith(REAL)
-    hl.scan(DataDependent(), tokens())
-    assert capfd.readouterr() == ("", "")
 
 
 LARGE = """

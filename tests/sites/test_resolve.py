@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._sites.resolve import find_places
-from tests.models import GPT, Block, Nested, mlp, tokens
+from tests.support.models import GPT, Block, Nested, mlp, tokens
 
 
 def names(model: nn.Module, *where: Any) -> list[str]:
@@ -131,24 +131,6 @@ def test_a_model_is_a_module(verb: Callable[..., Any]) -> None:
 def test_capture_without_a_place_is_refused() -> None:
     with pytest.raises(hl.SiteError, match=r"capture what\?.*hl\.sites\(model\)"):
         hl.capture(mlp())
-
-
-def test_the_table_shows_module_parameters_and_other_names() -> None:
-    assert repr(hl.sites(mlp(), nn.Linear, "1:input")) == (
-        "site     module  parameters  also named\n"
-        "───────  ──────  ──────────  ──────────\n"
-        "0        Linear          40\n"
-        "2        Linear          18\n"
-        "1:input  ReLU             0"
-    )
-
-
-def test_sites_are_a_sequence() -> None:
-    found = hl.sites(mlp(), "*")
-    assert len(found) == 3
-    assert found[0] == hl.Site("0")
-    assert found[-2:] == [hl.Site("1"), hl.Site("2")]
-    assert hl.Site("1") in found
 
 
 class Answer(NamedTuple):
@@ -330,23 +312,6 @@ def test_a_site_of_one_call_fires_on_that_call_only() -> None:
     assert torch.equal(acts["0#2:input"], x * 2)
 
 
-def test_a_call_that_was_not_reached_is_counted_for_the_user() -> None:
-    with pytest.raises(hl.NeverFired, match=r"'0#3' was not reached: '0' was called 2 times, and '#' counts from 0"):
-        with hl.capture(model := mlp(), "0#3"):
-            model(torch.ones(2, 4))
-            model(torch.ones(2, 4))
-
-
-def test_calls_before_the_block_are_not_counted_for_the_user() -> None:
-    model = mlp()
-    hooks = hl.Hooks(model)
-    hooks.edit("0#1", lambda value: value)
-    model(torch.ones(2, 4))
-    with pytest.raises(hl.NeverFired, match="'0#1' was not reached: '0' was called 1 time,"):
-        hooks.run(torch.ones(2, 4))
-    hooks.remove()
-
-
 def test_a_part_that_is_named_and_matched_by_a_star_is_one_site() -> None:
     _, acts = hl.run(mlp(), torch.ones(2, 4), capture=["0[*]", "0[0]"])
     assert sorted(acts) == ["0[0]", "0[1]"]
@@ -403,11 +368,3 @@ def test_a_regular_expression_that_matches_a_part_of_a_name_is_told_that_it_has_
 def test_a_range_of_names_in_brackets_is_told_of_braces() -> None:
     with pytest.raises(hl.SiteError, match=r"several names are written with braces, as in 'h.\{0,1,2\}'"):
         hl.sites(GPT(), "h.[0-2]")
-
-
-def test_sites_tell_whether_a_place_is_among_them_by_its_text_too() -> None:
-    found = hl.sites(GPT(), "h.*")
-    assert "h.0" in found
-    assert "h.0:output" in found
-    assert hl.Site("h.0") in found
-    assert "head" not in found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.store.stores import ARRAYS, plans, write
+from tests.support.stores import ARRAYS, plans, write
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import hookline as hl
 from hookline._store.datasets import Epochs
-from tests.store.made import made, tokens
+from tests.support.stores import made, tokens
 
 LENGTHS = [5, 1, 0, 7, 3, 2, 9, 4, 6, 1, 8]
 

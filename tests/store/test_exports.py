@@ -12,7 +12,7 @@ import torch
 
 import hookline as hl
 from hookline._store import exports
-from tests.store.made import made, tokens
+from tests.support.stores import made, tokens
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -8,7 +8,7 @@ import pytest
 
 from hookline import StoreError
 from hookline._store.store import Store
-from tests.store.stores import seal
+from tests.support.stores import seal
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from hookline._store.remote_storage import RemoteStorage
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit, sweep
-from tests.store.made import made, tokens
+from tests.support.stores import made, tokens
 
 fsspec = pytest.importorskip("fsspec")
 ROOT = Path(__file__).parent.parent.parent

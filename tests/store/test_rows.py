@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hookline._store import rows
 from hookline._store.manifest import Array
 from hookline._store.store import Store
-from tests.store.stores import DTYPES, Plan, bits, expected, join, same, take, write
+from tests.support.stores import DTYPES, Plan, bits, expected, join, same, take, write
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # Where waiting for the disk takes no time.
 

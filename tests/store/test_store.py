@@ -21,8 +21,7 @@ from hookline._store.manifest import Array, Manifest, read_manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit
-from tests.store.made import made
-from tests.store.stores import ARRAYS, Plan, bits, many, plans, same, write, write_unit
+from tests.support.stores import ARRAYS, Plan, bits, made, many, plans, same, write, write_unit
 
 
 def test_any_spelling_of_a_site_finds_it(acts):

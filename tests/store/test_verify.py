@@ -17,7 +17,7 @@ from hookline._store.manifest import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit
-from tests.store.stores import ARRAYS, many, plans, same, seal, write, write_unit
+from tests.support.stores import ARRAYS, many, plans, same, seal, write, write_unit
 
 
 def files(path):

@@ -11,7 +11,7 @@ from torch import nn
 
 import hookline as hl
 from hookline._sweep.sweep import Sweep
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
 
 
 @pytest.fixture

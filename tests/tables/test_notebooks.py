@@ -13,7 +13,7 @@ from torch import nn
 import hookline as hl
 from hookline._tables import Table
 from hookline._tables.notebooks import MOST_ROWS
-from tests.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, tokens
 
 WITHOUT_END = {"path", "br", "hr", "img", "input", "meta", "link"}
 

@@ -12,7 +12,7 @@ import hookline as hl
 from hookline._tables import Table, Tabular, count
 from hookline._tables.cells import bar, clean, cut, cut_name, pad, width, wrap
 from hookline._tables.table import ENOUGH_ROWS, MOST_ROWS
-from tests.models import GPT, mlp
+from tests.support.models import GPT, mlp
 
 
 def table(header: tuple[str, ...], rows: list[tuple[object, ...]], title: str = "") -> str:

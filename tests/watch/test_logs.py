@@ -12,7 +12,7 @@ from torch import nn
 
 import hookline as hl
 from hookline._watch import logs
-from tests.models import mlp
+from tests.support.models import mlp
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

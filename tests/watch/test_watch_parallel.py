@@ -9,8 +9,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hookline as hl
-from tests.models import mlp
-from tests.ranks import on_two_ranks
+from tests.support.models import mlp
+from tests.support.ranks import on_two_ranks
 
 NAN = float("nan")
 

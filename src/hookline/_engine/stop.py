@@ -163,7 +163,8 @@ def follow(following: list[Tap], here: Blocks, run: Callable[[], Any]) -> Any:
             covered += _look_through(forward, tap.module)
         if forward.parents and tap.active and forward.has_grown() and forward.owner is not None:
             forward.owner.warn_of_new()
-        has_gradients = has_gradients or forward.has_gradients
+        if forward.has_gradients:
+            has_gradients = True
         if tap.blocks:
             beside += (tap.session.others.begin(),)
             if tap.session.generator is not None:

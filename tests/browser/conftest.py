@@ -1,0 +1,83 @@
+"""A browser, pages that hl.explore wrote, and what every one of them is held to: no errors, nothing fetched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.browser import example_pages
+from tests.browser.window import Window
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A browser for the tests of one file: while it is there an event loop runs, which tests of asyncio would meet."""
+    program = os.environ.get("HOOKLINE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None and os.environ.get("CI", "").lower() == "true":
+        pytest.fail("no Chromium is installed, and CI has to try the explorer page: see .ci/run")
+    if program is None:
+        pytest.skip("no Chromium is installed (or name one in HOOKLINE_BROWSER)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=list(QUIET))
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def look(browser) -> Iterator[Callable[..., Window]]:
+    """Open pages; at the end, none has said an error, and none has fetched anything."""
+    windows: list[Window] = []
+
+    def open_page(path: os.PathLike[str] | str, **options) -> Window:
+        windows.append(Window(browser, Path(path), **options))
+        return windows[-1]
+
+    yield open_page
+    for window in windows:
+        window.close()
+        assert window.errors == []
+        assert window.requests == [window.address]
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory, worker_id) -> Path:
+    """A folder that all the workers of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "explorer-pages"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def once(make: Callable[[Path], object], path: Path) -> Path:
+    """Make a page unless another worker has."""
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            make(path.with_suffix(".new"))
+            path.with_suffix(".new").rename(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def gpt2(pages) -> Path:
+    return once(example_pages.gpt2, pages / "gpt2.html")
+
+
+@pytest.fixture(scope="session")
+def digits(pages) -> Path:
+    return once(example_pages.digits, pages / "digits.html")

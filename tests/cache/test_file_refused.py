@@ -1,0 +1,242 @@
+"""Files that are damaged, hostile, or another program's: each is refused, and none is believed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from hookline._cache import file as files
+from hookline.errors import StoreError
+from tests.support.cache_files import same
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
+
+
+def forge(path: Path, tensors: list[Any], sites: list[Any], data: bytes = b"", **more: Any) -> None:
+    """Write a file of a hostile manifest whose checksums are all right."""
+    header = files._header({"format": files._FORMAT, "tensors": tensors, "sites": sites, **more})
+    path.write_bytes(header + data)
+
+
+@pytest.fixture
+def small(path: Path) -> bytes:
+    files.write_file(
+        path, {"h.3": [(torch.arange(5.0), None)], "h.4:input": [torch.zeros(2, 2, dtype=torch.bool), 1.5]}
+    )
+    return path.read_bytes()
+
+
+def test_a_file_cut_short_anywhere_is_refused(path: Path, small: bytes) -> None:
+    for length in range(len(small)):
+        path.write_bytes(small[:length])
+        with pytest.raises(StoreError, match=r"acts\.safetensors"):
+            files.read_file(path)
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x02, 0x20, 0x80, 0xFF])
+def test_a_file_with_any_byte_changed_is_refused(path: Path, small: bytes, mask: int) -> None:
+    for position in range(len(small)):
+        path.write_bytes(small[:position] + bytes([small[position] ^ mask]) + small[position + 1 :])
+        with pytest.raises(StoreError, match=r"acts\.safetensors"):
+            files.read_file(path)
+
+
+def test_a_file_with_bytes_added_or_swapped_is_refused(path: Path, small: bytes) -> None:
+    for changed in (small + b"\0", b"\0" + small, small + small, small[:-4] + small[-2:] + small[-4:-2] + b"\1"):
+        path.write_bytes(changed)
+        with pytest.raises(StoreError, match=r"acts\.safetensors"):
+            files.read_file(path)
+
+
+def test_another_programs_safetensors_file_says_how_to_read_it(path: Path) -> None:
+    for metadata in (None, {"format": "pt"}):
+        safetensors.torch.save_file({"x": torch.ones(2)}, path, metadata=metadata)
+        with pytest.raises(StoreError, match=r"not from hookline.*safetensors\.torch\.load_file"):
+            files.read_file(path)
+
+
+def test_a_file_rewritten_by_another_program_is_refused(path: Path) -> None:
+    files.write_file(path, {"h": [torch.ones(2), torch.zeros(3)]})
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) + 1 for name in file.keys()}  # noqa: SIM118
+    safetensors.torch.save_file(tensors, path, metadata=metadata)
+    with pytest.raises(StoreError, match="damaged"):
+        files.read_file(path)
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.target),))
+
+
+def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
+    bomb = Bomb(tmp_path / "executed")
+    archive = io.BytesIO()
+    torch.save(bomb, archive)
+    legacy = io.BytesIO()
+    torch.save(bomb, legacy, _use_new_zipfile_serialization=False)
+    pickles = [pickle.dumps(bomb, protocol) for protocol in range(6)]
+    for content in (archive.getvalue(), legacy.getvalue(), *pickles):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"no pickle is ever opened.*torch\.load\(path, weights_only=True\)"):
+            files.read_file(path)
+    assert not bomb.target.exists()
+    pickle.loads(pickles[-1])
+    assert bomb.target.exists(), "the bomb would have gone off"
+
+
+def test_what_is_no_file_is_said(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"acts\.safetensors.*No such file"):
+        files.read_file(path)
+    with pytest.raises(StoreError, match="not a regular file"):
+        files.read_file(tmp_path)
+    with pytest.raises(StoreError, match="not a regular file"):
+        files.read_file("/dev/zero")
+    os.mkfifo(path)
+    with pytest.raises(StoreError, match="not a regular file"):
+        files.read_file(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\xff" * 100, b"{}", b"\x02" + b"\0" * 7 + b"{}", b"x" * 5000])
+def test_content_of_another_kind_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"acts\.safetensors"):
+        files.read_file(path)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b'{"a":' * 100_000, b"1" * 100_000, b'["hookline"]', b'"hookline"', b"null"]
+)
+def test_an_absurd_header_is_refused(path: Path, text: bytes) -> None:
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(StoreError, match=r"acts\.safetensors"):
+        files.read_file(path)
+
+
+NOTE = [f"{zlib.crc32(bytes(4)):08x}", "torch.float32", [1]]
+TENSOR = ["tensor", 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sites", "data"),
+    [
+        ([NOTE], [], bytes(4)),  # A tensor of no site.
+        ([], [["h", [TENSOR]]], b""),  # A tensor that is not there.
+        ([NOTE], [["h", [["tensor", -1, 0]]]], bytes(4)),
+        ([NOTE], [["h", [["tensor", "0", 0]]]], bytes(4)),
+        ([NOTE], [["h", [TENSOR, ["tensor", 0]]]], bytes(4)),
+        ([NOTE], [["h", [TENSOR]], ["h", []]], bytes(4)),  # A site twice.
+        ([NOTE], [["h", [TENSOR]]], bytes(8)),
+        ([[*NOTE[:2], [1 << 40]]], [["h", [TENSOR]]], bytes(4)),
+        ([[*NOTE[:2], [-1]]], [["h", [TENSOR]]], bytes(4)),
+        ([[*NOTE[:2], [True]]], [["h", [TENSOR]]], bytes(4)),
+        ([["00000000", "torch.float32", [1 << 62, 1 << 62, 0]]], [["h", [TENSOR]]], b""),
+        ([[*NOTE[:2], [1] * 1000]], [["h", [TENSOR]]], bytes(4)),
+        ([[NOTE[0], "torch.qint32", [1]]], [["h", [TENSOR]]], bytes(4)),
+        ([[NOTE[0], "os.system", [1]]], [["h", [TENSOR]]], bytes(4)),
+        ([], [["h", [["eval", "1"]]]], b""),
+        ([], [["h", [["record", "x", []]]]], b""),
+        ([], [["h", [["dict", 1]]]], b""),
+        ([], [["h", [["dict", 1, 2, 1, 3]]]], b""),
+        ([], [["h", [["dict", ["list"], 2]]]], b""),
+        ([], [["h", [["device", "nowhere"]]]], b""),
+        ([], [["h", [["float", "00"]]]], b""),
+        ([], [["h", [1.5]]], b""),
+        ([], [["h", [{"tuple": 1}]]], b""),
+        ([], [["h", [[]]]], b""),
+        ([], [["h", 5]], b""),
+        ([], 5, b""),
+        (5, [], b""),
+        ([], [["h", [json.loads("[" * 500 + "]" * 500)]]], b""),
+    ],
+)  # fmt: skip
+def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, data: bytes) -> None:
+    try:
+        forge(path, tensors, sites, data)
+    except (ValueError, TypeError, KeyError):  # Not even the forger can lay it out: put the manifest there as it is.
+        manifest = json.dumps({"format": files._FORMAT, "tensors": tensors, "sites": sites})
+        text = json.dumps(
+            {"__metadata__": {"hookline": manifest, "checksum": f"{zlib.crc32(manifest.encode()):08x}"}},
+            separators=(",", ":"),
+        )
+        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + data)
+    with pytest.raises(StoreError, match=r"acts\.safetensors.*(damaged|too long)"):
+        files.read_file(path)
+
+
+def test_the_forger_of_these_tests_can_forge(path: Path) -> None:
+    forge(path, [NOTE], [["h", [TENSOR]]], bytes(4))
+    assert same(files.read_file(path), {"h": [torch.zeros(1)]})
+
+
+def test_names_in_a_hostile_record_reach_nothing(path: Path) -> None:
+    names = ["__class__", "_fields", "x y", "class", "x=print(1)", "ﬁ", "fi", "", "a"]
+    forge(path, [], [["h", [["record", "R", ["tuple", "__new__"], "a", 1], ["record", "R;", ["tuple"], "b", 2]]]])
+    assert files.read_file(path) == {"h": [{"a": 1}, {"b": 2}]}
+    parts = [part for name in names for part in (name, 1)]
+    forge(path, [], [["h", [["record", "R", ["tuple"], *parts], ["record", "R", ["tuple"], "ﬁ", 1, "fi", 2]]]])
+    assert files.read_file(path) == {"h": [dict.fromkeys(names, 1), {"ﬁ": 1, "fi": 2}]}
+
+
+def test_a_header_with_overlapping_tensors_is_refused(path: Path) -> None:
+    files.write_file(path, {"h": [torch.zeros(2), torch.ones(2)]})
+    content = path.read_bytes()
+    changed = content.replace(b'"data_offsets":[8,16]', b'"data_offsets":[0,8] ')
+    assert changed != content
+    path.write_bytes(changed)
+    with pytest.raises(StoreError, match="damaged"):
+        files.read_file(path)
+
+
+def test_a_file_of_a_later_version_says_to_update(path: Path) -> None:
+    header = files._header({"format": ["hookline cache", 2], "tensors": [], "sites": []})
+    path.write_bytes(header)
+    with pytest.raises(StoreError, match=r"\['hookline cache', 2\].*update hookline"):
+        files.read_file(path)
+
+
+def test_a_changed_version_is_damage_and_no_later_one(path: Path) -> None:
+    files.write_file(path, {"h": [torch.zeros(2)]})
+    content = path.read_bytes()
+    changed = content.replace(b'cache\\",1]', b'cache\\",3]')
+    assert changed != content
+    path.write_bytes(changed)
+    with pytest.raises(StoreError, match="is damaged: its header does not fit its checksum; save it again"):
+        files.read_file(path)
+
+
+def test_a_huge_claim_is_refused_before_anything_is_allocated(path: Path) -> None:
+    forge(path, [["00000000", "torch.float32", [1 << 40]]], [["h", [TENSOR]]])
+    started = time.perf_counter()
+    with pytest.raises(StoreError, match="cut short"):
+        files.read_file(path)
+    path.write_bytes((1 << 40).to_bytes(8, "little") + b"{" * 100)
+    with pytest.raises(StoreError, match="cut short"):
+        files.read_file(path)
+    assert time.perf_counter() - started < 5
+
+
+def test_a_cache_of_a_hundred_thousand_sites_is_read_and_one_of_millions_of_values_is_refused(path: Path) -> None:
+    many = [[f"transformer.h.{number % 96}.attn.part_{number}", [number]] for number in range(100_000)]
+    tensors = [["00000000", "torch.float32", [0]] for _ in range(100_000)]
+    nodes = [[site, [["tensor", number, 0]]] for number, (site, _) in enumerate(many)]
+    forge(path, tensors, nodes)
+    assert path.stat().st_size > 10_000_000
+    with open(path, "rb") as file:
+        assert len(files._manifest(file, path.stat().st_size)[0]["sites"]) == 100_000
+    with pytest.raises(StoreError, match="too many values for one file"):
+        files.write_file(path, {"h": [[0] * 4_000_000]}, overwrite=True)

@@ -1,0 +1,291 @@
+"""Writing a file: wholly or not at all, whatever the disk, the process and other writers do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookline._cache import file as files
+from hookline.errors import StoreError
+from tests.support.cache_files import leftovers
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
+
+
+def child(code: str, *arguments: object) -> list[str]:
+    """Return the command that runs `code` in a process of its own, with `path` its first argument."""
+    start = "import os, sys, torch\nfrom hookline._cache import file as files\nfrom hookline.errors import StoreError\n"
+    return [sys.executable, "-c", start + "path = sys.argv[1]\n" + textwrap.dedent(code), *map(str, arguments)]
+
+
+def run(code: str, *arguments: object) -> str:
+    done = subprocess.run(child(code, *arguments), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_existing_file_is_replaced_only_when_asked(path: Path, tmp_path: Path) -> None:
+    files.write_file(path, {"h": [1]})
+    with pytest.raises(StoreError, match=r"acts\.safetensors.*exists.*overwrite=True"):
+        files.write_file(path, {"h": [2]})
+    assert files.read_file(path) == {"h": [1]}
+    files.write_file(path, {"h": [2]}, overwrite=True)
+    assert files.read_file(path) == {"h": [2]}
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_or_pipe_is_never_replaced(path: Path, tmp_path: Path, overwrite: bool) -> None:
+    os.mkfifo(path)  # It stands for /dev/null, which root could lose.
+    for target in (tmp_path, path):
+        with pytest.raises(StoreError, match="only files are replaced"):
+            files.write_file(target, {"h": [2]}, overwrite=overwrite)
+    assert path.is_fifo()
+
+
+def test_a_link_is_followed_and_stays_a_link(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    real = tmp_path / "elsewhere" / "real.safetensors"
+    path.symlink_to(real)
+    for number in (1, 2):
+        files.write_file(path, {"h": [number]}, overwrite=number == 2)
+        assert path.is_symlink()
+        assert files.read_file(real) == files.read_file(path) == {"h": [number]}
+
+
+def test_a_plain_name_and_a_name_of_full_length_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("acts", "x" * 255, "é" * 127):
+        files.write_file(name, {"h": [1]})
+        assert files.read_file(name) == {"h": [1]}
+
+
+def test_the_file_has_the_rights_of_any_new_file(path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write_file(path, {"h": [1]})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_missing_folder_is_said_with_path_and_size(tmp_path: Path) -> None:
+    with pytest.raises(
+        StoreError, match=r"'.*/nowhere/acts' was not written \(4,\d\d\d bytes\): No such file.*folder exists"
+    ):
+        files.write_file(tmp_path / "nowhere" / "acts", {"h": [torch.zeros(1000)]})
+
+
+def test_a_folder_without_the_right_to_write_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    if os.getuid() == 0:
+        for place in (tmp_path, *tmp_path.parents[:2]):
+            place.chmod(0o755)
+    said = run(
+        """
+        if os.getuid() == 0:
+            os.setuid(65534)
+        try:
+            files.write_file(path + "/acts", {"h": [1]})
+        except StoreError as error:
+            print(error)
+        """,
+        folder,
+    )
+    assert "Permission denied" in said
+    assert "may be written to" in said
+
+
+def limited(path: Path, value: str) -> str:
+    """Save over a file in a process that may write 9 MB; return what it says, with the old file still there alone."""
+    files.write_file(path, {"h": [1]})
+    said = run(
+        f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9_000_000, 9_000_000))
+        try:
+            files.write_file(path, {{"h": [{value}]}}, overwrite=True)
+        except StoreError as error:
+            print(error)
+        """,
+        path,
+    )
+    assert files.read_file(path) == {"h": [1]}
+    assert os.listdir(path.parent) == [path.name]
+    return said
+
+
+def test_more_than_the_disk_has_room_for_is_refused_before_writing(path: Path) -> None:
+    said = limited(path, "torch.zeros(1).expand(1 << 48)")
+    assert re.search(r"\(1,125,899,9\d\d,\d\d\d,\d\d\d bytes\): No space left.*cache\.select", said)
+
+
+def test_a_limit_on_file_sizes_leaves_the_old_file_and_nothing_else(path: Path) -> None:
+    said = limited(path, "torch.zeros(5_000_000)")
+    assert re.search(r"acts\.safetensors' was not written \(20,000,\d\d\d bytes\): File too large", said)
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    """A disk with free bytes but no free inode: the check beforehand passes, the write does not."""
+    code = """
+        files.write_file(path + "/acts", {"h": [1]})
+        import itertools
+        try:
+            for number in itertools.count():
+                open(f"{path}/{number}", "w").close()
+        except OSError:
+            pass
+        try:
+            files.write_file(path + "/acts", {"h": [2]}, overwrite=True)
+        except StoreError as error:
+            print(error)
+        assert files.read_file(path + "/acts") == {"h": [1]}
+        assert not [name for name in os.listdir(path) if "hookline" in name]
+        """
+    command = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o nr_inodes=20 tmpfs "$0" && exec "$@"', str(tmp_path)]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system in a namespace of its own")
+    done = subprocess.run([*command, *child(code, tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout
+
+
+def test_a_full_disk_in_the_midst_of_a_write_is_said_and_cleaned_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write_file(path, {"h": [1]})
+    stream = files._stream
+
+    def into_a_full_device(file: Any, *rest: Any) -> None:
+        with open("/dev/full", "wb") as full:
+            stream(full, *rest)
+
+    monkeypatch.setattr(files, "_stream", into_a_full_device)
+    with pytest.raises(StoreError, match=r"bytes\): No space left on device"):
+        files.write_file(path, {"h": [torch.zeros(3_000_000)]}, overwrite=True)
+    assert files.read_file(path) == {"h": [1]}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_an_interrupt_in_the_midst_of_a_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
+    files.write_file(path, {"h": [1]})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay in (0.001, 0.005, 0.02):
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                files.write_file(path, {"h": [torch.zeros(1).expand(1 << 26)]}, overwrite=True)
+            assert files.read_file(path) == {"h": [1]}
+            assert os.listdir(path.parent) == [path.name]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_new_one(path: Path) -> None:
+    code = """
+        print("ready", flush=True)
+        for number in range(int(sys.argv[2]), 10**9):
+            files.write_file(path, {"h": [number, torch.full((3_000_000,), number)]}, overwrite=True)
+        """
+    files.write_file(path, {"h": [0, torch.zeros(3)]})
+    last, kills = 0, 0
+    for delay in (0.0, 0.01, 0.03, 0.08, 0.13):
+        writer = subprocess.Popen(child(code, path, last + 1), stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(delay)
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        kills += bool(leftovers(path))
+        number, tensor = files.read_file(path)["h"]
+        assert number >= last
+        assert bool((tensor == number).all())
+        last = number
+    assert kills, "no writer was killed in the midst of a write"
+
+
+def test_what_a_killed_writer_left_is_removed_by_a_later_save(path: Path) -> None:
+    writer = subprocess.Popen(
+        child("print('ready', flush=True); files.write_file(path, {'h': [torch.zeros(1).expand(1 << 30)]})", path),
+        stdout=subprocess.PIPE,
+    )
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not leftovers(path):
+        time.sleep(0.001)
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    (stale,) = leftovers(path)
+    files.write_file(path, {"h": [1]})
+    assert leftovers(path) == [stale], "it is young: its writer could be alive"
+    long_ago = time.time() - 2 * files._STALE
+    os.utime(path.parent / stale, (long_ago, long_ago))
+    (path.parent / "mine").touch()
+    os.utime(path.parent / "mine", (long_ago, long_ago))
+    files.write_file(path, {"h": [2]}, overwrite=True)
+    assert sorted(os.listdir(path.parent)) == [path.name, "mine"]
+
+
+def test_of_many_writers_at_once_exactly_one_wins(path: Path) -> None:
+    barrier = threading.Barrier(8)
+    won: list[int] = []
+    lost: list[str] = []
+
+    def save(number: int) -> None:
+        value = torch.full((100_000,), number)
+        barrier.wait()
+        try:
+            files.write_file(path, {"h": [value]})
+        except StoreError as error:
+            lost.append(str(error))
+        else:
+            won.append(number)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert all("exists" in message for message in lost)
+    assert bool((files.read_file(path)["h"][0] == won[0]).all())
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_writing_a_large_view_needs_little_memory(path: Path) -> None:
+    said = run(
+        """
+        def peak():
+            with open("/proc/self/status") as status:
+                return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+
+        value = torch.zeros(2048, 1).expand(2048, 40_000).t()  # 320 MB if it were copied.
+        files.write_file(path, {"h": [torch.zeros(3_000_000)]})
+        before = peak()
+        files.write_file(path, {"h": [value]}, overwrite=True)
+        print(peak() - before)
+        """,
+        path,
+    )
+    path.unlink()
+    assert int(said) < 60_000

@@ -1,0 +1,513 @@
+"""TorchHook on hookline: what the original got wrong."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+from hookline.compat.torchhook import (
+    HookManager,
+)
+from tests.support.models import GPT, mlp, tokens
+from tests.support.torchhook_models import ResNet, Returns, image
+
+# Many managers here are dropped before anything runs; that this is said has a test of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
+
+
+@pytest.fixture
+def resnet() -> ResNet:
+    return ResNet().eval()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_feature_stays_right_when_a_later_layer_overwrites_it(resnet, mode, device):
+    x = image().to(device)
+    resnet.to(device)
+    bn1 = F.batch_norm(resnet.conv1(x), resnet.bn1.running_mean, resnet.bn1.running_var)
+    assert bn1.min() < 0  # The ReLU that follows works in place.
+    manager = HookManager(resnet)
+    manager.add("bn1")
+    manager.add("detached", resnet.bn1, output_transform=lambda output: output.detach())
+    manager.add("own", resnet.bn1, custom_hook=lambda module, inputs, output: output)
+    with mode():
+        resnet(x)
+    for key in ("bn1", "detached", "own"):
+        (feature,) = manager.get(key)
+        assert feature.device.type == ("cpu" if key == "bn1" else device)
+        torch.testing.assert_close(feature.to(device), bn1)
+
+
+def test_a_tensor_that_was_overwritten_keeps_its_history():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    manager = HookManager(model)
+    manager.add("0", custom_hook=lambda module, inputs, output: output)
+    x = torch.randn(2, 3)
+    model(x)
+    (kept,) = manager.get("0")
+    assert kept.equal(F.linear(x, model[0].weight, model[0].bias))
+    kept.sum().backward()
+    assert model[0].bias.grad.equal(torch.full((3,), 2.0))
+
+
+class Pair(NamedTuple):
+    one: object
+    two: object
+
+
+@pytest.mark.parametrize(
+    ("transform", "read"),
+    [
+        (lambda output: output.detach().cpu().numpy(), lambda kept: kept),
+        (lambda output: output.detach().numpy().reshape(-1), lambda kept: kept),
+        (lambda output: {"a": [1, (output.detach().numpy(),)]}, lambda kept: kept["a"][1][0]),
+        (lambda output: Pair(output.detach().numpy(), "text"), lambda kept: kept.one),
+    ],
+)
+def test_an_array_stays_right_when_a_later_layer_overwrites_what_it_was_made_of(transform, read):
+    model = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
+    manager = HookManager(model)
+    manager.add("0", output_transform=transform)
+    model(torch.tensor([[-1.0, 0.0, 1.0]]))
+    (kept,) = manager.get("0")
+    assert read(kept).reshape(-1).tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("what", "function"),
+    [
+        ("custom_hook", lambda module, inputs, output: output.zero_()),
+        ("output_transform", lambda output: output.detach().mul_(2)),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_looking_may_not_write(what, function, mode):
+    model = nn.Sequential(Returns(lambda x: x + 1))
+    manager = HookManager(model)
+    manager.add("two", model[0], **{what: function})
+    with mode(), pytest.raises(hl.EditError) as caught:
+        model(torch.ones(1))
+    expected = f"'two': {what} wrote into the output, which is the model's own; write into a copy of it, such as "
+    assert str(caught.value) == expected + "output.clone()"
+
+
+def test_a_checkpoint_that_is_recomputed_adds_no_feature():
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    model, calls = Saving(), []
+    manager = HookManager(model)
+    manager.add("body.0")
+    manager.add("body.1", custom_hook=lambda module, inputs, output: calls.append(1) or output)
+    model(torch.ones(1, 4)).sum().backward()
+    assert len(manager.get("body.0")) == len(manager.get("body.1")) == len(calls) == 1
+
+
+def test_a_layer_that_runs_twice_in_a_forward_has_two_features():
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    manager = HookManager(model)
+    manager.add("0")
+    manager.add("2")  # The original did not find the second name of a layer.
+    output = model(torch.ones(1, 3))
+    assert len(manager.get("0")) == 2
+    assert manager.get("0")[1].equal(manager.get("2")[1])
+    assert manager.get("0")[1].equal(output)
+
+
+@pytest.mark.parametrize("custom_hook", [None, lambda module, inputs, output: output])
+def test_a_dropped_manager_takes_its_hooks_and_features_along(custom_hook):
+    model = mlp()
+    manager = HookManager(model)
+    handle = manager.add("0", custom_hook=custom_hook)
+    model(torch.ones(1, 4))
+    gone, kept = weakref.ref(manager), weakref.ref(manager.get("0")[0])
+    gc.disable()
+    try:
+        del manager
+        assert gone() is None
+        assert kept() is None
+        assert len(hl.attached(model)) == 0
+    finally:
+        gc.enable()
+    handle.remove()  # Nothing to do any more.
+
+
+def test_hooks_go_at_the_end_of_a_block_and_features_stay():
+    model = mlp()
+    with pytest.raises(ZeroDivisionError), HookManager(model, max_size=1) as manager:
+        manager.add("0")
+        manager.add("2")
+        model(torch.ones(1, 4))
+        1 / 0
+    assert len(hl.attached(model)) == 0
+    assert manager.get_keys() == []
+    assert manager.get("2")[0].shape == (1, 2)
+    assert "Registered Hooks: 0 (max_size=1)" in str(manager)
+    manager.clear_hooks()
+    assert str(manager).endswith("No hooks have been registered.")
+
+
+def test_an_output_transform_gets_the_whole_of_what_is_no_tensor():
+    """As the warning of the original advised; there the transform got the first element, or was not called."""
+    lstm = nn.LSTM(3, 4)
+    manager = HookManager(lstm)
+    manager.add("cell", lstm, output_transform=lambda output: output[1][1].detach())
+    manager.add("all", lstm, output_transform=lambda output: output)
+    with pytest.warns(hl.HooklineWarning) as said:
+        lstm(torch.ones(5, 3))
+    assert [str(one.message) for one in said] == [
+        f"output_transform for key '{key}' is given the whole output, a tuple; TorchHook gave it the first element, "
+        "which is output[0]"
+        for key in ("cell", "all")
+    ]
+    assert said[0].filename == __file__
+    _, (_, cell) = lstm(torch.ones(5, 3))  # Said once.
+    assert manager.get("cell")[1].equal(cell)
+    assert manager.get("all")[1][1][1].equal(cell)
+    assert "all                           2                   tuple " in str(manager)  # No shape, and no error.
+    nested = Returns(lambda x: {"logits": x})
+    others = HookManager(nested)
+    others.add("", output_transform=lambda output: output["logits"])
+    nested(torch.ones(2))
+    assert others.get("")[0].equal(torch.ones(2))
+
+
+def test_a_transform_that_expects_a_tensor_is_told_what_it_got():
+    model = Returns(lambda x: (x, x))
+    manager = HookManager(model)
+    manager.add("pair", model, output_transform=lambda output: output.detach())
+    with pytest.warns(hl.HooklineWarning, match="the first element, which is output"):
+        with pytest.raises(AttributeError, match="'tuple' object has no attribute 'detach'") as caught:
+            model(torch.ones(1))
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[:2] == [
+            "output_transform for key 'pair' is given the whole output, a tuple",
+            "hookline: raised by output_transform for key 'pair'",
+        ]
+
+
+def test_without_a_transform_the_first_of_a_sequence_is_kept_with_a_warning():
+    model = nn.Sequential(nn.GRU(3, 4))
+    manager = HookManager(model)
+    manager.add("0")
+    with pytest.warns(hl.HooklineWarning) as said:
+        output, _ = model(torch.ones(5, 3))
+    assert [str(one.message) for one in said] == [
+        "Output for key '0' is a sequence; processing the first element. Use 'output_transform' for custom handling."
+    ]
+    assert said[0].filename == __file__
+    assert manager.get("0")[0].equal(output)
+
+
+@pytest.mark.parametrize(
+    ("value", "transform"),
+    [
+        ({"a": torch.ones(1)}, None),
+        (None, None),
+        ((), None),
+        ((None, torch.ones(1)), None),
+        (3, None),
+        (None, lambda output: pytest.fail("there is nothing to transform")),
+    ],
+)
+def test_what_holds_no_tensor_first_is_warned_of(value, transform):
+    model = Returns(lambda _: value)
+    manager = HookManager(model)
+    manager.add("k", model, output_transform=transform)
+    with pytest.warns(hl.HooklineWarning) as said:
+        model(torch.ones(1))
+    assert [str(one.message) for one in said] == [
+        f"Output for key 'k' is not a Tensor or a sequence starting with a Tensor ({type(value)}). Cannot store."
+    ]
+    assert manager.get("k") == []
+
+
+def test_a_key_is_free_again_after_it_was_removed():
+    model = mlp()
+    manager = HookManager(model)
+    for _ in range(3):
+        manager.add(layer=model[1])
+    manager.remove("ReLU_0")
+    manager.add(layer=model[1])  # The original found `ReLU_2` taken.
+    assert manager.get_keys() == ["ReLU_1", "ReLU_2", "ReLU_3"]
+
+
+def test_a_handle_that_is_removed_frees_its_key_and_leaves_the_features():
+    model = mlp()
+    manager = HookManager(model)
+    handle = manager.add("0")
+    assert manager.hooks["0"] is handle
+    model(torch.ones(1, 4))
+    handle.remove()
+    handle.remove()
+    model(torch.ones(1, 4))
+    assert manager.get_keys() == []
+    assert len(manager.get("0")) == len(manager.features["0"]) == 1
+    with manager.add("0"):
+        model(torch.ones(1, 4))
+    handle.remove()
+    model(torch.ones(1, 4))
+    assert len(manager.get("0")) == 1
+    manager.remove("0")
+    assert manager.features == {}
+
+
+def test_hooks_that_hookline_clears_are_gone_for_the_manager_too():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("0")
+    assert hl.clear(model) == 1
+    assert manager.get_keys() == []
+    manager.add("0")
+    assert manager.get_keys() == ["0"]
+
+
+def test_a_copy_of_the_model_has_no_hooks():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("0")
+    manager.add("1", custom_hook=lambda module, inputs, output: output)
+    stored = pickle.loads(pickle.dumps(model))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    x = torch.ones(1, 4)
+    outputs = [other(x) for other in (copy.deepcopy(model), stored, loaded)]
+    assert manager.get_all() == {"0": [], "1": []}
+    assert all(output.equal(model(x)) for output in outputs)
+    assert len(hl.attached(loaded)) == 0
+    assert len(manager.get("0")) == 3
+
+
+def test_reading_before_the_layer_ran_says_so():
+    model = GPT(depth=1)
+    manager = HookManager(model)
+    manager.add("head")
+    manager.add("unused", nn.Tanh())
+    with pytest.warns(hl.HooklineWarning, match="no features for key 'head': its layer, Linear, has not run") as said:
+        assert manager.get_features("head") == []
+    assert said[0].filename == __file__
+    model(tokens())
+    assert len(manager.get_features("head")) == 1
+    with pytest.warns(hl.HooklineWarning, match="key 'unused': its layer, Tanh, has not run"):
+        assert manager.get("unused") == []
+    assert "Hooks Registered but Not Triggered Yet:\n- unused\n" in str(manager)
+
+
+def test_a_container_that_is_never_called_is_warned_of_and_stays_in_the_summary():
+    model = GPT(depth=1)
+    manager = HookManager(model)
+    expected = "no features will come for key 'h', a ModuleList: it has no forward; add the layers in it"
+    with pytest.warns(hl.HooklineWarning, match=expected) as said:
+        handle = manager.add("h")
+    assert said[0].filename == __file__
+    manager.add("head")
+    model(tokens())
+    assert manager.get_keys() == ["h", "head"]
+    assert manager.get_all()["h"] == []
+    assert "Not Triggered Yet:\n- h\n" in str(manager)
+    handle.remove()
+    assert manager.get_keys() == ["head"]
+
+
+def test_a_layer_that_torch_jit_made_is_warned_of():
+    model = nn.Sequential(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
+    manager = HookManager(model)
+    with pytest.warns(hl.HooklineWarning, match="key '0', a TopLevelTracedModule: it is compiled by torch.jit, and "):
+        manager.add("0")
+    model(torch.ones(1, 2))
+    assert manager.features == {"0": []}
+
+
+def test_a_manager_that_is_dropped_before_its_layers_ran_is_told_of():
+    model = mlp()
+
+    def attach(model):
+        manager = HookManager(model)
+        manager.add("0")
+        manager.add("last", model[2])
+        return manager.features
+
+    said_of = re.escape("a HookManager is dropped before its layers ran ('0', 'last'): keep it in a variable")
+    with pytest.warns(hl.HooklineWarning, match=said_of) as said:
+        attach(model)
+    assert said[0].filename == __file__
+
+
+def test_a_manager_that_is_dropped_after_its_work_is_not_told_of():
+    model = mlp()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        manager = HookManager(model)
+        manager.add("0")
+        manager.add("unused", nn.Tanh())
+        model(torch.ones(1, 4))
+        del manager
+        with HookManager(model) as manager:
+            manager.add("0")
+        del manager
+        manager = HookManager(model)
+        manager.add("0").remove()
+        manager.add("list", nn.ModuleList([]))
+        del manager
+        HookManager(model)
+    assert ["it has no forward" in str(one.message) for one in said] == [True]
+
+
+def test_a_manager_that_lives_to_the_end_of_the_program_goes_quietly():
+    code = """
+from torch import nn
+from hookline.compat.torchhook import HookManager
+model = nn.Sequential(nn.Linear(2, 2))
+manager = HookManager(model)
+manager.add('0')
+nn.manager = manager  # So that it is among the last to go.
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_manager_whose_custom_hook_is_a_method_of_its_owner_goes_with_the_owner():
+    class Probe:
+        def __init__(self, model):
+            self.manager = HookManager(model)
+            self.manager.add("0", custom_hook=self.keep)
+            self.manager.add("transformed", model[1], output_transform=self.transform)
+
+        def keep(self, module, inputs, output):
+            return output
+
+        def transform(self, output):
+            return output
+
+    model = mlp()
+    probe = Probe(model)
+    model(torch.ones(1, 4))
+    assert [len(kept) for kept in probe.manager.features.values()] == [1, 1]
+    gone = weakref.ref(probe)
+    del probe
+    gc.collect()
+    assert gone() is None
+    assert len(hl.attached(model)) == 0
+
+
+def test_a_size_that_is_set_later_counts_for_layers_that_are_added_later():
+    model = mlp()
+    manager = HookManager(model)
+    manager.max_size = 1
+    manager.add("0")
+    with pytest.warns(hl.HooklineWarning, match="max_size counts for the layers that are added from now on") as said:
+        manager.max_size = 2
+    assert said[0].filename == __file__
+    manager.add("1")
+    for _ in range(3):
+        model(torch.ones(1, 4))
+    assert (manager.max_size, [len(kept) for kept in manager.features.values()]) == (2, [1, 2])
+
+
+def test_a_custom_hook_may_call_another_model_that_is_hooked():
+    first, second = mlp(), mlp()
+    managers = HookManager(first), HookManager(second)
+    managers[0].add("", custom_hook=lambda module, inputs, output: second(inputs[0]))
+    managers[1].add("0")
+    first(torch.ones(1, 4))
+    assert len(managers[1].get("0")) == 1
+
+
+def test_a_forward_that_is_called_by_itself_is_seen_too():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("")
+    output = model.forward(torch.ones(1, 4))  # With the original this is a way around the hook.
+    assert manager.get("")[0].equal(output)
+
+
+def test_lists_are_new_at_every_reading():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("0")
+    model(torch.ones(1, 4))
+    manager.get("0").clear()
+    manager.features["0"].clear()
+    manager.get_all().clear()
+    assert len(manager.get("0")) == 1
+
+
+def test_a_forward_that_fails_leaves_the_features_before():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 4))
+    manager = HookManager(model)
+    manager.add("0")
+    manager.add("1")
+    with pytest.raises(RuntimeError, match="shape"):
+        model(torch.ones(1, 3))
+    assert [len(kept) for kept in manager.features.values()] == [1, 0]
+
+
+def test_every_thread_adds_to_the_features():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("2")
+    threads = [threading.Thread(target=model, args=(torch.ones(1, 4),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(manager.get("2")) == 8
+
+
+def test_managers_on_one_model_do_not_meet():
+    model = mlp()
+    first, second = HookManager(model), HookManager(model, max_size=1)
+    first.add("0")
+    second.add("0")
+    model(torch.ones(1, 4))
+    model(torch.ones(1, 4))
+    first.clear_hooks()
+    model(torch.ones(1, 4))
+    assert len(second.get("0")) == 1
+    assert first.get_keys() == []
+
+
+def test_torchs_own_hooks_stay():
+    model, seen = mlp(), []
+    handle = model[0].register_forward_hook(lambda *_: seen.append(1))
+    manager = HookManager(model)
+    manager.add("0")
+    model(torch.ones(1, 4))
+    manager.clear_hooks()
+    model(torch.ones(1, 4))
+    handle.remove()
+    assert len(seen) == 2
+
+
+def test_a_compiled_model_is_seen():
+    model = mlp()
+    manager = HookManager(model)
+    manager.add("1")
+    with torch.no_grad():  # Torch warns of its own doing where a graph breaks with gradients.
+        output = torch.compile(model, backend="eager")(torch.ones(1, 4))
+    assert model[2](manager.get("1")[0]).equal(output)

@@ -1,0 +1,215 @@
+"""What can go wrong while a harvest runs: each thing has one outcome, and the same call goes on after it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import hookline as hl
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
+from tests.support.processes import python, start
+
+SLOW = """
+import sys
+from pathlib import Path
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
+folder = Path(sys.argv[1])
+harvests.harvest(folder / "store", Dying(folder))
+"""
+
+FULL = """
+import resource, sys, threading
+from pathlib import Path
+import hookline as hl
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
+folder = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (7800, resource.RLIM_INFINITY))
+try:
+    harvests.harvest(folder / "store", Dying(folder))
+except hl.StoreError as error:
+    print(error, threading.active_count())
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> dict:
+    """What an undisturbed run writes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    harvests.harvest(folder / "store", Dying(folder))
+    return harvests.contents(folder / "store")
+
+
+def until(condition, seconds: float = 60) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_full_disk_is_an_error_at_once_and_leaves_whole_units_only(tmp_path, expected):
+    told = python("-c", FULL, tmp_path)
+    assert "was not written: File too large; take smaller units, or raise the limit" in told
+    assert told.endswith(" 1\n")  # No thread is left.
+    done = harvests.committed(tmp_path / "store")
+    assert 0 < len(done) < 23
+    assert len(harvests.loaded(tmp_path / "notes-alone")) < len(done) + 6  # It did not run on.
+    assert len(list(tmp_path.glob("store/data/*/*"))) == 4 * len(done)
+    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    assert harvests.contents(tmp_path / "store") == expected
+
+
+def test_ctrl_c_ends_it_at_once_and_the_same_call_goes_on(tmp_path, expected):
+    process = start(SLOW, tmp_path)
+    until(lambda: len(harvests.committed(tmp_path / "store")) > 3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode in (1, -signal.SIGINT)
+    assert errors.strip().endswith("KeyboardInterrupt")
+    done = harvests.committed(tmp_path / "store")
+    assert 3 < len(done) < 24
+    assert len(list(tmp_path.glob("store/data/*/*"))) == 4 * len(done)
+    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    assert harvests.contents(tmp_path / "store") == expected
+
+
+def test_two_processes_at_the_same_store_make_each_unit_once(tmp_path, expected):
+    processes = [start(SLOW, tmp_path) for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert harvests.contents(tmp_path / "store") == expected
+    assert len(harvests.committed(tmp_path / "store")) == 24
+
+
+def test_another_harvest_can_not_write_to_a_store_that_is_being_written(tmp_path, expected):
+    process = start(SLOW, tmp_path)
+    until(lambda: harvests.committed(tmp_path / "store"))
+    with pytest.raises(hl.StoreError, match="is of another harvest: .*; give another path"):
+        harvests.harvest(tmp_path / "store", Dying(tmp_path), dtype=torch.float16)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert harvests.contents(tmp_path / "store") == expected
+
+
+def test_a_store_is_read_while_it_is_written(tmp_path, expected):
+    harvests.harvest(tmp_path / "whole", Dying(tmp_path))
+    whole = hl.Store(tmp_path / "whole")
+    process = start(SLOW, tmp_path)
+    until(lambda: harvests.committed(tmp_path / "store"))
+    seen = []
+    while process.poll() is None:
+        store = hl.Store(tmp_path / "store", partial=True)
+        seen.append(store.samples)
+        for number in store["head[:, 0]"].samples[:].tolist():
+            assert torch.equal(store.rows("layers.1", sample=number), whole.rows("layers.1", sample=number))
+    process.communicate()
+    assert len({*seen}) > 3
+    assert harvests.contents(tmp_path / "store") == expected
+
+
+def damaged(to: Path, how: str) -> Path:
+    """Damage a file of unit 5."""
+    path = next(to.glob("data/0001/00000005-*"))
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        data = data[:-8]
+    elif how == "altered":
+        data[-3] ^= 64
+    path.unlink() if how == "missing" else path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
+def test_a_damaged_file_is_named_and_its_unit_can_be_made_anew(tmp_path, how):
+    harvests.harvest(tmp_path / "store")
+    undisturbed = harvests.contents(tmp_path / "store")
+    path = damaged(tmp_path / "store", how)
+    with pytest.raises(hl.StoreError, match=f"(?s){path.name}.*units/<unit>.json.*run the harvest again"):
+        hl.Store(tmp_path / "store").verify()
+    (tmp_path / "store/units/00000005.json").unlink()
+    assert harvests.harvest(tmp_path / "store").verify().units == 16
+    assert harvests.contents(tmp_path / "store") == undisturbed
+
+
+class Killed(harvests.Sentences):
+    """Sentences of which one kills the process of the loader that loads it."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 50 and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_loader_s_process_that_dies_is_an_error_and_the_same_call_goes_on(tmp_path):
+    data = Killed()
+    loader = DataLoader(data, batch_size=2, collate_fn=data.collate, num_workers=2)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        hl.harvest(harvests.model, loader, *harvests.SITES, **harvests.options(tmp_path / "store", batch_size=None))
+    assert 0 < len(harvests.committed(tmp_path / "store")) < 16
+    assert not [thread for thread in threading.enumerate() if thread.name == "hookline.harvest"]
+    harvests.harvest(tmp_path / "store", data)
+    harvests.harvest(tmp_path / "undisturbed")
+    assert harvests.contents(tmp_path / "store") == harvests.contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_loader_s_process_that_dies_while_it_is_read_from_is_named(tmp_path, monkeypatch, error):
+    def dying(batches):
+        raise error
+
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data", dying)
+    loader = DataLoader(harvests.Sentences(), batch_size=2, collate_fn=harvests.Sentences().collate, num_workers=2)
+    with pytest.raises(RuntimeError, match="DataLoader worker died.*goes on where it stopped"):
+        hl.harvest(harvests.model, loader, *harvests.SITES, **harvests.options(tmp_path / "store", batch_size=None))
+
+
+def unreachable(_):
+    raise ConnectionRefusedError("no data base here")
+
+
+def test_a_loader_s_process_that_fails_at_its_start_is_not_said_to_have_died(tmp_path):
+    loader = DataLoader(
+        harvests.Sentences(),
+        batch_size=2,
+        collate_fn=harvests.Sentences().collate,
+        num_workers=1,
+        worker_init_fn=unreachable,
+    )
+    with pytest.raises(ConnectionRefusedError, match="no data base here"):
+        hl.harvest(harvests.model, loader, *harvests.SITES, **harvests.options(tmp_path / "store", batch_size=None))
+
+
+def test_the_error_that_torch_raises_in_the_middle_of_a_forward_is_not_taken_for_the_model_s(tmp_path):
+    forwards = itertools.count()
+
+    def interrupted(module, args):
+        if next(forwards) == 5:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    model = harvests.model()
+    model.register_forward_pre_hook(interrupted)
+    with pytest.raises(RuntimeError, match="^DataLoader worker"):
+        harvests.harvest(tmp_path / "store", model=model)
+
+
+def test_a_file_where_the_store_should_be_is_refused(tmp_path):
+    (tmp_path / "store").write_text("mine")
+    with pytest.raises(hl.StoreError, match="store.* was not written"):
+        harvests.harvest(tmp_path / "store")
+    assert (tmp_path / "store").read_text() == "mine"
+
+
+def test_ctrl_c_at_any_moment_does_not_leave_the_threads_that_write_waiting_for_each_other():
+    assert int(python("-m", "tests.support.harvest_interrupting").split()[0]) > 50

@@ -1,0 +1,33 @@
+"""It can die at any moment: a harvest killed at 200 of them, then compared byte for byte with an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hookline._harvest.unit_runner import MOST_OPEN
+from tests.support.processes import python
+
+KILLS = 200
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks what it kills")
+
+
+def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
+    done = python("-m", "tests.support.harvest_killing", KILLS, 6)
+    seen = json.loads(done)
+    assert seen["timed"] + seen["aimed"] >= KILLS
+    # Those deaths were worth something: from outside and aimed, on stores that had and that had no units yet.
+    assert min(seen["timed"], seen["aimed"]) >= KILLS // 4
+    assert KILLS // 5 <= seen["fruitful"] <= KILLS * 4 // 5
+    assert seen["stores"] >= 10
+    assert seen["orphans"] >= KILLS // 10
+    assert seen["lost"] <= MOST_OPEN + 1  # The last one was loaded, but not begun.
+
+
+def test_so_is_one_of_batches_that_nobody_counted():
+    seen = json.loads(python("-m", "tests.support.harvest_killing", 40, 7, "--batches"))
+    assert seen["timed"] + seen["aimed"] >= 40
+    assert seen["stores"] >= 3

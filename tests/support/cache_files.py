@@ -1,0 +1,40 @@
+"""Files of caches: whether two values are the same to the bit, and what a writer left behind."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline._cache import file as files
+
+TEMPORARY = files._TEMPORARY
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    return bytes(plain.reshape(-1).view(torch.uint8).tolist()) if plain.numel() else b""
+
+
+def same(left: Any, right: Any) -> bool:
+    """Tell whether two values have the same types and the same bits."""
+    if isinstance(left, torch.Tensor):
+        return (left.dtype, left.shape, raw(left)) == (right.dtype, right.shape, raw(right))
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float):
+        return struct.pack("<d", left) == struct.pack("<d", right)
+    if isinstance(left, complex):
+        return same([left.real, left.imag], [right.real, right.imag])
+    if isinstance(left, dict):
+        return same(list(left.items()), list(right.items()))
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def leftovers(path: Path) -> list[str]:
+    return [name for name in os.listdir(path.parent) if name.endswith(TEMPORARY)]

@@ -1,0 +1,52 @@
+"""The script that torchrun runs: the same for any number of ranks. One of them dies once, in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.support import harvests
+
+
+class Dying(harvests.Sentences):
+    """Sentences that kill who loads one when so many units are done, the first time; who loaded which is noted."""
+
+    def __init__(self, folder: Path, units: int | None = None) -> None:
+        super().__init__(96)
+        self.folder = folder
+        self.units = units
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        rank = os.environ.get("RANK", "alone")
+        with (self.folder / f"notes-{rank}").open("a") as notes:
+            notes.write(f"{index}\n")
+        died = self.folder / "died"
+        if (
+            self.units is not None
+            and len(harvests.committed(self.folder / "store")) >= self.units
+            and not died.exists()
+        ):
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def wait_for_all(folder: Path) -> None:
+    """Wait until every rank is here, so that on a busy machine too they work at the same time."""
+    run = os.environ["TORCHELASTIC_RUN_ID"] + os.environ["TORCHELASTIC_RESTART_COUNT"]
+    (folder / f"here-{run}-{os.environ['RANK']}").touch()
+    deadline = time.monotonic() + 30
+    while len(list(folder.glob(f"here-{run}-*"))) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    wait_for_all(where)
+    harvests.harvest(where / "store", Dying(where, int(sys.argv[2]) if len(sys.argv) > 2 else None))

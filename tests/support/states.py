@@ -1,0 +1,50 @@
+"""What is compared before and after: the state of a model, the values and the bits of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._hooks import lifecycle
+from hookline._values.nested import leaves
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Return everything that hooks could change on a model: its modules' attributes, hook tables, flags and numbers."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        found[f"{path} class"] = type(module)
+        found[f"{path} order"] = list(vars(module))
+        for key, value in vars(module).items():
+            found[f"{path} {key}"] = _freeze(value)
+    return found
+
+
+def _freeze(value: Any) -> Any:
+    """Return what compares equal exactly while `value` is the same object with the same content."""
+    if isinstance(value, Tensor):
+        return id(value), value._version, value.requires_grad, value.dtype, id(value.grad)
+    if isinstance(value, dict):
+        return id(value), [(key, _freeze(part)) for key, part in value.items()]
+    return id(value)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().numpy().tobytes()
+
+
+def same(one: Any, other: Any) -> bool:
+    ones, others = leaves(one), leaves(other)
+    return len(ones) == len(others) > 0 and all(torch.equal(*pair) for pair in zip(ones, others, strict=True))
+
+
+def modes_left() -> int:
+    """Return how many torch function modes are on."""
+    return torch._C._len_torch_function_stack()
+
+
+def hooks_left() -> list[str]:
+    """Return the sites that are hooked now, on any model."""
+    return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.watch is not None]

@@ -1,0 +1,161 @@
+"""Small stores to test with, and what must be read of them: plain lists of tensors, one for each sample."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline import _files
+from hookline._store.begin import begin
+from hookline._store.manifest import Array, Manifest
+from hookline._store.storage import open_storage
+from hookline._store.store import Store
+from hookline._store.writer import Unit
+
+DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
+
+
+@dataclass
+class Plan:
+    """One unit: for each array and stored sample its rows; the order in which they are stored; positions, if any."""
+
+    samples: int
+    rows: list[dict[int, Tensor]]  # For each array, by offset from the unit's first sample.
+    order: list[int] | None = None
+    skipped: dict[int, str] = field(default_factory=dict)  # By offset.
+    positions: dict[int, Tensor] | None = None  # Of the rows of the first array, and those with equal lengths.
+    pieces: int = 1
+
+
+def bits(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """Return rows of random bits; booleans have only two values."""
+    generator = torch.Generator().manual_seed(seed)
+    width = torch.Size(shape).numel() * dtype.itemsize
+    data = torch.randint(0, 2 if dtype is torch.bool else 256, (count, width), generator=generator, dtype=torch.uint8)
+    return data.view(dtype).view(count, *shape) if width else torch.empty(count, *shape, dtype=dtype)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same bit for bit."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if not one.nbytes:
+        return True
+    return bytes(memory(one)) == bytes(memory(other))
+
+
+def memory(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def take(rows: Tensor, index: Any) -> Tensor:
+    """Return rows by number, of dtypes too that torch can't index."""
+    if not rows.nbytes:
+        return torch.empty(len(torch.arange(len(rows))[index]), *rows.shape[1:], dtype=rows.dtype)
+    found = torch.from_numpy(memory(rows)).view(len(rows), -1)[index]
+    return found.view(-1).view(rows.dtype).view(len(found), *rows.shape[1:])
+
+
+def join(parts: list[Tensor], like: Array) -> Tensor:
+    """Return rows one after the other, of dtypes too that torch can't join."""
+    count, full = sum(map(len, parts)), [part for part in parts if part.nbytes]
+    if not full:
+        return torch.empty(count, *like.shape, dtype=like.dtype)
+    whole = torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in full])
+    return whole.view(like.dtype).view(count, *like.shape)
+
+
+def write(path: str | os.PathLike[str], arrays: tuple[Array, ...], plans: list[Plan], **spec: Any) -> None:
+    """Write a store."""
+    root = open_storage(path)
+    told = begin(root, Manifest({"model": "tiny", **spec}, arrays, len(plans)))
+    first = 0
+    for number, plan in enumerate(plans):
+        write_unit(Unit(root, told, number), arrays, first, plan)
+        first += plan.samples
+
+
+def write_unit(unit: Unit, arrays: tuple[Array, ...], first: int, plan: Plan) -> bool:
+    """Write one unit, each array in some pieces."""
+    stored = plan.order if plan.order is not None else sorted(plan.rows[0])
+    for array, rows in enumerate(plan.rows):
+        for piece in join([rows[offset] for offset in stored], arrays[array]).chunk(plan.pieces):
+            unit.append(array, piece)
+    if plan.positions is not None and stored:
+        unit.positions(0, torch.cat([plan.positions[offset] for offset in stored]))
+    lengths = [[len(rows[offset]) for offset in stored] for rows in plan.rows]
+    skipped = {first + offset: why for offset, why in plan.skipped.items()}
+    return unit.commit(first=first, samples=plan.samples, lengths=lengths, order=plan.order, skipped=skipped)
+
+
+def expected(plans: list[Plan], array: int) -> tuple[list[int], list[Tensor], list[Tensor]]:
+    """Return the number, the rows and the positions of each stored sample, in the order of their numbers."""
+    numbers, rows, positions, first = [], [], [], 0
+    for plan in plans:
+        for offset in sorted(plan.rows[array]):
+            found = plan.rows[array][offset]
+            numbers.append(first + offset)
+            rows.append(found)
+            lengths = [len(plan.rows[0][one]) for one in sorted(plan.rows[0])]
+            shares = lengths == [len(plan.rows[array][one]) for one in sorted(plan.rows[array])]
+            plain = torch.arange(len(found))
+            positions.append(plain if plan.positions is None or not shares else plan.positions[offset])
+        first += plan.samples
+    return numbers, rows, positions
+
+
+ARRAYS = (Array("h.0", torch.bfloat16, (3,)), Array("h.1:input[:, -1]", torch.int8, ()))
+
+
+def plans(units=2, samples=2, seed=0):
+    return [
+        Plan(samples, [{one: bits(1 + one, (3,), torch.bfloat16, seed + unit) for one in range(samples)},
+                       {one: bits(1, (), torch.int8, seed + unit) for one in range(samples)}],
+             positions={one: torch.arange(1 + one) + 5 for one in range(samples)})
+        for unit in range(units)
+    ]  # fmt: skip
+
+
+def many(path, units=40):
+    values = torch.randn(units, 3)
+    write(path, (Array("h", torch.float32, (3,)),), [Plan(1, [{0: row.view(1, 3)}], skipped={}) for row in values])
+    return values
+
+
+def seal(value):
+    """Return JSON with the right checksum, whatever it says."""
+    value.pop("checksum", None)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**value, "checksum": f"{zlib.crc32(text.encode()):08x}"}).encode()
+
+
+def made(
+    path: str | os.PathLike[str], samples: Mapping[str, Sequence[Tensor]], unit: int = 4, **options: object
+) -> Store:
+    """Write a store of arrays, each the rows of sample 0, 1, ..., so many samples a unit; return it."""
+    root, count = open_storage(path), len(next(iter(samples.values())))
+    arrays = [Array(name, some[0].dtype, tuple(some[0].shape[1:])) for name, some in samples.items()]
+    manifest = begin(root, Manifest({"made": "by hand"}, tuple(arrays), -(-count // unit)))
+    for number in range(manifest.units or 0):
+        mine = range(number * unit, min(count, (number + 1) * unit))
+        with Unit(root, manifest, number) as attempt:
+            for array, some in enumerate(samples.values()):
+                attempt.append(array, torch.cat([some[sample] for sample in mine]))
+            lengths = [[len(some[sample]) for sample in mine] for some in samples.values()]
+            assert attempt.commit(first=mine.start, samples=len(mine), lengths=lengths)
+    return Store(path)
+
+
+def tokens(lengths: Sequence[int], width: int = 3, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """Return the rows of samples of some lengths: random, but the first number of each row is the row's own."""
+    rows = torch.randn(sum(lengths), width)
+    rows[:, 0] = torch.arange(len(rows)) % 256
+    return list(rows.to(dtype).split(list(lengths)))
