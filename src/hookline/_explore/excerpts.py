@@ -346,7 +346,7 @@ def excerpt(kind: str, shape: Sequence[int], bytes: float) -> list[Pick]:
     """Return which indices of each dimension a picture shows, so that it takes no more than so many bytes.
 
     >>> excerpt("tokens", (2, 6, 768), 4000)
-    [Pick(start=0, count=1, step=1), Pick(start=0, count=6, step=1), Pick(start=0, count=256, step=3)]
+    [Pick(start=0, length=1, step=1), Pick(start=0, length=6, step=1), Pick(start=0, length=256, step=3)]
     """
     picks = pick_all(shape)
     for names, fewest in _STAGES[kind]:
