@@ -147,6 +147,7 @@ class _NoFlag:
     _is_exporting_flag = False  # Before torch 2.6 there is no such flag.
 
 
+# What `is_traced` asks: whether torch.export, torch.jit.trace or make_fx runs here.
 _exporting = cast("type[_NoFlag]", torch.compiler if hasattr(torch.compiler, "_is_exporting_flag") else _NoFlag)
 _tracing_state = torch._C._get_tracing_state
 _dispatch_mode = torch._C._get_dispatch_mode
