@@ -226,7 +226,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
         "Event": Done,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(offload, "_raw_stream", lambda _index: 0)
+    monkeypatch.setattr(offload, "raw_stream", lambda _index: 0)
     monkeypatch.setattr(offload, "_asides", {})
     monkeypatch.setattr(offload, "_waiting", offload._Waiting())
     monkeypatch.setattr(torch, "empty_like", lambda like, device, pin_memory: empty_like(like, device=device))

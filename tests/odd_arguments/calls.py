@@ -265,6 +265,8 @@ def public() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in hl.__all__:
         thing = getattr(hl, name)
+        if not callable(thing):  # hl.pinned, which has one setting.
+            continue
         if not inspect.isclass(thing):
             found[name] = thing
         elif not issubclass(thing, BaseException):
