@@ -50,7 +50,7 @@ ELSEWHERE = [
 
 
 def module_of(path: Path) -> str:
-    """Return the name of a source file, below hookline: "_engine.taps", and "" for hookline itself."""
+    """Return the name of a source file, below hookline: "_engine.tap", and "" for hookline itself."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 

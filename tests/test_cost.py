@@ -139,7 +139,7 @@ def test_blocks_that_come_and_go_beside_hooks_that_stay_look_through_nothing(mon
     hooks.capture("**")
     x = torch.ones(2, 4)
     model(x)
-    monkeypatch.setattr("hookline._engine.stop.departed", pytest.fail)
+    monkeypatch.setattr("hookline._engine.model_forward.departed", pytest.fail)
     for _ in range(2):
         with hl.capture(model, "0"):
             model(x)

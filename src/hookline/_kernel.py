@@ -7,12 +7,11 @@ change inside without breaking one. A client that needs more adds a name here, w
 from hookline._blocks import must_enter, resting
 from hookline._cache.cache import cache_of_calls, latest_value, refuse_several_calls, sites_without_values
 from hookline._engine import arguments, offload
-from hookline._engine.actions import NOTHING, Call
+from hookline._engine.action import NOTHING, Call, Observer
 from hookline._engine.shadow import is_shadow, running
-from hookline._engine.taps import Tap
+from hookline._engine.tap import Tap
 from hookline._hooks.diagnose import ran_elsewhere, why_not_called
 from hookline._hooks.extend import (
-    Observer,
     add_observers,
     changes_in,
     observing,
@@ -107,7 +106,7 @@ __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
     # Actions of one's own at a site.
     "NOTHING",  # Stands for an argument that was not given.
     "Call",  # One call of a module: its site, arguments, number and notes.
-    "Observer",  # An object of one's own that is called with what passes at a place.
+    "Observer",  # The base of actions of one's own, which are called with what passes and leave it alone.
     "Tap",  # One action at one site.
     "add_observers",  # Add observers to hooks.
     "arguments",  # The arguments of a call by name.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._engine.actions import Call
+from hookline._engine.action import Call
 from tests.support.gradients import Scaled, loss_of
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn, overrides
 
 import hookline as hl
 from hookline._blocks import not_left
-from hookline._engine import operands
+from hookline._engine import operand
 from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
@@ -208,7 +208,7 @@ def damage(model: nn.Module, before: dict[str, Any]) -> str:
     found = [key for key in before | now if before.get(key) != now.get(key)]
     found += ["a block is open"] if not_left() else []
     found += ["a mode is on"] if overrides._get_current_function_mode() is not None else []
-    found += ["operands are in use"] if operands.in_use else []
+    found += ["operands are in use"] if operand.in_use else []
     return ", ".join(found)
 
 
@@ -315,7 +315,7 @@ def test_clear_takes_off_what_no_hook_knows_of_any_more() -> None:
     hooks.edit("a.mix()", twice)
     hooks.edit("a.weight:param", twice)
     for tap in hooks._lifecycle.taps:
-        tap.watch = None  # As if each had been stopped on its way.
+        tap.shadow = None  # As if each had been stopped on its way.
     model.a.__dict__["_hookline_reads"].taps.clear()
     hl.clear(model)
     hooks.remove()

@@ -16,10 +16,8 @@ import torch
 
 from hookline import _blocks as context
 from hookline._cache import record as records
-from hookline._engine import actions, arguments, calls, checkpoints, gradients
-from hookline._engine import attach as modules
-from hookline._engine import shadow as watches
-from hookline._engine import stop as forwards
+from hookline._engine import action, arguments, call, event, gradients, shadow, stop
+from hookline._engine.keep import Save
 from hookline._hooks import diagnose, hooks, lifecycle
 from hookline._values import containers as exchange
 from hookline._values import copies
@@ -48,21 +46,30 @@ def mutation(caught_by: str = "oracle") -> Callable[[Break], Break]:
     return add
 
 
-def instead(owner: Any, name: str, new: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    """Call `new(real, ...)` instead of an internal."""
+@contextlib.contextmanager
+def instead(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
+    """Call `new(real, ...)` instead of an internal; that of a module also where others have imported it."""
     real = getattr(owner, name)
-    return mock.patch.object(owner, name, lambda *args, **kwargs: new(real, *args, **kwargs))
+    owners = [module for module in _modules() if vars(module).get(name) is real] or [owner]
+    with contextlib.ExitStack() as stack:
+        for one in owners:
+            stack.enter_context(mock.patch.object(one, name, lambda *args, **kwargs: new(real, *args, **kwargs)))
+        yield
 
 
 @contextlib.contextmanager
 def everywhere(new: Any, *names: str) -> Iterator[None]:
     """Put `new` under these names in every module of hookline that has them."""
     with contextlib.ExitStack() as stack:
-        for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "hookline"]:
+        for module in _modules():
             for name in names:
                 if name in vars(module):
                     stack.enter_context(mock.patch.object(module, name, new))
         yield
+
+
+def _modules() -> list[Any]:
+    return [module for name, module in sys.modules.items() if name.split(".")[0] == "hookline"]
 
 
 def _itself(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -90,15 +97,15 @@ def inputs_are_captured_after_the_forward() -> Iterator[None]:
         late.append((real, tap, call, *rest))
         return call.args, dict(call.kwargs)
 
-    def forward(real: Any, watch: Any, module: Any, *rest: Any) -> Any:
+    def forward(real: Any, shadowed: Any, module: Any, *rest: Any) -> Any:
         mine = [one for one in late if one[2].module is module]
         late[:] = [one for one in late if one[2].module is not module]
-        output = real(watch, module, *rest)
+        output = real(shadowed, module, *rest)
         for act, *given in mine:
             act(*given)
         return output
 
-    with instead(calls, "_pass_input", pass_input), instead(modules.Watch, "forward", forward):
+    with instead(call, "_pass_input", pass_input), instead(shadow.Shadow, "forward", forward):
         yield
 
 
@@ -114,11 +121,11 @@ def dropped_hooks_stay() -> Any:
 
 @mutation()
 def the_forward_that_was_found_is_not_put_back() -> Any:
-    def leave(real: Any, watch: Any) -> None:
-        watch.before = None
-        real(watch)
+    def leave(real: Any, shadowed: Any) -> None:
+        shadowed.before = None
+        real(shadowed)
 
-    return instead(watches.Watch, "leave", leave)
+    return instead(shadow.Shadow, "leave", leave)
 
 
 @mutation()
@@ -131,17 +138,17 @@ def calls_are_numbered_when_they_end() -> Any:
 
 @mutation()
 def a_copy_of_the_model_is_hooked_too() -> Any:
-    def run(real: Any, watch: Any, module: Any, *rest: Any) -> Any:
-        home = watch.module
+    def run(real: Any, shadowed: Any, module: Any, *rest: Any) -> Any:
+        home = shadowed.module
         if home is None:
-            return real(watch, module, *rest)
-        watch.module = module
+            return real(shadowed, module, *rest)
+        shadowed.module = module
         try:
-            return real(watch, module, *rest)
+            return real(shadowed, module, *rest)
         finally:
-            watch.module = home
+            shadowed.module = home
 
-    return instead(calls, "run", run)
+    return instead(call, "run", run)
 
 
 @mutation()
@@ -150,7 +157,7 @@ def capturing_draws_a_random_number() -> Any:
         torch.rand(())
         return real(*args)
 
-    return instead(actions.Save, "keep", keep)
+    return instead(Save, "keep", keep)
 
 
 @mutation()
@@ -159,16 +166,16 @@ def a_transform_draws_the_models_random_numbers() -> Any:
         own = values.map_tensors(lambda tensor: copies.share_tensor(tensor.detach()), value)
         return context.call_user(None, save.transform, own)
 
-    return instead(actions.Save, "_transformed", transformed)
+    return instead(Save, "_transformed", transformed)
 
 
 @mutation()
 def hooks_act_in_reverse_order() -> Any:
-    def change(real: Any, watch: Any, given: Any) -> None:
-        real(watch, given)
-        watch.taps = watch.taps[::-1]
+    def change(real: Any, shadowed: Any, given: Any) -> None:
+        real(shadowed, given)
+        shadowed.taps = shadowed.taps[::-1]
 
-    return instead(modules.Watch, "change", change)
+    return instead(shadow.Shadow, "change", change)
 
 
 @mutation()
@@ -194,7 +201,7 @@ def captures_keep_the_graph() -> Any:
         usual = save.detach and save.clone is None and save.transform is None
         return value.clone() if usual and isinstance(value, torch.Tensor) else real(save, value, call)
 
-    return instead(actions.Save, "keep", keep)
+    return instead(Save, "keep", keep)
 
 
 @mutation()
@@ -225,20 +232,20 @@ def any_call_is_the_one_asked_for() -> Any:
             tap.count = tap.site.call or 0
         return real(module, taps, *rest)
 
-    return instead(checkpoints, "event_of", event_of)
+    return instead(event, "event_of", event_of)
 
 
 @mutation()
 def a_recomputation_is_captured_again() -> Any:
     def event_again(_real: Any, _module: Any, taps: Any, *_: Any) -> Any:
-        return checkpoints.Event([(tap, 0) for tap in taps if tap.active or tap.blocks])
+        return event.Event([(tap, 0) for tap in taps if tap.active or tap.blocks])
 
-    return instead(checkpoints, "_event_again", event_again)
+    return instead(event, "_again", event_again)
 
 
 @mutation()
 def a_recomputation_is_not_edited() -> Any:
-    return instead(checkpoints, "_event_again", lambda real, *_: checkpoints.Event([]))
+    return instead(event, "_again", lambda real, *_: event.Event([]))
 
 
 @mutation()
@@ -248,16 +255,16 @@ def hooks_do_not_rest_while_a_function_runs() -> Any:
 
 @mutation()
 def a_skipped_module_runs() -> Any:
-    def skipped(real: Any, tap: Any, module: Any, passed: Any, watch: Any) -> Any:
-        watch.forward(module, *passed)
-        return real(tap, module, passed, watch)
+    def skipped(real: Any, tap: Any, called: Any, module: Any, passed: Any) -> Any:
+        called.forward(module, *passed)
+        return real(tap, called, module, passed)
 
-    return instead(calls, "_skipped", skipped)
+    return instead(call, "skipped", skipped)
 
 
 @mutation()
 def a_stop_is_not_heard() -> Any:
-    return instead(forwards, "reached", lambda real, tap: None)
+    return instead(stop, "reached", lambda real, tap: None)
 
 
 @mutation()
@@ -280,13 +287,13 @@ def the_input_is_the_last_argument() -> Any:
 
 @mutation()
 def a_gradient_of_an_input_counts_all_its_uses() -> Any:
-    return instead(gradients, "_watch", lambda real, *given: real(*given[:-1], lambda tensor: tensor))
+    return instead(gradients, "_follow", lambda real, *given: real(*given[:-1], lambda tensor: tensor))
 
 
 @mutation()
 def backward_passes_are_not_told_apart() -> Any:
     def save(real: Any, arrival: Any, *rest: Any) -> None:
-        with instead(torch._C, "_current_graph_task_id", lambda real: 0):
+        with everywhere(lambda: 0, "graph_task"):
             real(arrival, *rest)
 
     return instead(gradients.Arrival, "_save", save)
@@ -325,7 +332,7 @@ def a_patch_is_put_in_a_moment_late() -> Any:
         return tensor * 1.0000001 if tensor.is_floating_point() else tensor
 
     put_in = lambda self, value, *rest: values.map_tensors(nearly, copies.share(value))  # noqa: E731
-    return mock.patch.object(actions.Set, "__call__", put_in)
+    return mock.patch.object(action.Set, "__call__", put_in)
 
 
 @mutation(caught_by="containers")
@@ -354,7 +361,7 @@ def an_alias_has_the_strides_of_a_new_tensor() -> Any:
 
 @mutation(caught_by="containers")
 def what_a_call_writes_into_a_container_counts_as_given() -> Any:
-    def watch_output(real: Any, tap: Any, value: Any, call: Any, event: Any, _given: Any) -> Any:
+    def follow_output(real: Any, tap: Any, value: Any, call: Any, event: Any, _given: Any) -> Any:
         return real(tap, value, call, event, gradients.given((call.args, dict(call.kwargs)), event))
 
-    return instead(gradients, "watch_output", watch_output)
+    return instead(gradients, "follow_output", follow_output)

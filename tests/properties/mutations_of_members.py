@@ -8,15 +8,14 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from hookline._engine import checkpoints, functions, parameters, shadow
-from hookline._engine import shadow as watches
-from hookline._engine.taps import Tap
+from hookline._engine import checkpoint, event, functions, parameters, shadow
+from hookline._engine.tap import Tap
 from tests.properties.mutations import instead, mutation
 
 
 @mutation(caught_by="members")
 def functions_of_children_count_as_the_modules_own() -> Any:
-    return instead(functions.Inside, "_is_own", lambda real, *given: True)
+    return instead(functions.FunctionMode, "_is_own", lambda real, *given: True)
 
 
 @mutation(caught_by="members")
@@ -24,7 +23,7 @@ def functions_of_helpers_do_not_count() -> Any:
     def is_own(real: Any, inside: Any, frame: Any) -> bool:
         return real(inside, frame) and frame.f_back.f_code.co_name == "forward"
 
-    return instead(functions.Inside, "_is_own", is_own)
+    return instead(functions.FunctionMode, "_is_own", is_own)
 
 
 @mutation(caught_by="members")
@@ -32,11 +31,11 @@ def functions_of_helpers_do_not_count() -> Any:
 def functions_are_not_counted_anew_in_each_call() -> Iterator[None]:
     counts: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
 
-    def make(real: Any, inside: Any, watch: Any, module: Any, *rest: Any) -> None:
-        real(inside, watch, module, *rest)
+    def make(real: Any, inside: Any, shadowed: Any, module: Any, *rest: Any) -> None:
+        real(inside, shadowed, module, *rest)
         inside.counts = counts.setdefault(module, {})
 
-    with instead(functions.Inside, "__init__", make):
+    with instead(functions.FunctionMode, "__init__", make):
         yield
 
 
@@ -70,25 +69,25 @@ def which_call_of_the_module_a_function_is_in_does_not_matter() -> Any:
 
 @mutation(caught_by="members")
 def a_recomputation_has_no_functions() -> Any:
-    def inside(real: Any, event: Any, taps: Any, *rest: Any) -> Any:
-        return real(event, [] if event.is_replayed else taps, *rest)
+    def inside(real: Any, outer: Any, taps: Any, *rest: Any) -> Any:
+        return real(outer, [] if outer.is_replayed else taps, *rest)
 
-    return instead(checkpoints.Event, "inside", inside)
+    return instead(event.Event, "inside", inside)
 
 
 @mutation(caught_by="members")
 def methods_stay_on_the_instance() -> Any:
-    return instead(watches.Watch, "leave", lambda real, watch: real(watch) if watch.name == "forward" else None)
+    return instead(shadow.Shadow, "leave", lambda real, one: real(one) if one.name == "forward" else None)
 
 
 @mutation(caught_by="members")
 def stored_callables_are_not_put_back() -> Any:
-    def leave(real: Any, watch: Any) -> None:
-        if isinstance(watch.method, shadow.CallableShadow):
-            watch.before = watch.method
-        real(watch)
+    def leave(real: Any, shadowed: Any) -> None:
+        if isinstance(shadowed.method, shadow.ShadowedCallable):
+            shadowed.before = shadowed.method
+        real(shadowed)
 
-    return instead(watches.Watch, "leave", leave)
+    return instead(shadow.Shadow, "leave", leave)
 
 
 @mutation(caught_by="members")
@@ -99,7 +98,7 @@ def a_module_keeps_the_class_that_reads_its_parameters() -> Any:
         if parameters.KEY not in module.__dict__:
             module.__class__ = kind
 
-    return instead(parameters, "_dress", dress)
+    return instead(parameters, "_set_class", dress)
 
 
 @mutation(caught_by="members")
@@ -133,7 +132,7 @@ def operations_on_a_parameter_are_not_counted_anew_in_each_forward() -> Any:
 
 @mutation(caught_by="members")
 def operations_of_a_recomputation_are_not_edited() -> Any:
-    return instead(checkpoints, "is_replaying", lambda real: False)
+    return instead(checkpoint, "is_replaying", lambda real: False)
 
 
 @mutation(caught_by="members")

@@ -47,4 +47,4 @@ def modes_left() -> int:
 
 def hooks_left() -> list[str]:
     """Return the sites that are hooked now, on any model."""
-    return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.watch is not None]
+    return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.shadow is not None]

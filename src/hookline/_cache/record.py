@@ -247,7 +247,7 @@ class Record:
 
     __slots__ = ("__dict__", "__weakref__", "count", "order", "path", "seen", "stamp", "value", "version")
 
-    path: str  # The path of a plain tap's site: see taps.py.
+    path: str  # The path of a plain tap's site: see tap.py.
     value: Any  # The latest, by the time its call began.
     version: int  # Of a value that is a reference: torch's count of the writes into it, when it was captured.
     stamp: Any

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from hookline._engine.actions import NOTHING
+from hookline._engine.action import NOTHING
 from hookline.errors import EditError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,12 +32,6 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
     return found._replace(positional=found.positional[1:], only=max(found.only - 1, 0))  # Without self.
 
 
-@lru_cache(maxsize=1024)
-def parameters_of_function(function: Callable[..., Any]) -> Parameters:
-    """Read the signature of a function of torch's."""
-    return read_parameters(function)
-
-
 def read_parameters(function: Callable[..., Any]) -> Parameters:
     """Read the signature of any callable."""
     try:
@@ -48,6 +42,9 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
     rest = [p.name for p in found if p.kind is p.VAR_POSITIONAL]
     only = sum(p.kind is p.POSITIONAL_ONLY for p in found)
     return Parameters(tuple(positional), rest[0] if rest else "args", only, bool(rest))
+
+
+parameters_of_function = lru_cache(maxsize=1024)(read_parameters)
 
 
 def first(arguments: Arguments, parameters: Parameters) -> Any:
@@ -90,7 +87,7 @@ def unbind(bound: dict[str, Any], arguments: Arguments, parameters: Parameters) 
         if name not in bound:
             break
         names.append(name)
-    after = parameters.positional[len(names) :]  # Those behind one that is left out go by keyword.
+    after = parameters.positional[len(names) :]  # The arguments behind one that is left out go by keyword.
     stuck = [name for name in after[: parameters.only - len(names)] if name in bound] if len(names) < count else []
     if stuck or (rest and after):
         raise EditError(f"{after[0]!r} is left out, and what comes after it can only be passed by position")

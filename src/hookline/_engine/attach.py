@@ -1,4 +1,4 @@
-"""Watching modules: their `forward`, or another method, is shadowed on the instance; taps act around the class's own.
+"""Putting taps on modules and taking them off: `forward`, or another method, is shadowed on the instance.
 
 Nothing in the instance's `__dict__` is touched but that name and those by which DataParallel makes replicas and
 torch.jit.script begins, which are refused. The last tap to go takes them away.
@@ -11,24 +11,37 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
-from hookline import _torch
-from hookline._blocks import Blocks, OtherRuns, call_user, current_task
+from hookline._blocks import Blocks
 from hookline._cache.record import Session
-from hookline._engine import calls, checkpoints, functions, gradients, parameters, shadow
-from hookline._engine import stop as forwards
+from hookline._engine import parameters
+from hookline._engine.compiled import keep_dynamo_out
+from hookline._engine.functions import Pause, entries_of, pauses_below
+from hookline._engine.gradients import settled
 from hookline._engine.guards import refuse_scripting
-from hookline._engine.shadow import GONE, SCRIPT, Watch, code_for, gone, hot_path, plain_tap, watch_of
-from hookline._engine.taps import Tap, blame
+from hookline._engine.model_forward import ModelTap
+from hookline._engine.shadow import (
+    GONE,
+    SCRIPT,
+    Shadow,
+    code_for,
+    gone,
+    hot_path,
+    is_shadow,
+    plain_tap,
+    shadow_of,
+    strip_shadows,
+    unhooked,
+    written_in,
+)
+from hookline._engine.tap import Tap
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, is_dynamo_loaded
-from hookline._values.copies import Loan, address, state_of
 
 # The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
 _reducers: dict[type, tuple[Any, set[Session]]] = {}
@@ -37,15 +50,15 @@ _WRITTEN = (FunctionType, staticmethod, classmethod)
 _changing = threading.RLock()
 
 
-def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
+def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
     """Let taps act; if the blocks are given in which they will, the first call need not look that up."""
     if is_dynamo_loaded():
-        _keep_dynamo_out()
+        keep_dynamo_out()
     noted: dict[type, Common | None] = {}
     with _changing:
         for tap in taps:
-            tap.here = here
-            if tap.watch is not None:
+            tap.acts_in = acts_in
+            if tap.shadow is not None:
                 continue
             module = tap.module
             names, kind = module.__dict__, type(module)
@@ -61,13 +74,13 @@ def attach(taps: Iterable[Tap], here: Blocks | None = None) -> None:
             if code is not None:
                 function.__code__ = code
             names[REPLICATE] = refuse_data_parallel
-            tap.watch = names["forward"] = MethodType(function, module)
+            tap.shadow = names["forward"] = MethodType(function, module)
 
 
 def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
     """Note what all shadows of a class have in common; None if its forward is not a function: a staticmethod, say."""
     _copy_unhooked(kind, session)
-    is_function = type(kind.__dict__.get("forward") or shadow.written_in(kind, "forward")) is FunctionType
+    is_function = type(kind.__dict__.get("forward") or written_in(kind, "forward")) is FunctionType
     noted[kind] = _common(kind) if is_function else None
     return noted[kind]
 
@@ -77,7 +90,7 @@ def _common(kind: type[nn.Module]) -> Common:
 
 
 def _attach(tap: Tap) -> None:
-    """Attach one tap, wholly or, if it fails or Ctrl-C comes, not at all."""
+    """Attach one tap; if that fails or Ctrl-C comes, leave nothing of it behind."""
     try:
         _put_on(tap)
     except BaseException:
@@ -86,6 +99,7 @@ def _attach(tap: Tap) -> None:
 
 
 def _put_on(tap: Tap) -> None:
+    tap.attached = attached
     if tap.holders:
         parameters.attach(tap)
         for module, _ in tap.holders:
@@ -95,42 +109,43 @@ def _put_on(tap: Tap) -> None:
     module, name = tap.module, tap.method
     before = module.__dict__.get(name)
     plain = plain_tap(before, module)
-    watch = watch_of(before, module) if before is not None and plain is None else None
+    shadow = shadow_of(before, module) if before is not None and plain is None else None
     if plain is not None:
         _leave_hot_path(plain, tap)
-    elif watch is not None:
-        tap.watch = watch
-        watch.change((*watch.all, tap))
+    elif shadow is not None:
+        tap.shadow = shadow
+        shadow.change((*shadow.all, tap))
     else:
-        tap.watch = watch = Watch(module, name, before)
-        watch.change((tap,))
+        tap.shadow = shadow = Shadow(module, name, before)
+        shadow.change((tap,))
         if name == "forward":
+            # No call from here to the shadow itself: a Ctrl-C comes only at a call.
             module.__dict__[REPLICATE] = refuse_data_parallel
             if SCRIPT not in module.__dict__:
                 module.__dict__[SCRIPT] = refuse_scripting
-        module.__dict__[name] = watch.method
-    if tap.is_inside and not isinstance(tap.action, functions.Pause):
+        module.__dict__[name] = shadow.method
+    if tap.is_inside and not isinstance(tap.action, Pause):
         _add_helpers(tap)
     elif tap.method != "forward" and not tap.action.observes:
         others = [name for name in ("forward", *_written_methods(module)) if name != tap.method]
-        tap.helpers = functions.entries_of(tap, others)
+        tap.helpers = entries_of(tap, others)
         attach(tap.helpers)
 
 
 def _leave_hot_path(plain: Tap, tap: Tap) -> None:
-    """Let one watch stand for a plain tap and another: all is made before anything is changed, for a Ctrl-C."""
-    watch = Watch(plain.module, "forward", None)
-    watch.change((plain, tap))
-    left: Any = plain.watch
-    plain.module.__dict__["forward"] = watch.method
-    plain.watch = tap.watch = watch
+    """Let one `Shadow` serve a plain tap and another: all is made before anything is changed, for a Ctrl-C."""
+    shadow = Shadow(plain.module, "forward", None)
+    shadow.change((plain, tap))
+    left: Any = plain.shadow
+    plain.module.__dict__["forward"] = shadow.method
+    plain.shadow = tap.shadow = shadow
     if SCRIPT not in plain.module.__dict__:
         plain.module.__dict__[SCRIPT] = refuse_scripting
-    plain.here = None
-    left.__func__.__closure__[0].cell_contents = gone(watch)  # Torch, or anybody, may have looked it up already.
+    plain.acts_in = None
+    left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch, or anybody, may have looked it up already.
 
 
-def _take_hot_path(plain: Tap, watch: Watch) -> None:
+def _take_hot_path(plain: Tap, shadow: Shadow) -> None:
     """Let a plain tap stand alone again."""
     function = hot_path(plain)
     function.__dict__, code = _common(type(plain.module))
@@ -138,56 +153,53 @@ def _take_hot_path(plain: Tap, watch: Watch) -> None:
     method, names = MethodType(function, plain.module), plain.module.__dict__
     if SCRIPT in names and names[SCRIPT] is refuse_scripting:
         del names[SCRIPT]
-    names["forward"] = plain.watch = method
-    watch.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.
-    watch.leave()
+    names["forward"] = plain.shadow = method
+    shadow.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.
+    shadow.leave()
 
 
 def _add_helpers(tap: Tap) -> None:
     """Attach what a tap on a function needs besides: see functions.py."""
-    tap.helpers = functions.pauses_below(tap)
+    tap.helpers = pauses_below(tap)
     if tap.site.within is None:  # Only forwards are numbered.
-        tap.helpers += functions.entries_of(tap, _written_methods(tap.module))
+        tap.helpers += entries_of(tap, _written_methods(tap.module))
     attach(tap.helpers)
 
 
 def _written_methods(module: nn.Module) -> list[str]:
     """Return the methods that a module's classes define, but for those in whose place its instance holds something."""
     kind, held = type(module), module.__dict__
-    names = [name for name in method_names(module) if name not in held or shadow.is_shadow(held[name])]
-    return [name for name in names if type(shadow.written_in(kind, name)) in _WRITTEN]
+    names = [name for name in method_names(module) if name not in held or is_shadow(held[name])]
+    return [name for name in names if type(written_in(kind, name)) in _WRITTEN]
 
 
 def detach(taps: Iterable[Tap]) -> None:
     """Take taps away; the last of a module leaves it as it was found."""
     with _changing:
         for tap in taps:
-            watch: Any = tap.watch
-            if watch is None:
+            shadow: Any = tap.shadow
+            if shadow is None:
                 continue
-            if type(watch) is MethodType:
+            if type(shadow) is MethodType:
                 names = tap.module.__dict__
-                if names.get("forward") is watch:  # Else somebody wrapped it meanwhile: theirs stays, ours passes on.
+                if names.get("forward") is shadow:  # Else somebody has wrapped it: theirs stays.
                     del names["forward"]
                 if REPLICATE in names:
                     del names[REPLICATE]
                 # A copy of the module may hold the shadow for longer: not all that it saw.
-                watch.__func__.__closure__[0].cell_contents = GONE  # type: ignore[index]
+                function: Any = shadow.__func__
+                function.__closure__[0].cell_contents = GONE
             elif tap.holders:
                 parameters.detach(tap)
             else:
-                _detach(tap, watch)
-            tap.watch = tap.here = None
+                _detach(tap, shadow)
+            tap.shadow = tap.acts_in = None
 
 
-def _detach(tap: Tap, watch: Watch) -> None:
-    others = tuple([one for one in watch.all if one is not tap])
-    if not others:
-        watch.leave()
-    elif len(others) == 1 and others[0].is_plain and watch.is_untouched:
-        _take_hot_path(others[0], watch)
-    else:
-        watch.change(others)
+def _detach(tap: Tap, shadow: Shadow) -> None:
+    plain = shadow.remove(tap)
+    if plain is not None:
+        _take_hot_path(plain, shadow)
     if tap.helpers:
         detach(tap.helpers)
         tap.helpers = None  # They know the tap: the two would keep each other, and the model, alive.
@@ -211,7 +223,7 @@ def _reduce(module: nn.Module) -> Any:
     reduced = reduce(module) if reduce is not None else module.__reduce_ex__(4)
     if type(reduced) is not tuple or len(reduced) < 3 or type(reduced[2]) is not dict:
         return reduced
-    return (*reduced[:2], shadow.unhooked(module, reduced[2]), *reduced[3:])
+    return (*reduced[:2], unhooked(module, reduced[2]), *reduced[3:])
 
 
 def copy_as_before(session: Session) -> None:
@@ -236,20 +248,20 @@ def copy_as_before(session: Session) -> None:
 
 
 def strip(module: nn.Module) -> None:
-    """Take everything of hookline's off a module, also what nobody knows of any more."""
+    """Take everything of hookline's off a module, also what no `Hooks` knows of any more."""
     with _changing:
         detach(attached_to(module))
-        shadow.strip(module)
+        strip_shadows(module)
         parameters.strip(module)
 
 
 @contextmanager
 def attached(taps: list[Tap]) -> Iterator[None]:
     """Let taps act for a while."""
-    missing = [tap for tap in taps if tap.watch is None]
+    missing = [tap for tap in taps if tap.shadow is None]
     try:
         attach(missing)
-        with gradients.settled():
+        with settled():
             yield
     finally:
         detach(missing)
@@ -264,37 +276,22 @@ def attached_to(module: nn.Module) -> tuple[Tap, ...]:
     forward = names.get("forward")
     buried = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or () if _is_filled(cell)]
     for candidate in (*names.values(), getattr(forward, "__wrapped__", None), *buried):
-        watch = watch_of(candidate, module)
-        if watch is not None:
-            found += (*watch.around, *watch.taps)
+        shadow = shadow_of(candidate, module)
+        if shadow is not None:
+            found += (*shadow.around, *shadow.taps)
     return found + parameters.attached_to(module)
 
 
-def following(model: nn.Module) -> tuple[Tap, ...]:
+def following(model: nn.Module) -> tuple[ModelTap, ...]:
     """Return the taps that follow the forwards of a model: one of each `Hooks` that acts on it."""
-    watch = watch_of(model.__dict__.get("forward"), model)
-    return watch.around if watch is not None else ()
+    shadow = shadow_of(model.__dict__.get("forward"), model)
+    return shadow.around if shadow is not None else ()
 
 
 def forget_locks() -> None:
-    """Make the lock anew, in a process that was forked: the thread that held it may not exist there."""
+    """Make a new lock in a process that was forked: the thread that held the old one may not exist there."""
     global _changing
     _changing = threading.RLock()
-
-
-@cache
-def _keep_dynamo_out() -> None:
-    """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""
-    traced = (calls.trace, calls._trace_input, calls._skipped)
-    ours = (calls, checkpoints, forwards, functions, gradients)
-    found = [function for one in ours for function in vars(one).values()]
-    found = [function for function in found if function not in traced]
-    found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
-    found += [Tap.act, Tap.pass_by, *vars(OtherRuns).values(), *vars(Loan).values()]
-    found += [current_task, blame, call_user, state_of, address]
-    for function in found:
-        if isinstance(function, FunctionType):
-            _torch.keep_out_of_graphs(function.__code__)
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -302,6 +299,3 @@ def _is_filled(cell: CellType) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
-
-
-checkpoints.attached = attached  # Which stands below, and lets taps act again when a forward is recomputed.

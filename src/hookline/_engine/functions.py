@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from hookline._blocks import call_user, open_blocks
 from hookline._engine import arguments, gradients
-from hookline._engine.actions import Skip
-from hookline._engine.checkpoints import Event, event_of
+from hookline._engine.act import act
+from hookline._engine.action import Observer, Skip
+from hookline._engine.event import Called, Choices, Event, event_of
 from hookline._engine.guards import refuse_fx
-from hookline._engine.taps import Tap
+from hookline._engine.tap import Tap
 from hookline._sites.language import Site
 from hookline._sites.tree import Names
 from hookline._torch import (
@@ -47,10 +48,6 @@ from hookline._torch import (
 from hookline._values.nested import leaves, map_tensors
 from hookline.errors import HooklineError
 
-if TYPE_CHECKING:
-    from hookline._engine.shadow import Watch
-
-
 # What Python's operators are called where torch has no function of the operator's own name.
 _OPERATORS = {
     "rsub": "sub", "rdiv": "div", "rtruediv": "div", "truediv": "div", "itruediv": "div_", "idiv": "div_",
@@ -63,20 +60,13 @@ _OPERATORS = {
     "ilshift": "bitwise_left_shift_", "irshift": "bitwise_right_shift_", "pos": "positive",
 }  # fmt: skip
 _REFLECTED = (
-    "__rsub__",
-    "__rdiv__",
-    "__rtruediv__",
-    "__rpow__",
-    "__rfloordiv__",
-    "__rmod__",
-    "__rlshift__",
-    "__rrshift__",
-)
+    "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__rmod__", "__rlshift__", "__rrshift__",
+)  # fmt: skip
 _ITEMS = {"getitem": ("input", "index"), "setitem": ("input", "index", "value"), "einsum": ("equation",)}
 _NAMESPACES = ("linalg_", "fft_", "special_")
 _TENSORS = ("T", "H", "mT", "mH", "data", "real", "imag")  # The properties of a tensor that are tensors.
 
-# Those that give their argument again: as a view, a copy, in another order or dtype.
+# Functions that give their argument again: as a view, a copy, in another order or dtype.
 FOLLOWED = frozenset((
     "T", "H", "mT", "mH", "data", "real", "imag", "t", "adjoint", "transpose", "permute", "swapaxes", "swapdims",
     "movedim", "moveaxis", "view", "view_as", "reshape", "reshape_as", "expand", "expand_as", "broadcast_to",
@@ -89,7 +79,7 @@ FOLLOWED = frozenset((
     "transpose_", "squeeze_", "unsqueeze_", "atleast_1d", "atleast_2d", "atleast_3d",
 ))  # fmt: skip
 
-# Those that give no tensor, and would only be in the way of a pattern.
+# Functions that give no tensor, and would only be in the way of a pattern.
 _TELLING = frozenset((
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "data_ptr", "item",
     "tolist", "numpy", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg",
@@ -104,14 +94,14 @@ _TELLING = frozenset((
 
 
 def is_reflected(function: Any) -> bool:
-    """Whether a function is an operator that Python asks of its right side, with its arguments the other way round."""
+    """Return True for an operator that Python asks of its right side, with the arguments the other way round."""
     return getattr(function, "__name__", "") in _REFLECTED
 
 
 def read_name(function: Any) -> str:
     """Return the name of a torch function, tensor method, operator or property, as a user would write it."""
     name = str(getattr(function, "__name__", "") or type(function).__name__)
-    if name in ("__get__", "__set__"):  # Of a property, such as `.T`.
+    if name in ("__get__", "__set__"):  # A property, such as `.T`.
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
     name = name.partition(".")[0]  # The overload of an operator in torch.ops.
     if name.startswith("__") and name.endswith("__"):
@@ -121,7 +111,7 @@ def read_name(function: Any) -> str:
 
 
 def may_give_tensors(function: Any) -> bool:
-    """Whether a function may give a tensor, and does not just tell something about one."""
+    """Return True if a function may give a tensor, and does not just tell something about one."""
     name = str(getattr(function, "__name__", ""))
     return read_name(function) in _TENSORS if name == "__get__" else name not in _TELLING
 
@@ -131,7 +121,7 @@ gives_tensors = lru_cache(maxsize=8192)(may_give_tensors)  # Dynamo warns of wha
 
 
 def is_followed(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether an operation gives its first argument's numbers again: a view, a cast, a copy."""
+    """Return True if an operation gives its first argument's numbers again: a view, a cast, a copy."""
     return name in FOLLOWED or (name == "getitem" and not any(map(_gathers, args[1:])))
 
 
@@ -162,7 +152,7 @@ def parameter_names(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _takes(parameter: Any, value: Any) -> bool:
-    """Whether a parameter in a schema of torch's takes a value, as far as its type tells."""
+    """Return True if a parameter in a schema of torch's takes a value, as far as its type tells."""
     kind = str(parameter.type)
     if isinstance(value, torch.dtype):
         return bool(parameter.name == "dtype")
@@ -191,20 +181,31 @@ _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _UNSEEN = "which runs later, and the functions that it calls then can't be seen; hook the modules and methods it calls"
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
-Pass = Callable[["Function", nn.Module, arguments.Arguments, Event], Any]
+RunFunction = Callable[
+    ["Function", nn.Module, arguments.Arguments, Event], Any
+]  # `pass_through` or `run_event` in call.py.
 
 
-def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numbered, event: Event, act: Pass) -> Any:
+def run(
+    called: Called,
+    module: nn.Module,
+    passed: arguments.Arguments,
+    taps: Numbered,
+    event: Event,
+    run_function: RunFunction,
+) -> Any:
     """Run a module's forward, or a method that is called by itself, with taps on the functions that it calls."""
     refuse_fx(taps[0][0].site)
     if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
-        return watch.forward(module, *passed)  # To look is not to change it: the reason says how to turn that path off.
-    inside = Inside(watch, module, taps, event, act)
+        return called.forward(
+            module, *passed
+        )  # To look is not to change it: the reason says how to turn that path off.
+    inside = FunctionMode(called, module, taps, event, run_function)
     inside.home = frame_at(0)
     output = None
     try:
         with inside:
-            output = watch.forward(module, *passed)
+            output = called.forward(module, *passed)
         return output
     finally:
         if current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
@@ -214,61 +215,65 @@ def run(watch: Watch, module: nn.Module, passed: arguments.Arguments, taps: Numb
             if not tap.fired:
                 tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
                 if isinstance(output, _LATER):
-                    what = f"'{watch.found.__name__}()'" if watch.is_method and watch.found else "the forward"
+                    what = f"'{called.found.__name__}()'" if called.is_method and called.found else "the forward"
                     tap.problem = f"did not fire: {what} gives a {type(output).__name__}, {_UNSEEN}"
 
 
-class Pause:
-    """Stands at a child that computes otherwise while any mode is on, and takes ours away while it runs."""
+class Pause(Observer):
+    """Acts at a child that computes otherwise while any mode is on, and takes ours away while it runs."""
 
     kind = "pause"
-    observes = True
-    gathering = None
 
 
 def pauses_below(tap: Tap) -> list[Tap]:
     """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
     below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, FAST)]
-    return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]  # type: ignore[arg-type]
+    return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]
 
 
-class MethodEntry:
-    """Stands at the methods of a module that has a tap on a function: called by itself, one counts as a forward.
+class MethodEntry(Observer):
+    """Acts at the methods of a module that has a tap on a function: called by itself, one counts as a forward.
 
-    For a change of one method it stands at the others, and notes which of them ran instead.
+    For a change of one method it acts at the others, and notes which of them ran instead.
     """
 
     kind = "entry"
-    observes = True
-    gathering = None
 
     def __init__(self, tap: Tap) -> None:
         self.tap = tap
 
 
+class EntryTap(Tap):
+    """The tap of a `MethodEntry`, on one method."""
+
+    __slots__ = ()
+
+    action: MethodEntry
+
+
 def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
-    """Return what stands at these methods of a tap's module."""
+    """Return what acts at these methods of a tap's module."""
     sites = [Site(tap.path, member=f"{name}()") for name in names]
-    return [Tap(site, tap.module, MethodEntry(tap), tap.session, False, "") for site in sites]  # type: ignore[arg-type]
+    return [EntryTap(site, tap.module, MethodEntry(tap), tap.session, False, "") for site in sites]
 
 
-def entering(watch: Watch, module: nn.Module) -> Event | None:
+def entering(entries: Iterable[EntryTap], name: str, module: nn.Module) -> Event | None:
     """Return this call of a method, with the taps on functions for which it is called by itself; None without any."""
-    mode, here, taps = current_function_mode(), open_blocks.get(), []
-    is_running = isinstance(mode, Inside) and mode.module is module  # Its forward runs, or another of its methods.
-    for entry in watch.entries:
-        tap: Tap = entry.action.tap  # type: ignore[union-attr]
+    mode, opened, taps = current_function_mode(), open_blocks.get(), []
+    is_running = isinstance(mode, FunctionMode) and mode.module is module  # Its forward runs, or a method of it.
+    for entry in entries:
+        tap = entry.action.tap
         if not tap.is_inside:
-            if not tap.fired and tap.acts(here):
-                name = str(Site(entry.path) if watch.name == "forward" else entry.site)
-                tap.ran = {**(tap.ran or {}), name: None}
+            if not tap.fired and tap.acts(opened):
+                ran = str(Site(entry.path) if name == "forward" else entry.site)
+                tap.ran = {**(tap.ran or {}), ran: None}
         elif not is_running:
             caller = _caller(entry.session.model())
             if caller is None:
                 taps.append(tap)
-            elif caller is not module and not (tap.fired or tap.problem) and tap.acts(here):
+            elif caller is not module and not (tap.fired or tap.problem) and tap.acts(opened):
                 tap.problem = _belongs_to(caller, tap, entry)
-    event = event_of((module, watch.name, "/"), taps, here, lambda _: (0, True)) if taps else None
+    event = event_of((module, name, "/"), taps, opened, lambda _: (0, True)) if taps else None
     return event if event is not None and event.taps else None
 
 
@@ -295,7 +300,7 @@ def _belongs_to(caller: nn.Module, tap: Tap, entry: Tap) -> str:
 
 
 def _is_called_directly(frame: FrameType) -> bool:
-    """Whether a forward is called without `__call__`, whose frame tells the module too.
+    """Return True if a forward is called without `__call__`, whose frame tells the module too.
 
     Up to Python 3.12 reading a frame's variables keeps them alive; those of `__call__` are alive anyway.
     """
@@ -309,7 +314,7 @@ def without_modes(run: Callable[[], Any]) -> Any:
     """Run something with the modes taken away that stand on top, as long as they are ours."""
     taken = []
     try:
-        while isinstance(mode := current_function_mode(), Inside):
+        while isinstance(mode := current_function_mode(), FunctionMode):
             taken.append(mode)
             pop_function_mode()
         return run()
@@ -320,22 +325,24 @@ def without_modes(run: Callable[[], Any]) -> Any:
 
 
 def may_be_fused() -> bool:
-    """Whether torch's own attention may take its fast path, which is gone as soon as anybody looks at its functions."""
+    """Return True if torch's own attention may take its fast path, which any look at its functions turns off."""
     return not torch.is_grad_enabled() and bool(torch.backends.mha.get_fastpath_enabled())
 
 
-class Inside(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode):
     """Sees every torch function while one call of a module runs."""
 
     home: FrameType | None = None  # The frame in which the call began.
 
-    def __init__(self, watch: Watch, module: nn.Module, taps: Numbered, event: Event, act: Pass) -> None:
+    def __init__(
+        self, called: Called, module: nn.Module, taps: Numbered, event: Event, run_function: RunFunction
+    ) -> None:
         super().__init__()
-        self.watch = watch
-        self.taps, self.choices = watch.choices  # Of these, for each function met so far, those meant for it.
+        self.called = called
+        self.taps, self.choices = called.choices
         self.module = module
         self.event = event
-        self.act = act
+        self.run_function = run_function
         self.acting = {tap for tap, _ in taps}
         self.waiting = [tap for tap in self.acting if not tap.fired]
         self.seen: dict[Any, None] = {}  # Functions that no tap is meant for, for the reason why one did not fire.
@@ -367,17 +374,17 @@ class Inside(TorchFunctionMode):
             return function(*args, **kwargs) if kwargs else function(*args)
         event = self.event.inside(acting, name, number)
         refuse_in_autograd_function(event)
-        return operate(Function(function, name, args, kwargs or {}, event), self.module, self.act)
+        return operate(Function(function, name, args, kwargs or {}, event), self.module, self.run_function)
 
     def _is_own(self, caller: FrameType) -> bool:
-        """Whether the module's own forward or method called a function, and not that of another module."""
-        forwards, is_method = [], self.watch.is_method
+        """Return True if the module's own forward or method called a function, and not that of another module."""
+        forwards, is_method = [], self.called.is_method
         for frame in frames(caller):
             if frame is self.home:
                 break
             if id(frame.f_code) in _FOREIGN or frame.f_globals.get("__name__") in TRACING_MODULES:
                 return False
-            if frame.f_code is self.watch.code or (is_method and _is_method(frame)):
+            if frame.f_code is self.called.code or (is_method and _is_method(frame)):
                 forwards.append(frame)
             elif frame.f_code.co_name.endswith("forward") and self._is_of_another(frame):
                 return False
@@ -390,7 +397,7 @@ class Inside(TorchFunctionMode):
         return not any(map(self._is_of_another, forwards[:-1]))
 
     def _is_of_another(self, frame: FrameType) -> bool:
-        """Whether this is the forward of another module, called without its `__call__`.
+        """Return True if this is the forward of another module, called without its `__call__`.
 
         Up to Python 3.12 reading a frame's variables keeps them alive, so the module's own forward is not asked.
         """
@@ -399,13 +406,13 @@ class Inside(TorchFunctionMode):
 
 
 def _is_method(frame: FrameType) -> bool:
-    """Whether a frame is that of a method, whatever its first parameter is called."""
+    """Return True if a frame is that of a method, whatever its first parameter is called."""
     code = frame.f_code
     if code.co_varnames[:1] == ("self",):
         return True
     owner = first_argument(frame)
-    own = inspect.getattr_static(type(owner), code.co_name, None) if isinstance(owner, nn.Module) else None
-    return getattr(inspect.unwrap(own), "__code__", None) is code  # type: ignore[arg-type]
+    own: Any = inspect.getattr_static(type(owner), code.co_name, None) if isinstance(owner, nn.Module) else None
+    return getattr(inspect.unwrap(own), "__code__", None) is code
 
 
 # What runs inside these is not the module's own: it is a child's, a user's function's or hookline's.
@@ -413,7 +420,7 @@ _FOREIGN = frozenset(
     id(code)  # Code that dynamo made can't be hashed.
     for code in (
         *MODULE_CALLS,
-        *(one.__code__ for one in (call_user, Tap.act, gradients._watch, Event.check, Skip.output, run)),
+        *(one.__code__ for one in (call_user, act, gradients._follow, Event.check, Skip.output, run)),
     )
 )
 
@@ -436,9 +443,13 @@ def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
 
 
 class Function:
-    """One call of a function, as calls.py runs it: like a watched module's forward."""
+    """One call of a function, as call.py runs it: like the forward of a hooked module."""
 
     is_function = True
+    is_method = False
+    found: Callable[..., Any] | None = None
+    code = None
+    choices: Choices = (), {}
 
     def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         self.function = function
@@ -499,7 +510,8 @@ class Function:
         if target is None:
             return args, kwargs
         apart = {id(one): one.clone() for one in leaves(target)}  # For real: an `out=` may be given more memory.
-        return map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))  # type: ignore[no-any-return]
+        given: arguments.Arguments = map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))
+        return given
 
     def finish(self, output: Any) -> Any:
         """Write what comes of a result where the function would have written it, for everybody who looks there."""
@@ -511,10 +523,6 @@ class Function:
 
         output = map_tensors(write, output) if self.targets else output
         return None if self.name == "setitem" else output
-
-    def site(self, site: Site, number: int) -> Site:
-        """Return the site of this very call, for one that is a pattern of functions."""
-        return site._replace(member=f"/{self.name}", call=number)
 
     def stand_in(self, value: Any, is_given: bool, passed: arguments.Arguments) -> Any:
         """Return what a function that is skipped gives: what it would have written into, if it has such."""
@@ -529,7 +537,7 @@ class Function:
         return target
 
     def _is_known_to_write(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a function writes into a tensor of inference mode, where torch counts no writes."""
+        """Return True if a function writes into a tensor of inference mode, where torch counts no writes."""
         return tensor.is_inference() and any(one is tensor for one in leaves(self._target(args, kwargs)))
 
     def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -546,9 +554,9 @@ def _swapped(function: Any) -> Callable[..., Any]:
     return swapped
 
 
-def operate(function: Function, module: nn.Module, act: Pass) -> Any:
+def operate(function: Function, module: nn.Module, run_function: RunFunction) -> Any:
     """Run a function with its taps around it."""
-    return function.finish(act(function, module, (function.args, function.kwargs), function.event))
+    return function.finish(run_function(function, module, (function.args, function.kwargs), function.event))
 
 
 def _write(target: Tensor, value: Any) -> Tensor:
@@ -560,6 +568,6 @@ def _write(target: Tensor, value: Any) -> Tensor:
 
 
 def _shares(one: Tensor, other: Tensor) -> bool:
-    """Whether one tensor is a view of the other, or both of a third."""
+    """Return True if one tensor is a view of the other, or both of a third."""
     base = base_of(one) if is_view(one) else one
     return base is (base_of(other) if is_view(other) else other)

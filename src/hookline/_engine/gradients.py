@@ -15,24 +15,25 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache.record import EMPTY, StoredValue, read_value
-from hookline._engine import arguments, checkpoints
-from hookline._engine.actions import NOTHING, Call, Save
+from hookline._engine import arguments
+from hookline._engine.act import blame, change_part
+from hookline._engine.action import NOTHING, Action, Call
+from hookline._engine.event import Event
 from hookline._engine.guards import refuse_tracers
-from hookline._engine.taps import IGNORE, RAISE, TOGETHER, Tap, blame
+from hookline._engine.keep import Save
+from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
 from hookline._sites.language import Site, write_subscripts
 from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant_checkpoint, is_view, version_of
 from hookline._values.containers import Exchange, mutable_containers
 from hookline._values.copies import Alias, alias_of
 from hookline._values.fit import agree
 from hookline._values.nested import (
-    expand,
     get_part,
     held_by,
     is_empty,
     leaf_places,
     leaves,
     map_tensors,
-    put_part,
     selects_nothing,
     split,
 )
@@ -41,7 +42,7 @@ from hookline.errors import EditError, HooklineError, NeverFired, warn
 Hook = Callable[[Tensor], Tensor | None]
 Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
 _HELD = "others hold the list, dict or object that it is in, so nothing can follow it there"
-_SOME_TENSOR = torch.empty(0)  # Stands for any in the structure of a value.
+_SOME_TENSOR = torch.empty(0)  # Takes the place of every tensor in the structure of a value.
 
 
 class View(NamedTuple):
@@ -58,7 +59,7 @@ class View(NamedTuple):
 _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 
-def given(passed: arguments.Arguments, event: checkpoints.Event) -> list[Tensor]:
+def given(passed: arguments.Arguments, event: Event) -> list[Tensor]:
     """Return the tensors among arguments, and those in whose place others are for this call."""
     found: list[Any] = [*passed[0], *passed[1].values()]
     if any([type(one) is not Tensor for one in found]):
@@ -66,7 +67,7 @@ def given(passed: arguments.Arguments, event: checkpoints.Event) -> list[Tensor]
     return found if event.exchanged is None else found + leaves(event.exchanged.replaced)
 
 
-def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event, given: list[Tensor]) -> Any:
+def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Tensor]) -> Any:
     """Follow the gradient of what a module returns, as it is seen from outside the module.
 
     Args:
@@ -89,11 +90,11 @@ def watch_output(tap: Tap, value: Any, call: Call, event: checkpoints.Event, giv
             return alias_of(tensor)
         return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
-    aliases = _watch(tap, value, call, event, alias)
+    aliases = _follow(tap, value, call, event, alias)
     return _with_aliases(value, aliases, Exchange({**event.own, **came})) if aliases else value
 
 
-def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: checkpoints.Event) -> set[int]:
+def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) -> set[int]:
     """Return the tensors of an output in whose place no alias can be put, by their ids.
 
     They are in a list, a dict or an object that others hold too. Only a container that came with the arguments gets an
@@ -108,8 +109,8 @@ def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: checkpo
     return found
 
 
-def watch_input(
-    tap: Tap, passed: arguments.Arguments, parameters: arguments.Parameters, call: Call, event: checkpoints.Event
+def follow_input(
+    tap: Tap, passed: arguments.Arguments, parameters: arguments.Parameters, call: Call, event: Event
 ) -> arguments.Arguments:
     """Follow the gradient of what a module takes, through this use of it alone: return the arguments with aliases.
 
@@ -121,7 +122,7 @@ def watch_input(
         value = arguments.first(passed, parameters)
     if value is NOTHING:
         return passed
-    event.aliases |= _watch(tap, value, call, event, alias_of)
+    event.aliases |= _follow(tap, value, call, event, alias_of)
     if not event.aliases:
         return passed
     exchange = event.exchange(tap.site.port)
@@ -161,32 +162,30 @@ def settled() -> Iterator[None]:
 
 
 def is_unsettled() -> bool:
-    """Whether no forward is followed here, at whose end gradients are seen to."""
+    """Return True if no `settled` block is open here, which would see to gradients at its end."""
     return _views.get() is None
 
 
-def _watch(
-    tap: Tap, value: Any, call: Call, event: checkpoints.Event, alias: Callable[[Tensor], Tensor | None]
-) -> Aliases:
+def _follow(tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Tensor], Tensor | None]) -> Aliases:
     """Follow the tensors that a tap is at; return the aliases that have to take their places."""
     if tap.action.observes:
         tap.fired = True
     try:
         refuse_tracers(value)
         aliases: Aliases = {}
-        for subscripts in expand(value, tap.subscripts) if tap.star else (tap.subscripts,):
-            _watch_part(tap, value, subscripts, call, event, alias, aliases)
+        for subscripts in tap.places(value):
+            _follow_part(tap, value, subscripts, call, event, alias, aliases)
         return aliases
     except HooklineError as error:
         blame(tap.site, error)
 
 
-def _watch_part(
+def _follow_part(
     tap: Tap,
     value: Any,
     subscripts: tuple[Any, ...],
     call: Call,
-    event: checkpoints.Event,
+    event: Event,
     alias: Callable[[Tensor], Tensor | None],
     aliases: Aliases,
 ) -> None:
@@ -296,13 +295,7 @@ class Arrival:
     """The gradients of one value of one call: they come tensor by tensor, once for each backward pass."""
 
     def __init__(
-        self,
-        tap: Tap,
-        part: Any,
-        subscripts: tuple[Any, ...],
-        rest: tuple[Any, ...],
-        call: Call,
-        event: checkpoints.Event,
+        self, tap: Tap, part: Any, subscripts: tuple[Any, ...], rest: tuple[Any, ...], call: Call, event: Event
     ) -> None:
         self.action = tap.action
         self.site = call.site
@@ -330,28 +323,26 @@ class Arrival:
             try:
                 self._refuse_second_part(numbers[0])
                 if isinstance(self.action, Save):
-                    self._save(self.action, numbers, get_part(self.action.whole(gradient, self.site), self.rest))
+                    self._save(self.action, numbers, gradient)
                     return None
                 if (tap := self.tap()) is not None:
                     tap.reached = True
-                gathering = self.action.gathering
-                change = self._change(numbers[0])
-                new = change(gradient) if gathering is None else gathering.change(gradient, self.site, change)
+                change = self._change(self.action, self._call(numbers[0]))
+                new, _ = change_part(gradient, self.rest, change, self.action.gathering, self.site)
                 return None if new is gradient else new
             except Exception as error:
                 blame(self.site, error)
 
         return arrived
 
-    def _change(self, number: int) -> Callable[[Tensor], Tensor]:
-        """Return the function that lets the action change the gradient of one tensor."""
+    def _change(self, action: Action, call: Call) -> Callable[[Tensor, bool], Tensor]:
+        """Return the function that lets the action change the gradient of one tensor, or a part of it."""
 
-        def change(gradient: Tensor) -> Tensor:
-            part = get_part(gradient, self.rest)
-            new = self.action(part, self._call(number), not self.rest)  # type: ignore[operator]
-            if new is not part and not self.rest:
+        def change(part: Tensor, is_whole: bool) -> Any:
+            new = action(part, call, is_whole)
+            if new is not part and is_whole:
                 _check_gradient(new, part)
-            return gradient if new is part else put_part(gradient, self.rest, new)
+            return new
 
         return change
 
@@ -360,7 +351,8 @@ class Arrival:
         site = self.site
         if "*" in site.index or not isinstance(self.template, Tensor):
             site = site._replace(index=write_subscripts((*self.subscripts, *leaf_places(self.template)[number])))
-        return Call(site, self.module(), (), {}, self.number, self.notes, self.model())  # type: ignore[arg-type]
+        module: Any = self.module()
+        return Call(site, module, (), {}, self.number, self.notes, self.model())
 
     def _refuse_second_part(self, number: int) -> None:
         """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
@@ -372,39 +364,33 @@ class Arrival:
             )
         self.came.add(part)
 
-    def _save(self, action: Save, numbers: list[int], part: Tensor) -> None:
+    def _save(self, action: Save, numbers: list[int], gradient: Tensor) -> None:
         record = self.record()
         if record is None:
             return
-        # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
-        copies = bool(self.rest) or (part.is_cuda and action.clone is not False and not action.keeps_own)
-        if copies or action.transform is not None:
-            kept = action.keep_part(part, copies, self._call(numbers[0]) if action.transform is not None else None)
-        else:
-            kept = action.keep(part)
+        kept = action.keep_gradient(gradient, self.rest, lambda: self._call(numbers[0]), self.site)
         if kept is NOTHING:
             if record.value is EMPTY:
                 record.explain(f"the transform has kept nothing of '{record.site}'")
             return
         task = self.task if self.task is not None else graph_task()
         found = self.passes.get(task)
-        gradient = found() if found is not None else None
-        if gradient is None:
-            gradient, stamp = Gradient(self.template), (task, self.stamp)
+        so_far = found() if found is not None else None
+        if so_far is None:
+            so_far, stamp = Gradient(self.template), (task, self.stamp)
             kept = kept if action.budget is None else action.budget.hold(kept, record, stamp)
-            self.passes[task] = weakref.ref(gradient)
-            record.put(gradient, stamp, task + 1)  # Tasks count from 0, forwards from 1.
+            self.passes[task] = weakref.ref(so_far)
+            record.put(so_far, stamp, task + 1)  # Tasks count from 0, forwards from 1.
         else:
-            earlier = gradient.arrived.get(numbers[0])
-            kept = (
-                kept if earlier is None else read_value(earlier, record.site) + read_value(kept, record.site)
-            )  # In two parts.
+            earlier = so_far.arrived.get(numbers[0])
+            if earlier is not None:  # The gradient comes in two parts.
+                kept = read_value(earlier, record.site) + read_value(kept, record.site)
             kept = kept if action.budget is None else action.budget.hold_part(kept, record.site, earlier)
-        gradient.arrived |= dict.fromkeys(numbers, kept)
+        so_far.arrived |= dict.fromkeys(numbers, kept)
 
 
 def _check_gradient(new: Any, old: Tensor) -> None:
-    """Raise if torch would not take one gradient in the place of another."""
+    """Raise if torch would not accept a gradient in the place of another."""
     try:
         agree(new, old)
     except EditError as error:
@@ -412,7 +398,7 @@ def _check_gradient(new: Any, old: Tensor) -> None:
 
 
 class Gradient:
-    """The gradient of a value, as far as it has arrived."""
+    """The gradient of a value, as far as it has arrived: a backward brings it tensor by tensor."""
 
     def __init__(self, template: Any) -> None:
         self.template = template
@@ -428,7 +414,7 @@ def _plain(kept: Any) -> Any:
     return kept.peek() if isinstance(kept, StoredValue) else kept
 
 
-def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: checkpoints.Event) -> None:
+def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: Event) -> None:
     views = _views.get()
     base = base_of(tensor) if views is not None and is_view(tensor) else None
     if views is not None and base is not None:
@@ -443,7 +429,7 @@ def _settle(view: View) -> None:
     tensor, base = view.tensor, base_of(view.tensor)
     if version_of(tensor) == view.version or base is None:
         return
-    if base.grad_fn is view.before:  # Written past autograd: torch has made the view anew, without its hook.
+    if base.grad_fn is view.before:  # Written past autograd: torch has made a new view, without its hook.
         tensor.register_hook(view.hook)
         return
     node = base.grad_fn
@@ -513,6 +499,6 @@ def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) ->
     if tap.has_warned or tap.missing == IGNORE:
         return
     tap.has_warned = True
-    if why not in tap.session.warned_of:  # Once for all the places of which it is true.
+    if why not in tap.session.warned_of:  # Warn once for all the sites with this reason.
         tap.session.warned_of += (why,)
         warn(problem)

@@ -1,4 +1,4 @@
-"""Values of a CUDA device on their way to host memory, while the model runs on. Nobody waits but who reads one.
+"""Copies from a CUDA device to host memory, while the model runs on. Only reading a value waits for its copy.
 
 A large value is copied into pinned memory, on a stream of its own. Small ones wait on the device until there are enough
 of them, or their block ends, or one is read: for the model, each copy takes longer than the value.
@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,26 +27,13 @@ from hookline._values.nested import map_tensors
 Buffer = weakref.ref[torch.UntypedStorage]
 
 
-class Movable(Protocol):
-    """What is in pinned memory until somebody reads it, or it has to move."""
-
-    number: int
-    is_moving: bool
-
-    def arrive(self) -> None:
-        """Wait until all of it is there."""
-
-    def move(self) -> None:
-        """Move to ordinary memory."""
-
-
 class Pinned:
     """The pinned memory that copies hold. Torch itself sees to it that none is used again while anybody holds it."""
 
     def __init__(self) -> None:
         self.limit = 2 << 30  # Bytes. A quarter of them may be on their way from a device at one time.
-        self.changed = threading.Condition()  # Guards all of this, and is told when memory was freed.
-        self.unread: weakref.WeakValueDictionary[int, Movable] = weakref.WeakValueDictionary()  # Oldest first.
+        self.changed = threading.Condition()  # Guards all of this, and is notified when memory was freed.
+        self.unread: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()  # Oldest first.
         self.numbers = itertools.count()
         self.bytes = 0
         self.wanted = 0  # To how many bytes the thread brings them down.
@@ -59,7 +46,7 @@ class Pinned:
         self.leaving_bytes = 0
         self.immortal: list[torch.UntypedStorage | None] = []
 
-    def enter(self, copy: Movable) -> None:
+    def enter(self, copy: Copy) -> None:
         """Note a copy that nobody has read yet."""
         with self.changed:
             copy.number = next(self.numbers)
@@ -161,7 +148,7 @@ _asides: dict[int, torch.cuda.Stream] = {}  # One for each device, for large val
 
 
 class Arrived:
-    """Stands for an event that has been waited for."""
+    """An event that has been waited for already."""
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -180,7 +167,7 @@ class Copy(StoredValue):
         self.dtype = dtype  # To be cast to on the host.
         self.shape = shape  # To be expanded to.
         self.event: torch.cuda.Event | Arrived | None = None
-        self.group: Group | None = None  # Of a small one.
+        self.group: Group | None = None  # Small values leave together with others.
         self.is_landed = self.is_moving = False
         self.number = -1
 
@@ -212,14 +199,14 @@ class Copy(StoredValue):
             self.event = ARRIVED
 
     def move(self) -> None:
-        """Wait for this copy, and move it to ordinary pinned."""
+        """Wait for this copy, and move it to ordinary memory."""
         try:
             self.arrive()
             with torch.inference_mode(False):
                 tensor = self.tensor.clone() if self.dtype is None else self.tensor.to(self.dtype)
             with pinned.changed:
                 self._land(tensor)
-        except RuntimeError:  # There is no ordinary memory either, or the device failed: who reads it will know.
+        except RuntimeError:  # There is no ordinary memory either, or the device failed: reading the value will raise.
             pass
         finally:
             with pinned.changed:
@@ -397,7 +384,7 @@ def together(value: Any, copies: dict[int, Copy]) -> Any:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but memory; of conjugate views torch would finish the copy before it has come."""
+    """Return True if a tensor is plain memory. Torch would finish conjugate views before their copy has come."""
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided

@@ -2,7 +2,7 @@
 
 While it has taps, a module's class is one of its own with a property for each such name, which reads the tensor that
 is there now. A tap with the port `param` acts on what is read. For one at an operation an `Operand` is read: an alias
-that is told when an operation takes it.
+that notices when an operation takes it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from hookline._blocks import open_blocks
-from hookline._engine import calls, checkpoints, operands
-from hookline._engine.actions import Call, Skip
+from hookline._engine import compiled, operand
+from hookline._engine.act import act
+from hookline._engine.action import Call
+from hookline._engine.call import run_event
+from hookline._engine.checkpoint import is_only_backward, is_replaying
+from hookline._engine.event import event_of
 from hookline._engine.functions import (
     FAST,
     Function,
     gives_tensors,
     is_followed,
     may_be_fused,
-    may_give_tensors,
     name_of,
     operate,
-    read_name,
     refuse_in_autograd_function,
 )
 from hookline._engine.guards import refuse_fx, refuse_tracing
-from hookline._engine.operands import Role, operand, watched
-from hookline._engine.taps import Tap
+from hookline._engine.operand import Role, as_operands, operand_of
+from hookline._engine.tap import Tap
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, frame_at, is_dynamo_loaded, uncompiled
 from hookline.errors import HooklineError
@@ -42,12 +44,12 @@ KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
 _FUSING = frozenset(id(kind.forward.__code__) for kind in FAST)
 _made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
-_kept: deque[type[nn.Module]] = deque(maxlen=256)  # Of these: dynamo would compile anew for another one.
+_kept: deque[type[nn.Module]] = deque(maxlen=256)  # Keeps those alive: for a new class dynamo would compile again.
 _KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
 
 
 class _Silent(nn.Module):
-    """Keeps a class that has a list of its subclasses, or asks something of them, from being told of ours."""
+    """Hides our subclass from a class that keeps a list of its subclasses, or checks them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -56,11 +58,13 @@ class _Silent(nn.Module):
 class Reads:
     """The taps on the parameters of one module, by name, and the class that the module had before."""
 
+    method = None  # Nothing stands in the module's `__dict__`: its class reads the parameters.
+
     def __init__(self, module: nn.Module) -> None:
         self.module: nn.Module | None = module
         self.kind: type[nn.Module] = vars(type(module)).get(_KIND, type(module))
-        self.taps: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is read.
-        self.operations: dict[str, tuple[Tap, ...]] = {}  # Those that act on what is made of it.
+        self.taps: dict[str, tuple[Tap, ...]] = {}  # Taps that act on what is read.
+        self.operations: dict[str, tuple[Tap, ...]] = {}  # Taps that act on the operations that take it.
         self.untraceable: set[str] = set()  # The names whose taps dynamo can't trace.
 
     def read(self, name: str, value: Tensor) -> Tensor:
@@ -69,36 +73,35 @@ class Reads:
         module, taps, operations = self.module, self.taps.get(name, ()), self.operations.get(name, ())
         if module is None or not (taps or operations):
             return value
-        here = open_blocks.get()
+        opened = open_blocks.get()
         refuse_tracing()
         refuse_fx((taps or operations)[0].site)
-        event = checkpoints.event_of((module, name), taps, here)
+        event = event_of((module, name), taps, opened)
         for tap, number in event.taps:
-            value = calls.act(
-                tap, value, Call(tap.site, module, (), {}, number, event.notes, tap.session.model()), event
-            )
-        if operations and (checkpoints.is_replaying() or any(tap.acts(here) for tap in operations)):
-            return value if self._is_fused(operations) else watched(value, ((self, name),), follow)
+            call = Call(tap.site, module, (), {}, number, event.notes, tap.session.model())
+            value = act(tap, value, call, event)
+        if operations and (is_replaying() or any(tap.acts(opened) for tap in operations)):
+            return value if self._is_fused(operations) else operand_of(value, ((self, name),), follow)
         return value
 
     def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
-        """Whether this is read by attention that may take a fast path, which must not change by looking at it."""
+        """Return True if attention that may take a fast path reads this, and taps only look: it stays on that path."""
         return id(frame_at(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
 
-    def trace(self, name: str, value: Tensor) -> Tensor:
+    def read_compiled(self, name: str, value: Tensor) -> Tensor:
         """Return the same inside a graph that dynamo is tracing."""
         if name in self.untraceable and self.taps.get(name):
             return _read_uncompiled(self, name, value)
         for tap in self.taps.get(name, ()):
-            value = tap.trace(value)
+            value = compiled.act(tap, value)
         if self.operations.get(name):
-            return operand(value, ((self, name),), trace)
+            return operand.make_operand(value, ((self, name),), _follow_compiled)
         return value
 
     def put(self, taps: tuple[Tap, ...], name: str) -> None:
         """Set the taps on one name, in their order; each table in one step, for another thread may be reading."""
         ordered = sorted(taps, key=lambda tap: tap.order)
-        is_traceable = all(tap.is_traceable and tap.site.port in ("output", "param") for tap in taps)
+        is_traceable = all(compiled.is_traceable(tap) and tap.site.port in ("output", "param") for tap in taps)
         self.untraceable = (self.untraceable - {name}) | (set() if is_traceable else {name})
         for held, chosen in (
             (self.taps, tuple(tap for tap in ordered if not tap.function)),
@@ -126,15 +129,13 @@ _read_uncompiled: Callable[[Reads, str, Tensor], Tensor] = uncompiled(Reads.read
 def attach(tap: Tap) -> None:
     """Let a tap act wherever its parameter is held."""
     for module, name in tap.holders:
-        reads = module.__dict__.get(KEY)
-        if reads is None or reads.module is not module:
-            reads = Reads(module)
-        tap.watch = reads  # Before anything can fail, so that detaching leaves the module as it was.
+        reads = _reads_of(module) or Reads(module)
+        tap.shadow = reads  # Before anything can fail, so that detaching leaves the module as it was.
         module.__dict__[KEY] = reads
         if tap.function:
-            operands.in_use.add(id(tap))
+            operand.in_use.add(id(tap))
         reads.put((*reads.of(name), tap), name)
-        _dress(module, reads)
+        _set_class(module, reads)
 
 
 def detach(tap: Tap) -> None:
@@ -143,34 +144,37 @@ def detach(tap: Tap) -> None:
     Every step may be done twice, so that a second attempt goes on where Ctrl-C stopped the first.
     """
     for module, name in tap.holders:
-        reads = module.__dict__.get(KEY)
-        if reads is None or reads.module is not module:
-            continue
-        reads.put(tuple(one for one in reads.of(name) if one is not tap), name)
-        _dress(module, reads)
+        reads = _reads_of(module)
+        if reads is not None:
+            reads.put(tuple(one for one in reads.of(name) if one is not tap), name)
+            _set_class(module, reads)
     _release()
-    operands.in_use.discard(id(tap))
+    operand.in_use.discard(id(tap))
 
 
 def strip(module: nn.Module) -> None:
     """Give a module its own class back, whatever state it is in."""
-    reads = module.__dict__.get(KEY)
-    if reads is None and _KIND not in vars(type(module)):
+    if KEY not in module.__dict__ and _KIND not in vars(type(module)):
         return
-    if reads is None or reads.module is not module:
-        reads = Reads(module)
+    reads = _reads_of(module) or Reads(module)
     reads.taps, reads.operations = {}, {}
-    _dress(module, reads)
+    _set_class(module, reads)
     _release()
+
+
+def _reads_of(module: nn.Module) -> Reads | None:
+    """Return the taps on a module's parameters; not those that a copy of the module has taken along."""
+    reads: Reads | None = module.__dict__.get(KEY)
+    return reads if reads is not None and reads.module is module else None
 
 
 def _release() -> None:
     """Make plain tensors of the operands that no tap needs any more, but that a model may have kept."""
-    with operands.changing:
-        living = list(operands.living.items())
+    with operand.changing:
+        living = list(operand.living.items())
     for number, one in living:
         if not any(name in reads.operations for reads, name in one.role.origins):
-            operands.living.pop(number, None)
+            operand.living.pop(number, None)
             one.__class__ = Tensor  # type: ignore[assignment]
             one.__dict__.clear()  # Last: on another thread an operation may be looking at it.
 
@@ -183,7 +187,7 @@ def attached_to(module: nn.Module) -> tuple[Tap, ...]:
     return tuple(tap for name in reads.taps | reads.operations for tap in reads.of(name))
 
 
-def _dress(module: nn.Module, reads: Reads) -> None:
+def _set_class(module: nn.Module, reads: Reads) -> None:
     """Give a module the class that reads what its taps are on, or its own back."""
     names = tuple(sorted(reads.taps | reads.operations))
     kind = _class_with(reads.kind, names) if names else reads.kind
@@ -236,7 +240,7 @@ def _reader(name: str) -> property:
         if value is None or reads is None or reads.module is not self:
             return value
         if is_dynamo_compiling():
-            return reads.trace(name, value)
+            return reads.read_compiled(name, value)
         if frame_at(1).f_code in _REGISTERING:  # Asks whether there is such a name, and reads nothing.
             return value
         try:
@@ -273,11 +277,11 @@ def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
     return reduce
 
 
-def _copier(kind: type[nn.Module]) -> Callable[..., Any]:
+def _copier(kind: Any) -> Callable[..., Any]:
     """Make the method by which a module whose class copies itself is copied, without taps."""
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
-        copied = kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
+        copied = kind.__deepcopy__(self, memo)
         if vars(type(copied)).get(_KIND) is kind:
             object.__setattr__(copied, "__class__", kind)
             copied.__dict__.pop(KEY, None)
@@ -287,35 +291,26 @@ def _copier(kind: type[nn.Module]) -> Callable[..., Any]:
 
 
 def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
-    """Run an operation that takes operands: what only shows their numbers again is one too, anything else is tapped."""
+    """Run an operation that takes operands. A view or cast of one is an operand too; taps act on all others."""
     name = name_of(function)
     origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
     if name == "grad_fn" and frame_at(2).f_code in _REGISTERING and (taps := origins[0][0].of(origins[0][1])):
         site = taps[0].site
         raise HooklineError(f"'{site}' can't be assigned to another name while it is hooked: tie it outside the block")
-    if not gives_tensors(function) or checkpoints.is_only_backward():
+    if not gives_tensors(function) or is_only_backward():
         return function(*args, **kwargs)
     if is_followed(name, args):
-        result = function(*args, **kwargs)
-        return _as_operands(result, origins)
+        return as_operands(function(*args, **kwargs), lambda one: operand_of(one, origins, follow))
     return _tapped(function, name, args, kwargs, origins)
-
-
-def _as_operands(result: Any, origins: tuple[Any, ...]) -> Any:
-    if isinstance(result, Tensor):
-        return watched(result, origins, follow)
-    if isinstance(result, (tuple, list)):
-        return type(result)([_as_operands(one, origins) for one in result])
-    return result
 
 
 def _tapped(
     function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], origins: tuple[tuple[Reads, str], ...]
 ) -> Any:
-    here = open_blocks.get()
+    opened = open_blocks.get()
     chosen = {tap: None for reads, key in origins for tap in reads.operations.get(key, ())}
     for tap in chosen:
-        if not tap.fired and tap.acts(here):
+        if not tap.fired and tap.acts(opened):
             tap.ran = tap.ran or {}
             tap.ran[name] = None
     wanted = sorted((tap for tap in chosen if tap.wants(name)), key=lambda tap: tap.order)
@@ -323,42 +318,16 @@ def _tapped(
         return function(*args, **kwargs)
     # By one that is there again on a recomputation: only those that change something are.
     first = next((tap for tap in wanted if tap.changes), wanted[0])
-    event = checkpoints.event_of((first.holders[0], name), wanted, here, lambda tap: tap.next_operation(name))
+    event = event_of((first.holders[0], name), wanted, opened, lambda tap: tap.next_operation(name))
     if not event.taps:
         return function(*args, **kwargs)
     refuse_in_autograd_function(event)
-    return operate(Function(function, name, args, kwargs, event), first.module, calls.run_event)
+    return operate(Function(function, name, args, kwargs, event), first.module, run_event)
 
 
-def trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
+def _follow_compiled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
     """Run such an operation inside a graph that dynamo is tracing."""
-    if not may_give_tensors(function):
-        return function(*args, **kwargs)
-    name = read_name(function)
-    origins = found[0].origins
-    for one in found[1:]:
-        origins = origins + tuple([origin for origin in one.origins if origin not in origins])
-    taps = [tap for reads, key in origins for tap in reads.operations.get(key, ()) if tap.wants(name)]
-    follows = is_followed(name, args)
-    if taps and not follows and any([key in reads.untraceable for reads, key in origins]):
-        return _tapped_uncompiled(function, name, args, kwargs, origins)
-    skips = [tap for tap in taps if isinstance(tap.action, Skip)]
-    for tap in skips:
-        tap.fired = True
-    result = skips[-1].action.output(None, args[0]) if skips and not follows else function(*args, **kwargs)
-    if follows or not isinstance(result, Tensor):
-        return _trace_operands(result, origins) if follows else result
-    for tap in taps:
-        result = tap.trace(result) if tap not in skips else result
-    return result
-
-
-def _trace_operands(result: Any, origins: tuple[Any, ...]) -> Any:
-    if isinstance(result, Tensor):
-        return operand(result.view_as(result), origins, trace)  # Dynamo can't make a subclass of the very same.
-    if isinstance(result, (tuple, list)):
-        return type(result)([_trace_operands(one, origins) for one in result])
-    return result
+    return compiled.operate(function, args, kwargs, found, _tapped_uncompiled)
 
 
 _tapped_uncompiled = uncompiled(_tapped)

@@ -1,8 +1,7 @@
-"""What stands on a module while it is watched, in the place of its `forward` or another method.
+"""What stands on a hooked module, in the place of its `forward` or another method.
 
-Most modules that are watched have one plain tap: a capture of the whole output. For them `hot_path` is all there is.
-For all others there is one `Watch` for each method, however many taps: its shadow walks a short tuple of
-them.
+Most hooked modules have one plain tap: a capture of the whole output. For them `hot_path` is all there is. For all
+others there is one `Shadow` for each method, however many taps: it walks a short tuple of them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import functools
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from sys import getrefcount
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
@@ -21,11 +20,16 @@ from torch.compiler import is_dynamo_compiling
 
 from hookline._blocks import RESTING, open_blocks
 from hookline._cache.record import Session, ticks
-from hookline._engine import arguments, calls, checkpoints, functions
-from hookline._engine import stop as forwards
-from hookline._engine.actions import Call, Skip, Stop
-from hookline._engine.guards import refuse_scripting, refuse_tracing
-from hookline._engine.taps import Tap, blame
+from hookline._engine import arguments, compiled
+from hookline._engine.act import blame
+from hookline._engine.action import Call, Skip, Stop
+from hookline._engine.call import pass_through, run, run_event
+from hookline._engine.checkpoint import is_replaying
+from hookline._engine.event import Choices, Event
+from hookline._engine.functions import EntryTap, Pause, entering
+from hookline._engine.guards import refuse_scripting
+from hookline._engine.model_forward import ModelTap
+from hookline._engine.tap import Tap
 from hookline._sites.language import Site
 from hookline._torch import (
     MODULE_CALL,
@@ -43,8 +47,8 @@ from hookline._torch import (
 from hookline._values.copies import ALONE, ALONE_IN_MEMORY, is_result
 
 
-class CallableShadow:
-    """Stands in for a callable that an instance holds itself. A copy or a pickle of it is one of that callable."""
+class ShadowedCallable:
+    """Shadows a callable that an instance holds itself. A copy or a pickle of it is one of that callable."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module, held: Callable[..., Any]) -> None:
         self.__func__ = function
@@ -61,13 +65,13 @@ class CallableShadow:
         return cast, (None, self.__wrapped__)  # Gives the second back, and is there without hookline.
 
 
-def method_shadow(watch: Watch, name: str, own: Any) -> Callable[..., Any]:
+def _method_shadow(shadow: Shadow, name: str, own: Any) -> Callable[..., Any]:
     """Make the function that stands in for a method."""
 
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return calls.trace(watch, self, args, kwargs)
-        return calls.run(watch, self, args, kwargs)
+            return compiled.run(shadow, self, args, kwargs)
+        return run(shadow, self, args, kwargs)
 
     functools.update_wrapper(method, own)  # For inspect.signature, and what is noted on the function.
     method.__name__ = name  # Pickle looks a bound method up by it.
@@ -80,23 +84,14 @@ def written_in(kind: type, name: str) -> Any:
 
 
 def bound(own: Any, module: nn.Module) -> Callable[..., Any]:
-    """Return what reading such a thing on an instance would give."""
-    return own.__get__(module, type(module)) if hasattr(own, "__get__") else own  # type: ignore[no-any-return]
-
-
-def is_method_shadow(held: object, codes: Set[Any]) -> bool:
-    """Whether what an instance holds is one of hookline's, known by its code."""
-    if type(held) is MethodType or type(held) is CallableShadow:
-        return type(held.__func__) is FunctionType and held.__func__.__code__ in codes
-    return False
-
-
-METHOD_CODE = method_shadow(None, "", None).__code__  # type: ignore[arg-type]
+    """Return what reading it on an instance would give."""
+    found: Callable[..., Any] = own.__get__(module, type(module)) if hasattr(own, "__get__") else own
+    return found
 
 
 _open_blocks = open_blocks.get
 _OUTPUTS = ("output", "grad_output")
-SCRIPT = "__prepare_scriptable__"  # This torch.jit.script calls first, if a module has it.
+SCRIPT = "__prepare_scriptable__"  # torch.jit.script calls this first, if a module has it.
 _order = operator.attrgetter("order")
 
 
@@ -110,21 +105,21 @@ def hot_path(held: Tap) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tap = held  # Once: when the hook comes off, on another thread maybe, GONE is put there.
         if is_dynamo_compiling():
-            return _trace(tap, self, args, kwargs)
+            return compiled.run_plain(tap, self, args, kwargs, _otherwise_uncompiled)
         # The very set of open blocks in which the tap is known to act: nobody has to look into it.
-        if tap.here is not _open_blocks() or self is not tap.module or graph_task() != -1:
+        if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
         stamp = next(ticks)
         output = type(self).forward(self, *args, **kwargs)  # Looked up now: lazy modules change their class.
-        if tap.watch is None:  # Taken off while the module ran.
+        if tap.shadow is None:  # Taken off while the module ran.
             return output
         tap.fired = True
         record: Any = tap.record
-        action: Any = tap.action
+        action: Any = tap.action  # A `Save`, or something of hookline's own that has the attributes read here.
         number, version = tap.session.forwards, -1
         try:
             is_tensor = type(output) is Tensor
-            # Only if nobody else holds the output or its memory: see _values/copies.py.
+            # Only if nobody else holds the output or its memory: see `is_private` in _values/copies.py.
             if (
                 is_tensor
                 and action.copies_on_write
@@ -145,8 +140,8 @@ def hot_path(held: Tap) -> Any:
             value = _keep_otherwise(tap, output, error)
         if not record.order:
             record.order = next(ticks)
-        # Else it is the second call in one forward of the model, or one that began before what is there, or a value
-        # that is explained away. No call comes from here on: Python changes threads only at one.
+        # If not, this is the second call in one forward of the model, or a call that began before the stored one, or
+        # the record says why it has no value. No function is called from here on: Python switches threads only there.
         if record.seen < number and record.stamp < stamp:
             record.value = value
             record.version = version
@@ -162,40 +157,30 @@ def hot_path(held: Tap) -> Any:
 
 def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a call that the hot path can't do, or not yet: whether the tap acts here is looked up once."""
-    here, method = open_blocks.get(), tap.watch
+    opened, method = open_blocks.get(), tap.shadow
     if is_rehearsal():
         return type(module).forward(module, *args, **kwargs)
-    if type(method) is not MethodType or module is not tap.module or graph_task() != -1 or RESTING in here:
-        return calls.run(watch_for(tap), module, args, kwargs)
-    if not tap.active and tap.blocks.isdisjoint(here):
-        tap.pass_by(here)
+    if type(method) is not MethodType or module is not tap.module or graph_task() != -1 or RESTING in opened:
+        return run(shadow_for(tap), module, args, kwargs)
+    if not tap.active and tap.blocks.isdisjoint(opened):
+        tap.pass_by(opened)
         return type(module).forward(module, *args, **kwargs)
-    tap.here = here
-    if not tap.active and tap.blocks.isdisjoint(here):  # Another thread has let it rest meanwhile.
-        tap.here = None
+    tap.acts_in = opened
+    if not tap.active and tap.blocks.isdisjoint(opened):  # Another thread has let it rest meanwhile.
+        tap.acts_in = None
     return method(*args, **kwargs)
 
 
-def watch_for(tap: Tap) -> Watch:
-    """Return the watch that a tap of the hot path would have."""
-    held = tap.watch  # Once: another thread may change it.
-    if isinstance(held, Watch):
+def shadow_for(tap: Tap) -> Shadow:
+    """Return the `Shadow` that a tap of the hot path would have."""
+    held = tap.shadow  # Once: another thread may change it.
+    if isinstance(held, Shadow):
         return held
-    watch = object.__new__(Watch)
+    shadow = object.__new__(Shadow)
     if held is not None:
-        watch.module = tap.module
-        watch.taps = (tap,)
-    return watch
-
-
-def _trace(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The hot path inside a graph that dynamo is tracing."""
-    if module is not tap.module:
-        return type(module).forward(module, *args, **kwargs)
-    refuse_tracing()
-    if not tap.action.is_traceable:  # type: ignore[union-attr]
-        return _otherwise_uncompiled(tap, module, args, kwargs)
-    return tap.trace(type(module).forward(module, *args, **kwargs))
+        shadow.module = tap.module
+        shadow.taps = (tap,)
+    return shadow
 
 
 _otherwise_uncompiled = uncompiled(_otherwise)
@@ -203,35 +188,36 @@ _otherwise_uncompiled = uncompiled(_otherwise)
 
 def _keep_otherwise(tap: Tap, output: Any, error: Exception) -> Any:
     """Keep a value that torch refuses to copy on write; an error of any other kind names the site."""
+    action: Any = tap.action
     try:
-        if type(output) is not Tensor or not (tap.action.copies_on_write or tap.action.refers):  # type: ignore[union-attr]
+        if type(output) is not Tensor or not (action.copies_on_write or action.refers):
             blame(tap.site, error)
         try:
-            return tap.action.keep(tap.action.whole(output, tap.site))  # type: ignore[union-attr]
+            return action.keep(action.whole(output, tap.site))
         except Exception as other:
             blame(tap.site, other)
     finally:
         del error  # Its traceback holds this frame, which would hold it, and with it the model.
 
 
-class Watch:
-    """One watched module, or method of one: what was found there, and the taps on it."""
+class Shadow:
+    """One shadowed method of a module, most often its forward: what was found there, and the taps on it."""
 
     module: nn.Module | None = None
     name = "forward"
-    method: MethodType | CallableShadow | None = None
+    method: MethodType | ShadowedCallable | None = None
     taps: tuple[Tap, ...] = ()
     # What to call instead of the class's function, such as the forward that accelerate puts on an instance.
     found: Callable[..., Any] | None = None
-    around: tuple[Tap, ...] = ()  # Those that follow the forwards of a whole model: see stop.py.
+    around: tuple[ModelTap, ...] = ()  # Taps that follow the forwards of a whole model: see model_forward.py.
     home: weakref.ref[nn.Module] | None = None
     heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
-    pauses: tuple[Tap, ...] = ()  # Those that take away the mode of one above: see functions.py.
-    entries: tuple[Tap, ...] = ()  # Those that have to know when it is called by itself: see functions.py.
-    choices: tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # The taps, and what functions.py knows of them.
+    pauses: tuple[Tap, ...] = ()  # Taps that take away the `FunctionMode` of a module above: see functions.py.
+    entries: tuple[EntryTap, ...] = ()  # Taps that ask whether a method is called by itself: see functions.py.
+    choices: Choices
     is_traceable = True
     is_function = is_method = False
-    code: CodeType | None = None  # Of the forward in which functions run that taps are on.
+    code: CodeType | None = None  # The code of the forward whose functions have taps.
     parameters = arguments.NO_PARAMETERS
 
     before: Callable[..., Any] | None = None  # What the instance itself held, which somebody else put there.
@@ -246,20 +232,20 @@ class Watch:
             function.__code__ = code_for(kind, False) or function.__code__
             self.method = MethodType(function, module)
         else:
-            function = method_shadow(self, name, own if before is None else before)
-            self.method = MethodType(function, module) if before is None else CallableShadow(function, module, before)
+            function = _method_shadow(self, name, own if before is None else before)
+            self.method = MethodType(function, module) if before is None else ShadowedCallable(function, module, before)
         if before is not None or type(own) is not FunctionType:
             self.before = before
             self.found = before if before is not None else bound(own, module)
             self.home = weakref.ref(module)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run what was found: somebody else's, or that of the class as it is now."""
+        """Run what the shadow replaced: what somebody put on the instance, or the class's method as it is now."""
         if self.entries and module is self.module:
-            event = functions.entering(self, module)
+            event = entering(self.entries, self.name, module)
             if event is not None:
                 own = self.found or bound(written_in(type(module), self.name), module)
-                return calls.run_event(MethodCall(own, event), module, (args, kwargs), event)
+                return run_event(MethodCall(own, event), module, (args, kwargs), event)
         if self.found is not None and self.home is not None and self.home() is module:
             return self.found(*args, **kwargs)
         if type(self.before) is MethodType and not is_shadow(self.before):
@@ -268,20 +254,17 @@ class Watch:
             return type(module).forward(module, *args, **kwargs)
         return bound(written_in(type(module), self.name), module)(*args, **kwargs)
 
-    def successor(self, module: nn.Module) -> Watch | None:
-        """Return what watches the module in the place of this one, which somebody holds from before."""
+    def successor(self, module: nn.Module) -> Shadow | None:
+        """Return what shadows the module now, for somebody who still holds this one."""
         plain = self.heir() if self.heir is not None else None
-        now = plain.watch if plain is not None and plain.module is module else None
-        # Not one over what somebody put there meanwhile: that may call this one.
-        if type(now) is MethodType or (isinstance(now, Watch) and now.found is None):
-            return watch_for(plain)  # type: ignore[arg-type]
-        if checkpoints.is_replaying():  # A segment holds the shadow of then.
-            return watch_of(module.__dict__.get(self.name), module)
+        if plain is not None and plain.module is module:
+            now = plain.shadow
+            # Not one over what somebody put there meanwhile: that may call this one.
+            if type(now) is MethodType or (isinstance(now, Shadow) and now.found is None):
+                return shadow_for(plain)
+        if is_replaying():  # A checkpointed segment holds the shadow that stood here when it first ran.
+            return shadow_of(module.__dict__.get(self.name), module)
         return None
-
-    def site(self, site: Site, _number: int) -> Site:
-        """Return the site of a call."""
-        return site
 
     def stand_in(self, value: Any, _is_given: bool, _passed: arguments.Arguments) -> Any:
         """Return what is given when it is skipped."""
@@ -289,27 +272,29 @@ class Watch:
 
     def change(self, taps: tuple[Tap, ...]) -> None:
         """Set the taps, and work out what a call needs to know of them."""
-        around, pauses, entries, others = [], [], [], []
+        around: list[ModelTap] = []
+        pauses: list[Tap] = []
+        entries: list[EntryTap] = []
+        others: list[Tap] = []
         is_traceable = True
         sees_inside = sees_arguments = False
         for tap in sorted(taps, key=_order) if len(taps) > 1 else taps:
-            action = tap.action
-            if isinstance(action, forwards.Forward):
+            if isinstance(tap, ModelTap):
                 around.append(tap)
-                is_traceable = is_traceable and not action.stops
-            elif isinstance(action, functions.Pause):
-                pauses.append(tap)
-            elif isinstance(action, functions.MethodEntry):
+                is_traceable = is_traceable and not tap.action.stops
+            elif isinstance(tap, EntryTap):
                 entries.append(tap)
-                is_traceable = is_traceable and not action.tap.is_inside
+                is_traceable = is_traceable and not tap.action.tap.is_inside
+            elif isinstance(tap.action, Pause):
+                pauses.append(tap)
             else:
                 others.append(tap)
-                is_traceable = is_traceable and tap.is_traceable
+                is_traceable = is_traceable and compiled.is_traceable(tap)
                 sees_inside = sees_inside or tap.is_inside
-                sees_arguments = sees_arguments or tap.site.port not in _OUTPUTS or isinstance(action, Skip)
+                sees_arguments = sees_arguments or tap.site.port not in _OUTPUTS or isinstance(tap.action, Skip)
         if sees_inside:
-            own = self.found or type(self.module).forward  # type: ignore[union-attr]
-            self.code = getattr(inspect.unwrap(own), "__code__", None)
+            kind: Any = type(self.module)
+            self.code = getattr(inspect.unwrap(self.found or kind.forward), "__code__", None)
         if sees_arguments:
             self.parameters = self._parameters()
         self.is_traceable = is_traceable
@@ -321,6 +306,17 @@ class Watch:
     def all(self) -> tuple[Tap, ...]:
         """Every tap on it."""
         return (*self.around, *self.pauses, *self.entries, *self.taps)
+
+    def remove(self, tap: Tap) -> Tap | None:
+        """Take a tap off. The last one leaves the module as it was found. Return one that may take the hot path now."""
+        others = tuple([one for one in self.all if one is not tap])
+        if not others:
+            self.leave()
+        elif len(others) == 1 and others[0].is_plain and self.is_untouched:
+            return others[0]
+        else:
+            self.change(others)
+        return None
 
     def _parameters(self) -> arguments.Parameters:
         if self.found is not None:
@@ -341,7 +337,7 @@ class Watch:
         names = module.__dict__
         if self.name == "forward" and SCRIPT in names and names[SCRIPT] is refuse_scripting:
             del names[SCRIPT]
-        # Else somebody wrapped it meanwhile: theirs stays, ours passes through.
+        # Otherwise somebody has wrapped it: their wrapper stays, and our shadow only passes the call on.
         if method is not None and names.get(self.name) is method:
             if self.before is None:
                 del names[self.name]
@@ -349,7 +345,7 @@ class Watch:
                 names[self.name] = self.before
             if self.name == "forward":
                 names.pop(REPLICATE, None)
-        # The module first: see calls.run. All of it: a copy of the module may hold the watch for longer.
+        # The module first: see `run` in call.py. All of it: a copy of the module may hold the shadow for longer.
         self.module = self.method = None
         self.taps = ()
         if self.around:
@@ -359,56 +355,57 @@ class Watch:
             self.pauses = self.entries = ()
 
 
-class MethodCall(Watch):
+class MethodCall(Shadow):
     """One call of a method by itself, which counts as a forward of its module for the functions inside."""
 
     is_method = True
 
-    def __init__(self, method: Callable[..., Any], event: checkpoints.Event) -> None:
-        held = event.taps[0][0].watch
+    def __init__(self, method: Callable[..., Any], event: Event) -> None:
+        held = event.taps[0][0].shadow
         self.found = method
         self.code = getattr(inspect.unwrap(method), "__code__", None)
-        self.choices = held.choices if isinstance(held, Watch) else ((), {})  # Else another thread has taken it off.
+        self.choices = held.choices if isinstance(held, Shadow) else ((), {})  # Else another thread has taken it off.
 
     def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it."""
-        return self.found(*args, **kwargs)  # type: ignore[misc]
+        own: Any = self.found
+        return own(*args, **kwargs)
 
 
-def _shadow(watch: Watch, own: Callable[..., Any]) -> Callable[..., Any]:
+def _shadow(shadow: Shadow, own: Callable[..., Any]) -> Callable[..., Any]:
     """Make the function that stands in for a module's forward."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return calls.trace(watch, self, args, kwargs)
-        return calls.run(watch, self, args, kwargs)
+            return compiled.run(shadow, self, args, kwargs)
+        return run(shadow, self, args, kwargs)
 
-    forward.__wrapped__ = own  # type: ignore[attr-defined]  # For inspect.signature(model.forward).
-    return forward
+    return functools.update_wrapper(forward, own, (), ())  # Its __wrapped__, for inspect.signature(model.forward).
 
 
-def watch_of(held: object, module: nn.Module) -> Watch | None:
-    """Return the watch behind what a module holds, if that is one of hookline's shadows."""
+def shadow_of(held: object, module: nn.Module) -> Shadow | None:
+    """Return the `Shadow` behind what a module holds, if hookline put that there."""
     if not is_shadow(held):
         return None
     plain = plain_tap(held, module)
     if plain is not None:
-        return watch_for(plain)
-    watch = _behind(held)
-    return watch if watch is not None and watch.module is module else None
+        return shadow_for(plain)
+    shadow = _behind(held)
+    return shadow if shadow is not None and shadow.module is module else None
 
 
-def _behind(held: Any) -> Watch | None:
-    """Return the watch that a shadow was made with; the hot path has none."""
+def _behind(held: Any) -> Shadow | None:
+    """Return the `Shadow` behind a function on a module; the hot path has none."""
     function: Any = held.__func__
     if function.__code__ in _PLAIN_CODES:
         return None
     cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
-    return dict(cells)["watch"].cell_contents  # type: ignore[no-any-return]
+    found: Shadow = dict(cells)["shadow"].cell_contents
+    return found
 
 
-def strip(module: nn.Module) -> None:
-    """Take hookline's shadows off a module, whatever state they are in, and put back what they stand over."""
+def strip_shadows(module: nn.Module) -> None:
+    """Take hookline's shadows off a module, whatever state they are in, and put back what they replaced."""
     left = unhooked(module, module.__dict__)
     for name in list(module.__dict__):
         if name in left:
@@ -418,13 +415,13 @@ def strip(module: nn.Module) -> None:
 
 
 def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
-    """Return what a module holds without hookline's shadows, and with what they stand over."""
+    """Return what a module holds without hookline's shadows, and with what they replaced."""
     left = {}
     for name, held in names.items():
-        watch = _behind(held) if is_shadow(held) else None
-        if watch is not None and watch.before is not None:
-            is_own = watch.home is not None and watch.home() is module  # Else this is a copy of that module.
-            left[name] = watch.before if is_own else held
+        shadow = _behind(held) if is_shadow(held) else None
+        if shadow is not None and shadow.before is not None:
+            is_own = shadow.home is not None and shadow.home() is module  # Else this is a copy of that module.
+            left[name] = shadow.before if is_own else held
         elif not is_shadow(held) and name != REPLICATE and held is not refuse_scripting:
             left[name] = held
     return left
@@ -434,20 +431,23 @@ def plain_tap(held: object, module: nn.Module) -> Tap | None:
     """Return the tap behind what a module holds, if that is on the hot path."""
     if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in _PLAIN_CODES:
         return None
-    tap: Tap = held.__func__.__closure__[0].cell_contents  # type: ignore[index]
-    return tap if tap.module is module and tap.watch is held else None
+    function: Any = held.__func__
+    tap: Tap = function.__closure__[0].cell_contents
+    return tap if tap.module is module and tap.shadow is held else None
 
 
 def is_shadow(held: object) -> bool:
-    """Whether what an instance holds is something that hookline put there, or left on a copy."""
-    return is_method_shadow(held, _CODES)
+    """Return True if `held` is one of hookline's shadows, on the original or a copy. Their code tells."""
+    if type(held) is MethodType or type(held) is ShadowedCallable:
+        return type(held.__func__) is FunctionType and held.__func__.__code__ in _CODES
+    return False
 
 
 def running() -> list[Call]:
     """Return the calls of modules that are running here, innermost first, from their frames.
 
     The hot path hands an action nothing but the value; what else there is of its call is of use when something is
-    wrong. The call of a module that is not watched has the site ''.
+    wrong. The call of a module without hooks has the site ''.
     """
     found = []
     for frame in frames(frame_at(1)):
@@ -455,10 +455,10 @@ def running() -> list[Call]:
         tap = held.get("tap")
         if "self" in held and tap is not None and tap.record is not None:
             found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], tap.record.count, {}))
-        elif "event" in held and held["event"].taps and not held["watch"].is_function:
+        elif "event" in held and held["event"].taps and not held["called"].is_function:
             tap, number = held["event"].taps[0]
             args, kwargs = held["passed"]
-            name = held["watch"].name
+            name = held["called"].name
             site = Site(tap.path, member="" if name == "forward" else f"{name}()")
             found.append(Call(site, held["module"], args, kwargs, number, {}))
         elif frame.f_code is MODULE_CALL:
@@ -479,23 +479,26 @@ def code_for(kind: type, is_plain: bool) -> CodeType | None:
     codes = _codes_of.get(kind)
     if codes is None:
         name = f"{kind.__name__}.forward"
-        codes = _codes_of[kind] = CODE.replace(co_name=name), _WATCHING.replace(co_name=name)
+        codes = _codes_of[kind] = CODE.replace(co_name=name), _SHADOW_CODE.replace(co_name=name)
         _PLAIN_CODES.add(codes[0])
         _CODES.update(codes)
     return codes[0] if is_plain else codes[1]
 
 
-def gone(watch: Watch | None = None) -> Tap:
-    """Return what stands for a tap in a shadow that is off its module: it may be held by a copy of that."""
-    tap = Tap(Site(""), None, Stop(), Session(), False, "")  # type: ignore[arg-type]
-    tap.watch = watch
+def gone(shadow: Shadow | None = None) -> Tap:
+    """Return the tap of a shadow that is off its module; a copy of the module may still hold that shadow."""
+    tap = Tap(Site(""), _NO_MODULE, Stop(), Session(), False, "")
+    tap.shadow = shadow
     return tap
 
 
+_NO_MODULE = nn.Module()
+_NO_SHADOW = object.__new__(Shadow)
 GONE = gone()
 CODE = hot_path(GONE).__code__
-_WATCHING: CodeType = _shadow(None, len).__code__  # type: ignore[arg-type]
+_SHADOW_CODE = cast("FunctionType", _shadow(_NO_SHADOW, len)).__code__
+_METHOD_CODE = cast("FunctionType", _method_shadow(_NO_SHADOW, "", len)).__code__
 _codes_of: weakref.WeakKeyDictionary[type, tuple[CodeType, CodeType]] = weakref.WeakKeyDictionary()
 _PLAIN_CODES = {CODE}
-_CODES = {CODE, _WATCHING, METHOD_CODE}
-_PASSING = calls.pass_through.__code__
+_CODES = {CODE, _SHADOW_CODE, _METHOD_CODE}
+_PASSING = pass_through.__code__

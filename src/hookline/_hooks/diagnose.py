@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache.record import Session
-from hookline._engine.actions import Skip, Stop
+from hookline._engine.action import Skip, Stop
 from hookline._engine.attach import attached_to
 from hookline._engine.functions import FAST
-from hookline._engine.stop import departed
-from hookline._engine.taps import IGNORE, RAISE, TOGETHER, Tap
+from hookline._engine.model_forward import departed
+from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
 from hookline._sites.members import has_method
 from hookline._sites.resolve import Where, find_places
 from hookline._sites.tree import Names, is_container, is_scripted

@@ -14,55 +14,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
 
 from torch import nn
 
 from hookline._blocks import open_block, open_blocks
 from hookline._cache.cache import Cache
 from hookline._cache.record import Session
-from hookline._engine.actions import Action, Apply, Call, Save, Set, Skip
+from hookline._engine.action import Apply, Observer, Set, Skip
 from hookline._engine.attach import attached, attached_to
-from hookline._engine.taps import IGNORE, TOGETHER, WARN, Tap, plain_taps
+from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, plain_taps
 from hookline._hooks.hooks import PLAIN, Hooks
 from hookline._sites.resolve import Found
 from hookline.errors import Line
 
 _to_front = itertools.count(-1, -1)
-
-
-class Observer(Protocol):
-    """Is called with what passes at a place, or the part of it that the subscripts name, and returns it as it is."""
-
-    @property
-    def kind(self) -> str:
-        """What the hook is called in tables."""
-
-    @property
-    def observes(self) -> bool:
-        """True: the value passes on as it is."""
-
-    @property
-    def gathering(self) -> None:
-        """None: it sees this rank's part of a value."""
-
-    def __call__(self, value: Any, call: Call, is_whole: bool, /) -> Any:
-        """Look at a value."""
-
-
-class QuickObserver(Observer, Protocol):
-    """An observer of a module's whole output that the hot path calls with nothing but the value.
-
-    It declares what the hot path asks a capture for: see `Save`.
-    """
-
-    copies_on_write: bool
-    refers: bool
-    clone: bool
-    transform: None
-
-    def keep(self, value: Any, call: Call | None = None, is_new: bool = False, /) -> None:
-        """Look at a value."""
 
 
 @contextmanager
@@ -83,7 +48,7 @@ def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
 def _taps(places: Iterable[tuple[Found, Observer]], session: Session) -> list[Tap]:
     taps: list[Tap] = []
     for place, observer in places:
-        tap = Tap(place.site, place.module, cast("Action", observer), session, place.exact, "")
+        tap = Tap(place.site, place.module, observer, session, place.exact, "")
         tap.siblings = place.siblings
         if place.holders:
             tap.hold(place.holders)
@@ -91,13 +56,16 @@ def _taps(places: Iterable[tuple[Found, Observer]], session: Session) -> list[Ta
     return taps
 
 
-def add_observers(hooks: Hooks, places: Iterable[tuple[Found, QuickObserver]]) -> None:
-    """Add an observer at each place. Only a place that was named exactly warns if nothing passes there."""
+def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> None:
+    """Add an observer at each place. Only a place that was named exactly warns if nothing passes there.
+
+    One at a module's whole output needs what the hot path asks a capture for, `keep` above all: see `Save`.
+    """
     session, taps = session_of(hooks.cache), list[Tap]()
     for place, observer in places:
         if place.site[1:] == PLAIN:
             modules = [(place.site.path, place.module, place.siblings)]
-            found = plain_taps(modules, False, cast("Save", observer), session, "")
+            found = plain_taps(modules, False, observer, session, "")
         else:
             found = _taps([(place, observer)], session)
         found[0].missing = WARN if place.exact else IGNORE

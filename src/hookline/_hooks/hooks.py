@@ -20,8 +20,9 @@ from hookline._blocks import Blocks, open_blocks
 from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.record import Record, spread
-from hookline._engine.actions import NOTHING, Action, Apply, Save, Set, Skip, Stop
-from hookline._engine.taps import IGNORE, RAISE, WARN, Tap, plain_taps
+from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
+from hookline._engine.keep import Save
+from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, plain_taps
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
 from hookline._options import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline._sites.language import Site, matches_name

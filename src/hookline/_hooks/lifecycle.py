@@ -39,11 +39,12 @@ from hookline._blocks import (
 )
 from hookline._cache.record import EMPTY, Generating, Record, Session
 from hookline._engine import offload
-from hookline._engine.actions import Save, Stop
+from hookline._engine.action import Stop
 from hookline._engine.attach import attach, attached_to, copy_as_before, detach, following, forget_locks
 from hookline._engine.guards import refuse_opening
-from hookline._engine.stop import Forward
-from hookline._engine.taps import NO_BLOCKS, RAISE, Tap
+from hookline._engine.keep import Save
+from hookline._engine.model_forward import Forward, ModelTap
+from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
 from hookline._hooks import diagnose
 from hookline._hooks.diagnose import Gradients, Message
 from hookline._sites.language import Site
@@ -113,7 +114,7 @@ class Lifecycle:
         self.may_have_fired = False
         self.is_dropped = False  # Whether nobody holds the `Hooks` any more, and its hooks are off.
         self.forward = Forward()
-        self.around = Tap(Site(""), self.model, self.forward, session, False, "")  # type: ignore[arg-type]
+        self.around = ModelTap(Site(""), self.model, self.forward, session, False, "")
 
     def add(self, taps: list[Tap], active: bool, brief: bool, asked: Iterable[Where] = ()) -> None:
         """Take new taps in, and let them act, or not yet; those of a short form get their order when it is entered."""
@@ -275,7 +276,7 @@ class Lifecycle:
 
     def _explain(self, block: OpenBlock, failed: type[BaseException] | None) -> list[Message]:
         """Note why sites of a block that ends did not fire; return what to say about the block."""
-        taps = [tap for tap in block.taps if tap.watch is not None]
+        taps = [tap for tap in block.taps if tap.shadow is not None]
         session, model = self.session, self.model
         messages = diagnose.never_fired(taps, session, model, bool(self.forward.stops), failed, block.skipped)
         if failed is not None:

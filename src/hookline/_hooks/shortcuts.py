@@ -11,7 +11,7 @@ from torch import nn
 
 from hookline._blocks import open_blocks
 from hookline._cache.cache import Cache
-from hookline._engine.actions import NOTHING
+from hookline._engine.action import NOTHING
 from hookline._engine.shadow import is_shadow
 from hookline._engine.stop import STOPPED, run_until
 from hookline._hooks.hooks import Hooks

@@ -12,6 +12,7 @@ from hookline._kernel import (
     Call,
     Found,
     Names,
+    Observer,
     is_container,
     is_scripted,
     leaves,
@@ -71,12 +72,10 @@ class Scan(Tabular, Sequence[Row]):
         return Table(Row._fields, rows, self.note, spare=("dtype", "parameters", "shape", "module"))
 
 
-class Observe:
+class Observe(Observer):
     """Note what passes, and which tensors, so that a later write to them is noticed."""
 
     kind = "scan"
-    observes = True
-    gathering = None
 
     def __init__(self) -> None:
         self.began: dict[Site, int] = {}
@@ -84,7 +83,7 @@ class Observe:
         self.latest: dict[str, list[Tensor]] = {}
         self.seen: dict[str, list[tuple[Tensor, int]]] = {}
 
-    def __call__(self, value: Any, call: Call, _whole: bool) -> Any:
+    def __call__(self, value: Any, call: Call, _is_whole: bool, /) -> Any:
         """Note a value: at the inputs that a call has begun, at the output what it gave."""
         path = call.site.path
         if call.site.port == "inputs":

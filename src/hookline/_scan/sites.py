@@ -15,6 +15,7 @@ from hookline._kernel import (
     Call,
     Found,
     Names,
+    Observer,
     Where,
     describe,
     find_places,
@@ -116,18 +117,16 @@ class Passing(NamedTuple):
     line: str
 
 
-class Listing:
+class Listing(Observer):
     """An action that notes what passes, and the line that called for it."""
 
     kind = "list"
-    observes = True
-    gathering = None
 
     def __init__(self) -> None:
         self.seen: dict[Site, Passing] = {}
         self.calls: dict[Site, int] = {}
 
-    def __call__(self, value: Any, call: Call, _whole: bool) -> Any:
+    def __call__(self, value: Any, call: Call, _is_whole: bool, /) -> Any:
         """Note a value."""
         self.calls[call.site] = self.calls.get(call.site, 0) + 1
         if call.site not in self.seen:

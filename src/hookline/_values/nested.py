@@ -125,7 +125,7 @@ def put_part(
     rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
 ) -> Any:
     """Return `value` with `new` at `subscripts`; see `map_tensors` for `rebuild`."""
-    if len(subscripts) == 0:  # Not by its truth: see Tap.trace.
+    if len(subscripts) == 0:  # Not by its truth: see `act` in _engine/compiled.py.
         return new
     if isinstance(value, Tensor):
         return _put_in_tensor(value, subscripts, new)

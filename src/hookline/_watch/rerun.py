@@ -17,6 +17,7 @@ from hookline._kernel import (
     Call,
     Found,
     Names,
+    Observer,
     describe,
     is_running,
     is_scripted,
@@ -40,12 +41,10 @@ class BadFunction(NamedTuple):
     inputs: list[str]
 
 
-class FirstBadValue:
+class FirstBadValue(Observer):
     """An action that notes the first bad value that passes."""
 
     kind = "watch"
-    observes = True
-    gathering = None
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule

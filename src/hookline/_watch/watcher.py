@@ -21,6 +21,7 @@ from hookline import Cache, Site
 from hookline._kernel import (
     Call,
     Found,
+    Observer,
     Where,
     add_observers,
     children,
@@ -59,12 +60,10 @@ from hookline.errors import BadValue, HooklineError
 _BEGIN = Site("", "inputs")
 
 
-class Check:
+class Check(Observer):
     """Look at what passes one site, and at the gradient of it."""
 
     kind = "watch"
-    observes = True
-    gathering = None
     transform = None
     copies_on_write = refers = False  # The hot path leaves it to `keep`.
     clone = True  # It shares nothing with the model.

@@ -1,67 +1,45 @@
-"""WHAT is done to a passing value: Save, Set, Apply, Skip, Stop.
+"""Whether, when and how a captured value is copied. `Save` decides; `_values/copies.py` has the ways to copy.
 
-An action is called with the value (or the part of it that the site's subscripts name) and the call it belongs to, and
-returns what passes on: the very same object, if it leaves the value alone.
+One shape is elsewhere: `hot_path` in shadow.py does the usual case of `Save.keep` by itself, a plain tensor on the CPU
+that nobody else holds. That saves a call for each captured module.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookline._blocks import call_user
 from hookline._cache.budget import Budget
 from hookline._cache.record import Guarded, Shared, Source
 from hookline._engine import offload
+from hookline._engine.action import NOTHING, Call, Observer, ask
 from hookline._engine.guards import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
-from hookline._engine.operands import Operand, plain
+from hookline._engine.operand import Operand, plain
 from hookline._sites.language import Site
 from hookline._torch import current_transform, may_be_of_cuda_graph, raw_stream, version_of
 from hookline._values.copies import (
-    Loan,
-    copy_all,
     copy_tensor,
     is_parameter,
-    is_private,
     may_move,
-    share,
     share_detached,
     share_on_any_device,
     share_tensor,
     versions,
 )
-from hookline._values.fit import Passed, agree, as_returned, fit, put_number, returns_another_structure, takes_tensor
-from hookline._values.nested import children, describe, leaves, map_tensors
+from hookline._values.nested import get_part, leaves, map_tensors
 from hookline.errors import EditError, HooklineError
-from hookline.parallel.gather import Gathering, arrived, replicate, share_part, whole
+from hookline.parallel.gather import Gathering, arrived, share_part
 from hookline.parallel.ranks import is_cut
 
-NOTHING: Any = object()
 
-
-class Call(NamedTuple):
-    """The call of a module that an edit takes part in."""
-
-    site: Site
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    number: int
-    notes: dict[Any, Any]  # Of this call alone: its hooks share it, those of its gradients too.
-    model: nn.Module | None = None  # The model that the hook is on.
-
-
-class Save:
+class Save(Observer):
     """Keep what passes. The model goes on with its own value."""
 
     kind = "capture"
-    observes = True  # Whether the value passes on as it is.
 
     def __init__(
         self,
@@ -85,9 +63,9 @@ class Save:
         self.keeps_own = not detach and clone is not True
         self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
         self.offloads = detach and device is not None and torch.device(device).type == "cpu"
-        stays = detach and (device is None or self.offloads)  # What is on the CPU, that is: see the hot path.
+        stays = detach and (device is None or self.offloads)  # Whether a tensor on the CPU stays there.
         self._is_usual = stays and (clone, dtype, transform) == (None, None, None)
-        self.gathering = gathering  # In a process that is one of several: see `whole`.
+        self.gathering = gathering
         self._settle()
 
     def _settle(self) -> None:
@@ -98,7 +76,7 @@ class Save:
         self.is_traceable = self.detach and (self.gathering is None or not self.gathering.alike)
 
     def whole(self, value: Any, site: Site) -> Any:
-        """Return a value whole, gathered from all ranks, where it is in parts; see parallel/gather.py."""
+        """Return a value whole, gathered from all ranks where it is in parts."""
         if self.gathering is None:
             return value
         found = self.gathering.whole(value, site)
@@ -108,7 +86,7 @@ class Save:
         return found
 
     def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
-        """Return what to keep of a whole value. On the CPU the hot path in shadow.py does the usual case.
+        """Return what to keep of a whole value.
 
         Args:
             is_new: Whether the forward is known to have made it, and nobody else to hold it.
@@ -137,8 +115,6 @@ class Save:
 
     def keep_part(self, value: Any, is_part: bool, call: Call | None = None) -> Any:
         """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
-        if torch.compiler.is_dynamo_compiling():
-            return self._keep_compiled(value)
         refuse_tracers(value)
         refuse_transforms(value)
         if self.transform is not None:
@@ -160,14 +136,14 @@ class Save:
             return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
         return offload.together(Guarded(kept, sources) if sources else kept, sent)
 
-    def _keep_compiled(self, value: Any) -> Any:
-        """Keep a value from inside a compiled graph, where a copy fuses with what made it."""
-        value = map_tensors(Tensor.detach, value)
-        if self.transform is not None:
-            value = self.transform(value)
-            if value is None:
-                return NOTHING
-        return map_tensors(lambda tensor: tensor.to(self.device, self.dtype or tensor.dtype, copy=True), value)
+    def keep_gradient(self, gradient: Tensor, subscripts: tuple[Any, ...], call: Callable[[], Call], site: Site) -> Any:
+        """Return what to keep of the part of a gradient at these subscripts."""
+        part = get_part(self.whole(gradient, site), subscripts)
+        # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
+        copies = bool(subscripts) or (part.is_cuda and self.clone is not False and not self.keeps_own)
+        if copies or self.transform is not None:
+            return self.keep_part(part, copies, call() if self.transform is not None else None)
+        return self.keep(part)
 
     def _transformed(self, value: Any, call: Call | None) -> Any:
         """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
@@ -178,7 +154,7 @@ class Save:
         forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # The first takes 5 µs.
         before = versions(value) if self.keeps_own else None
         with forked:
-            kept = _ask(self.transform, self.with_call, value, call)
+            kept = ask(self.transform, self.with_call, value, call)
         if self.keeps_own and versions(value) != before:
             raise EditError("the transform wrote into the model's own value, which it gets with detach=False; copy it")
         return kept
@@ -228,148 +204,6 @@ class Save:
         return f"save({', '.join(given + ([repr(self.budget)] if self.budget is not None else []))})"
 
 
-class Set:
-    """Put a given value in the place of what passes."""
-
-    kind = "patch"
-    observes = False
-
-    def __init__(
-        self, value: Any, check: bool = True, number: Tensor | None = None, gathering: Gathering | None = None
-    ) -> None:
-        self.value = value
-        self.check = check
-        self.number = number  # The value as a tensor, for compiled graphs.
-        self.gathering = gathering
-
-    def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
-        refuse_tracers(value)
-        if self.check and self.number is not None and takes_tensor(value):
-            return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
-        if self.check:
-            return fit(self.value if self.gathering is None else whole(self.value), value, call)
-        holds = isinstance(self.value, Tensor) or children(self.value) is not None
-        return copy_all(self.value) if holds else self.value
-
-    def __repr__(self) -> str:
-        return f"set to {describe(self.value)}"
-
-
-class Apply:
-    """Put `function(value)` in the place of what passes; None leaves it alone."""
-
-    kind = "edit"
-    observes = False
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        with_call: bool = False,
-        check: bool = True,
-        clone: bool | None = None,
-        gathering: Gathering | None = None,
-    ) -> None:
-        self.function = function
-        self.with_call = with_call
-        self.check = check
-        self.clone = clone
-        self.gathering = gathering
-
-    def __call__(self, value: Any, call: Call | None, whole: bool) -> Any:
-        refuse_tracers(value)
-        if torch.compiler.is_dynamo_compiling():
-            return self._in_graph(value, whole)
-        if self.clone is False:
-            return self._on_own(value, call, whole)
-        loan = Loan(value)  # The function may write into its argument: nobody else sees that.
-        result = _ask(self.function, self.with_call, loan.given, call)
-        if result is None:
-            if loan.is_written():
-                raise EditError("the function wrote into its argument but returned None; return the changed value")
-            return value
-        if self.check and whole:
-            agree(result, value, call)
-        if self.check and not whole:
-            return value if result is loan.given and loan.take_back(result) is value else fit(result, value, call)
-        if isinstance(result, Tensor):
-            return result if is_private(result) else loan.take_back(result)
-        return map_tensors(loan.take_back, result, _in_object=True)
-
-    def _in_graph(self, value: Any, whole: bool) -> Any:
-        """The same while dynamo traces, to which neither versions nor the identity of a tuple mean anything."""
-        result = self.function(value if self.clone is False else share(value, objects=True))
-        if result is None:
-            return value
-        if self.check and not whole:
-            return fit(result, value)
-        if self.check:
-            agree(result, value)
-        return result if self.clone is False else share(result)
-
-    def _on_own(self, value: Any, call: Call | None, whole: bool) -> Any:
-        """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
-        result = _ask(self.function, self.with_call, value, call)
-        if result is None or result is value:
-            return value
-        if self.check and whole:
-            agree(result, value, call)
-        return fit(result, value, call) if self.check and not whole else result
-
-    def __repr__(self) -> str:
-        return getattr(self.function, "__name__", None) or repr(self.function)
-
-
-class Skip:
-    """Don't run the module: pass its first argument on, or the given value."""
-
-    kind = "skip"
-    observes = False
-    gathering = None
-
-    def __init__(self, value: Any = NOTHING, check: bool = True) -> None:
-        self.value = value
-        self.check = check
-
-    @property
-    def is_traceable(self) -> bool:
-        """Whether dynamo can trace it: the shape that a number fills is not known there."""
-        return not (self.check and isinstance(self.value, Number))
-
-    def output(self, module: nn.Module | None, first: Any, passed: Passed = ((), {})) -> Any:
-        """Return what is given instead of running; a module is asked whether its input can stand for its output."""
-        refuse_tracers(first)
-        if self.value is not NOTHING:
-            plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
-            if plain or not self.check or torch.compiler.is_dynamo_compiling():
-                return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
-            return as_returned(self.value, module, first, passed)
-        if first is NOTHING:
-            raise EditError(
-                "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
-            )
-        other = returns_another_structure(module, first) if module is not None else ""
-        if other:
-            raise EditError(f"{other}; give the value to return, as in skip(model, site, value)")
-        return share(first)  # As an output it may be overwritten; the model's input may not.
-
-    def __repr__(self) -> str:
-        return "pass the input on" if self.value is NOTHING else f"give {describe(self.value)}"
-
-
-class Stop:
-    """End the forward when every site that waits for it has fired: see stop.py."""
-
-    kind = "stop"
-    observes = True
-    gathering = None
-
-    def __repr__(self) -> str:
-        return "stop"
-
-
-Action = Save | Set | Apply | Skip | Stop
-
-
 @contextmanager
 def _kept_random_state() -> Iterator[None]:
     state = torch.default_generator.get_state()
@@ -377,36 +211,6 @@ def _kept_random_state() -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(state)
-
-
-def _ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
-    """Call a user's function with a value, and the call if it asks for it; the hooks on the model rest meanwhile."""
-    try:
-        return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
-    except TypeError as error:
-        _refuse_arguments(function, with_call, error)
-        raise
-
-
-def _refuse_arguments(function: Any, with_call: bool, error: TypeError) -> None:
-    """Raise if a user's function does not take what it is called with, and say what it is."""
-    try:
-        takes = inspect.signature(function)
-    except (TypeError, ValueError):  # Of a builtin.
-        return
-    given, other = ("value, call", "value") if with_call else ("value", "value, call")
-    if _takes(takes, given):
-        return
-    advice = f"; with_call={not with_call} calls it with ({other})" if _takes(takes, other) else ""
-    raise EditError(f"the function takes {takes} and is called with ({given}){advice}") from error
-
-
-def _takes(signature: inspect.Signature, names: str) -> bool:
-    try:
-        signature.bind(*names.split(", "))
-    except TypeError:
-        return False
-    return True
 
 
 def _spare(own: Tensor) -> Guarded:
@@ -425,7 +229,7 @@ def _shared(source: Tensor, tensor: Tensor, moves: bool, sources: list[Source]) 
 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
-    """Whether torch copies this CUDA tensor right when somebody writes."""
+    """Return True if torch copies this CUDA tensor right when somebody writes."""
     if raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
         refuse_recording()
         return False

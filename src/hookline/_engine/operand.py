@@ -1,4 +1,4 @@
-"""A parameter as an operand: a stand-in that tells when an operation takes it."""
+"""A parameter as an operand: a tensor subclass that notices when an operation takes it. parameters.py uses it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hookline._values.containers import Exchange
 from hookline._values.nested import leaves, map_tensors
 
 _SPARE = torch.empty(0)
-living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # Those that somebody holds.
-changing = threading.RLock()  # Of those.
+living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # The operands that somebody holds.
+changing = threading.RLock()  # Guards `living`.
 in_use: set[int] = set()  # The hooks at operations on parameters, each by its `id`.
 Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Role"]], Any]
 
@@ -53,7 +53,7 @@ class Operand(Tensor):
         return found[0].follow(function, plain_args, plain_kwargs, found)
 
 
-def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
+def operand_of(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
     """Return the operand of a tensor, the same for as long as it lives: models ask whether two weights are one.
 
     What has no plain memory, such as a DTensor, stays what it is.
@@ -73,13 +73,13 @@ def watched(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
 
 def _make(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand | None:
     if type(tensor) in (Tensor, torch.nn.Parameter):
-        return operand(tensor, origins, follow)
+        return make_operand(tensor, origins, follow)
     if type(tensor).__name__ == "FakeTensor":
         return _fill(make_subclass(Operand, _SPARE), tensor, origins, follow)
     return None
 
 
-def operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+def make_operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
     """Make an operand of a tensor."""
     return _fill(tensor.as_subclass(Operand), tensor, origins, follow)
 
@@ -88,6 +88,13 @@ def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follo
     made.role = Role(tensor, origins, follow)
     made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance.
     return made
+
+
+def as_operands(result: Any, make: Callable[[Tensor], Tensor]) -> Any:
+    """Return what an operation gave with an operand for each tensor: itself, or those of a tuple or list."""
+    if isinstance(result, Tensor):
+        return make(result)
+    return type(result)([as_operands(one, make) for one in result]) if isinstance(result, (tuple, list)) else result
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,144 @@
+"""One tap acts on one value: take the part that the subscripts name, act on it, put the result back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from hookline._cache.budget import Budget
+from hookline._cache.record import EMPTY, Record
+from hookline._engine import operand
+from hookline._engine.action import NOTHING, Apply, Call, Stop
+from hookline._engine.event import Event
+from hookline._engine.guards import refuse_tracers
+from hookline._engine.keep import Save
+from hookline._engine.stop import reached
+from hookline._engine.tap import Tap
+from hookline._sites.language import Site
+from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split
+from hookline.errors import EditError, HooklineError, SiteError
+from hookline.parallel.gather import Gathering
+
+
+def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
+    """Let a tap see a value; return what passes on."""
+    action = tap.action
+    if isinstance(action, Stop):
+        reached(tap)
+        return value
+    try:
+        if isinstance(action, Save):
+            tap.fired = True
+            _save(tap, action, value, call, event)
+            return value
+        seen = operand.plain(value) if operand.in_use else value
+        new = _change(tap, seen, call, event)
+        new = value if new is seen else new
+    except SiteError as error:
+        short = tap.why_short(value) if tap.subscripts else ""
+        blame(call.site, SiteError(f"{error}{short}") if short else error)
+    except EditError as error:
+        blame(call.site, EditError(f"{error}{tap.why_short(value)}") if error.is_longer else error)
+    except Exception as error:
+        blame(call.site, error)
+    if isinstance(action, Apply):
+        event.check(tap, new)
+    return new
+
+
+def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
+    """Return a value with what the tap's action makes of those parts of it that the tap is at."""
+    action = tap.action
+    if type(value) is not Tensor and not action.observes:  # A scan on fake tensors only looks.
+        refuse_tracers(value)
+    if not tap.subscripts and isinstance(value, Tensor) and action.gathering is None:
+        tap.fired = True
+        return action(value, call, True)
+    exchange = event.exchange(tap.site.port)
+    given, found = value, False
+    for subscripts in tap.places(value):
+        held, rest = split(value, subscripts)
+        where = subscripts[: len(subscripts) - len(rest)]
+        if is_empty(held) and selects_nothing(value, where):
+            continue
+        there = tap.call_at(call, subscripts)
+
+        def change(part: Any, is_whole: bool, there: Call = there) -> Any:
+            tap.fired = True
+            return action(part, there, is_whole)
+
+        new, is_there = change_part(held, rest, change, action.gathering, call.site)
+        found = found or is_there
+        if new is not held:
+            value = put_part(value, where, exchange.merge(new, held), exchange.rebuild)
+    if not found:
+        tap.miss(given)
+    return value
+
+
+def change_part(
+    held: Any, subscripts: tuple[Any, ...], change: Callable[[Any, bool], Any], gathering: Gathering | None, site: Site
+) -> tuple[Any, bool]:
+    """Return a value with what `change` makes of its part, and whether the subscripts select anything of it.
+
+    Args:
+        subscripts: Those for a tensor; without any, the part is the whole value.
+        gathering: Makes a value whole that is one rank's part of it, and cuts it again afterwards.
+    """
+    is_there = False
+
+    def changed(whole: Any) -> Any:
+        nonlocal is_there
+        part = get_part(whole, subscripts)
+        if is_empty(part) and selects_nothing(whole, subscripts):
+            return whole
+        is_there = True
+        new = change(part, not subscripts)
+        return whole if new is part else put_part(whole, subscripts, new)
+
+    return changed(held) if gathering is None else gathering.change(held, site, changed), is_there
+
+
+def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
+    """Keep those parts of a value that the tap is at."""
+    forward, site, stamp = tap.session.forwards, call.site, event.stamp
+    if not tap.subscripts:
+        whole = value if action.gathering is None else action.whole(value, site)
+        _put(tap.record_at(site), action.keep(whole, call, whole is event.new), stamp, forward, action.budget)
+        return
+    found = False
+    for subscripts in tap.places(value):
+        held, rest = split(value, subscripts)
+        part = get_part(action.whole(held, site), rest)
+        found = found or not is_empty(part) or not selects_nothing(value, subscripts)
+        if part is None and tap.star:
+            continue
+        if part is None:
+            raise HooklineError(f"None passes here: {type(tap.module).__name__} did not make this value")
+        kept = action.keep_part(part, bool(rest), tap.call_at(call, subscripts))
+        _put(tap.record_at(site, subscripts), kept, stamp, forward, action.budget)
+    if not found:
+        tap.miss(value)
+
+
+def _put(record: Record, kept: Any, stamp: Any, forward: int, budget: Budget | None) -> None:
+    if kept is not NOTHING:
+        record.put(kept if budget is None else budget.hold(kept, record, stamp), stamp, forward)
+    elif record.value is EMPTY or record.reason:
+        record.explain(f"the transform has kept nothing of '{record.site}'")
+
+
+def blame(site: Site, error: Exception) -> NoReturn:
+    """Raise an error that came up at a site: hookline's own with the site in it, a user's as it is with a note."""
+    if isinstance(error, HooklineError) and not str(error).startswith("'"):
+        raise type(error)(f"'{site}': {error}") from None
+    # A hook inside this one may have added its note already.
+    is_noted = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
+    if hasattr(error, "add_note") and not isinstance(error, HooklineError) and not is_noted:  # Python 3.11.
+        error.add_note(f"hookline: raised at '{site}'")
+    try:
+        raise error
+    finally:
+        del error  # Its traceback holds this frame, which would hold it, and with it the model.

@@ -1,0 +1,216 @@
+"""WHAT is done to a passing value: the `Action` protocol, and Set, Apply, Skip and Stop; `Save` is in keep.py.
+
+An action is called with the value (or the part of it that the site's subscripts name) and the call it belongs to, and
+returns what passes on: the very same object, if it leaves the value alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from numbers import Number
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookline._blocks import call_user
+from hookline._engine.guards import refuse_tracers
+from hookline._sites.language import Site
+from hookline._values.copies import Loan, copy_all, is_private, share
+from hookline._values.fit import Passed, agree, as_returned, fit, put_number, returns_another_structure, takes_tensor
+from hookline._values.nested import children, describe, map_tensors
+from hookline.errors import EditError
+from hookline.parallel.gather import Gathering, replicate, whole
+from hookline.parallel.ranks import is_cut
+
+NOTHING: Any = object()
+
+
+class Call(NamedTuple):
+    """The call of a module that an edit takes part in."""
+
+    site: Site
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    number: int
+    notes: dict[Any, Any]  # Shared by the hooks of this one call, those of its gradients included.
+    model: nn.Module | None = None  # The model that the hook is on.
+
+
+class Action(Protocol):
+    """What the engine asks of anything that acts at a site."""
+
+    kind: str  # As `Hook.kind` and messages say it.
+    observes: bool  # Whether the value passes on as it is.
+    gathering: Gathering | None  # Makes values whole, in a process that is one of several.
+    with_call: bool  # Whether a user's function is called with the `Call` too.
+    is_traceable: bool  # Whether dynamo can trace it.
+
+    def __call__(self, value: Any, call: Any, is_whole: bool, /) -> Any:
+        """Return what passes on in the place of a value; `is_whole` is False for a part of a tensor."""
+
+
+class Observer:
+    """The base of actions that leave every value alone."""
+
+    kind = "observe"
+    observes = True
+    gathering: Gathering | None = None
+    with_call = False
+    is_traceable = False
+
+    def __call__(self, value: Any, _call: Any, _is_whole: bool, /) -> Any:
+        """Return the value."""
+        return value
+
+
+class Set:
+    """Put a given value in the place of what passes."""
+
+    kind = "patch"
+    observes = False
+    with_call = False
+    is_traceable = True
+
+    def __init__(
+        self, value: Any, check: bool = True, number: Tensor | None = None, gathering: Gathering | None = None
+    ) -> None:
+        self.value = value
+        self.check = check
+        self.number = number  # The value as a tensor, for compiled graphs.
+        self.gathering = gathering
+
+    def __call__(self, value: Any, call: Call | None, _is_whole: bool, /) -> Any:
+        if self.check and self.number is not None and takes_tensor(value):
+            return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
+        if self.check:
+            return fit(self.value if self.gathering is None else whole(self.value), value, call)
+        holds = isinstance(self.value, Tensor) or children(self.value) is not None
+        return copy_all(self.value) if holds else self.value
+
+    def __repr__(self) -> str:
+        return f"set to {describe(self.value)}"
+
+
+class Apply:
+    """Put `function(value)` in the place of what passes; None leaves it alone."""
+
+    kind = "edit"
+    observes = False
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        with_call: bool = False,
+        check: bool = True,
+        clone: bool | None = None,
+        gathering: Gathering | None = None,
+    ) -> None:
+        self.function = function
+        self.with_call = with_call
+        self.check = check
+        self.clone = clone
+        self.gathering = gathering
+        self.is_traceable = not with_call
+
+    def __call__(self, value: Any, call: Call | None, whole: bool, /) -> Any:
+        if self.clone is False:
+            return self._on_own(value, call, whole)
+        loan = Loan(value)  # The function may write into its argument: nobody else sees that.
+        result = ask(self.function, self.with_call, loan.given, call)
+        if result is None:
+            if loan.is_written():
+                raise EditError("the function wrote into its argument but returned None; return the changed value")
+            return value
+        if self.check and whole:
+            agree(result, value, call)
+        if self.check and not whole:
+            return value if result is loan.given and loan.take_back(result) is value else fit(result, value, call)
+        if isinstance(result, Tensor):
+            return result if is_private(result) else loan.take_back(result)
+        return map_tensors(loan.take_back, result, _in_object=True)
+
+    def _on_own(self, value: Any, call: Call | None, whole: bool) -> Any:
+        """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
+        result = ask(self.function, self.with_call, value, call)
+        if result is None or result is value:
+            return value
+        if self.check and whole:
+            agree(result, value, call)
+        return fit(result, value, call) if self.check and not whole else result
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", None) or repr(self.function)
+
+
+class Skip(Observer):
+    """Don't run the module: pass its first argument on, or the given value."""
+
+    kind = "skip"
+    observes = False
+
+    def __init__(self, value: Any = NOTHING, check: bool = True) -> None:
+        self.value = value
+        self.check = check
+        self.is_traceable = not (check and isinstance(value, Number))  # Dynamo does not know the shape to fill.
+
+    def output(self, module: nn.Module | None, first: Any, passed: Passed = ((), {})) -> Any:
+        """Return what is given instead of running; a module is asked whether its input can stand for its output."""
+        refuse_tracers(first)
+        if self.value is not NOTHING:
+            plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
+            if plain or not self.check or torch.compiler.is_dynamo_compiling():
+                return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
+            return as_returned(self.value, module, first, passed)
+        if first is NOTHING:
+            raise EditError(
+                "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
+            )
+        other = returns_another_structure(module, first) if module is not None else ""
+        if other:
+            raise EditError(f"{other}; give the value to return, as in skip(model, site, value)")
+        return share(first)  # As an output it may be overwritten; the model's input may not.
+
+    def __repr__(self) -> str:
+        return "pass the input on" if self.value is NOTHING else f"give {describe(self.value)}"
+
+
+class Stop(Observer):
+    """End the forward when every site that waits for it has fired: see stop.py."""
+
+    kind = "stop"
+
+    def __repr__(self) -> str:
+        return "stop"
+
+
+def ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
+    """Call a user's function with a value, and the call if it asks for it. The hooks on the model rest meanwhile."""
+    try:
+        return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
+    except TypeError as error:
+        _refuse_arguments(function, with_call, error)
+        raise
+
+
+def _refuse_arguments(function: Any, with_call: bool, error: TypeError) -> None:
+    """Raise if a user's function does not take what it is called with, and say what it is."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):  # A builtin may have no signature.
+        return
+    given, other = ("value, call", "value") if with_call else ("value", "value, call")
+    if _takes(takes, given):
+        return
+    advice = f"; with_call={not with_call} calls it with ({other})" if _takes(takes, other) else ""
+    raise EditError(f"the function takes {takes} and is called with ({given}){advice}") from error
+
+
+def _takes(signature: inspect.Signature, names: str) -> bool:
+    try:
+        signature.bind(*names.split(", "))
+    except TypeError:
+        return False
+    return True

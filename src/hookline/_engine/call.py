@@ -1,0 +1,204 @@
+"""One call of a hooked module, method or function: inputs, the call or what stands in for it, outputs.
+
+`run` is what the shadows in shadow.py call; compiled.py does the same inside a graph that dynamo is tracing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from hookline._blocks import Blocks, is_called_in_backward, note_skip, open_blocks
+from hookline._engine import arguments, functions, gradients, operand
+from hookline._engine.act import act, blame
+from hookline._engine.action import NOTHING, Call, Skip
+from hookline._engine.arguments import Arguments
+from hookline._engine.event import Called, Event, event_of
+from hookline._engine.guards import refuse_tracing
+from hookline._engine.model_forward import ModelTap, follow, following
+from hookline._engine.tap import Sequences, Tap
+from hookline._torch import graph_task, is_rehearsal, is_traced, is_transformed
+from hookline._values import copies
+from hookline._values.containers import private_containers
+from hookline._values.copies import is_private
+from hookline._values.fit import wraps_own
+from hookline._values.nested import leaves
+from hookline.errors import HooklineError
+
+Taps = tuple[Tap, ...]
+
+
+class Shadowed(Called, Protocol):
+    """A method of a module that is shadowed, with the taps on it."""
+
+    module: nn.Module | None
+    taps: Taps
+    around: tuple[ModelTap, ...]
+    pauses: Taps
+    is_traceable: bool
+
+    def successor(self, module: nn.Module) -> Shadowed | None:
+        """Return what shadows the method now, if this one was replaced."""
+
+
+def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a module's forward, or another method, with any taps around it."""
+    # The taps before the module: another thread that takes the last tap off empties the module first.
+    around, taps = shadow.around, shadow.taps
+    while module is not shadow.module:  # This is a copy of the module, or the last tap is gone.
+        again = shadow.successor(module)
+        if again is None:
+            return shadow.forward(module, args, kwargs)
+        shadow = again
+        around, taps = shadow.around, shadow.taps
+    if shadow.pauses:
+        return functions.without_modes(lambda: _run(shadow, around, taps, module, (args, kwargs)))
+    return _run(shadow, around, taps, module, (args, kwargs))
+
+
+def _run(shadow: Shadowed, around: tuple[ModelTap, ...], taps: Taps, module: nn.Module, passed: Arguments) -> Any:
+    opened = open_blocks.get()
+    if is_traced():
+        refuse_tracing()
+    if around and (graph_task() == -1 or is_called_in_backward(opened)):
+        followed = following(around, opened)
+        if followed:
+            token = copies.begin(module, *passed)
+            try:
+                output = follow(followed, opened, lambda: _run_taps(shadow, taps, module, passed, opened))
+            finally:
+                copies.running.reset(token)
+            return operand.plain(output) if operand.in_use else output
+    return _run_taps(shadow, taps, module, passed, opened)
+
+
+def _run_taps(shadow: Shadowed, taps: Taps, module: nn.Module, passed: Arguments, opened: Blocks) -> Any:
+    """Run a module's forward with those taps that act where these blocks are open."""
+    if not taps or is_rehearsal():
+        return shadow.forward(module, *passed)
+    event = event_of(module if shadow.name == "forward" else (module, shadow.name), taps, opened)
+    if not event.taps:
+        return shadow.forward(module, *passed)
+    return run_event(shadow, module, passed, event)
+
+
+def run_event(called: Called, module: nn.Module, passed: Arguments, event: Event) -> Any:
+    """Run a call with its taps, and see to the gradients of what is written in place."""
+    if any([tap.site.port[0] == "g" for tap, _ in event.taps]) and gradients.is_unsettled():
+        with gradients.settled():  # The model's own forward does not run: settle at the end of this call.
+            return pass_through(called, module, passed, event)
+    return pass_through(called, module, passed, event)
+
+
+def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Event) -> Any:
+    """Inputs, then the call or what stands in for it, then outputs; in each, taps in the order they were added."""
+    skip: Tap | None = None
+    taps, inside = event.taps, []
+    if not called.is_function and any([tap.is_inside for tap, _ in taps]):
+        inside = [pair for pair in taps if pair[0].is_inside]
+        taps = [pair for pair in taps if not pair[0].is_inside]
+    follows = False
+    try:
+        for tap, number in taps:
+            if isinstance(tap.action, Skip):
+                skip = tap
+                tap.fired = True
+            elif tap.site.port == "grad_output":
+                follows = True
+            elif tap.site.port != "output":
+                passed = _pass_input(tap, _call(tap, called, module, passed, number, event), event, called)
+        given = gradients.given(passed, event) if follows else []  # Now: the call may write into containers.
+        if skip is not None:
+            output = _skip(skip, called, module, passed)
+        elif inside:
+            output = functions.run(called, module, passed, inside, event, pass_through)
+        else:
+            output = called.forward(module, *passed)
+            if type(output) is Tensor:
+                event.new = output if is_private(output) else None
+            elif event.changes:
+                event.own = private_containers(output)
+    finally:
+        exchanged = event.exchanged
+        if exchanged is not None:
+            try:
+                exchanged.put_back()
+            finally:
+                exchanged.put_back()  # Runs again if Ctrl-C interrupted the first attempt.
+    for tap, number in taps:
+        if tap.shadow is None or isinstance(tap.action, Skip):  # The first was taken off while the module ran.
+            continue
+        if tap.site.port == "output":
+            if tap.is_family and not _can_be_kept(output):
+                continue
+            output = act(tap, output, _call(tap, called, module, passed, number, event), event)
+        elif tap.site.port == "grad_output":
+            call = _call(tap, called, module, passed, number, event)
+            output = gradients.follow_output(tap, output, call, event, given)
+    return output
+
+
+def _can_be_kept(output: Any) -> bool:
+    """Return True if a function gave a tensor that a pattern of functions means: not one of a torch.func transform."""
+    tensors = leaves(output)
+    return bool(tensors) and not any(map(is_transformed, tensors))
+
+
+def _call(tap: Tap, called: Called, module: nn.Module, passed: Arguments, number: int, event: Event) -> Call:
+    site = tap.site
+    if tap.is_family:  # A pattern of functions: name the one that runs.
+        site = site._replace(member=f"/{called.name}", call=number)
+    if tap.action.with_call:
+        if tap.sequences is None or number == 0:
+            tap.sequences = Sequences()
+        number = tap.sequences.number(number)
+    return Call(site, module, *passed, number, event.notes, tap.session.model())
+
+
+def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments:
+    """Let a tap see, and change, one or all of the arguments."""
+    passed = (call.args, dict(call.kwargs))
+    parameters = called.parameters
+    if tap.site.is_gradient:
+        return gradients.follow_input(tap, passed, parameters, call, event)
+    if tap.site.port.endswith("inputs"):
+        bound = arguments.bind(passed, parameters)
+        before = dict(bound)
+        new = act(tap, bound, call, event)
+        is_same = new is bound and len(new) == len(before) and all([new.get(k) is v for k, v in before.items()])
+        return passed if is_same else arguments.unbind(new, passed, parameters)
+    first = arguments.first(passed, parameters)
+    if first is NOTHING:
+        return passed
+    new = act(tap, first, call, event)
+    return passed if new is first else arguments.with_first(passed, parameters, new)
+
+
+def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any:
+    """Return what stands in for a call that is skipped."""
+    tap.skipped_in = tap.session.forwards
+    if not tap.site.member:
+        note_skip(module)
+    value, is_given = skipped(tap, called, module, passed)
+    return called.stand_in(value, is_given, passed)
+
+
+def skipped(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> tuple[Any, bool]:
+    """Return what a skip gives, and whether the user gave that."""
+    action = tap.action
+    assert isinstance(action, Skip)
+    tap.fired = True
+    try:
+        # What is known of a class is not so of its methods, nor of a forward that somebody put on the instance.
+        known = module if not tap.site.member and _runs_own(called, module) else None
+        first = arguments.first(passed, called.parameters)
+        return action.output(known, first, passed), action.value is not NOTHING
+    except HooklineError as error:
+        blame(tap.site, error)
+
+
+def _runs_own(called: Called, module: nn.Module) -> bool:
+    """Return True if the forward that would run is the class's, as far as its instance says."""
+    return is_dynamo_compiling() or called.found is None or wraps_own(called.found, module)

@@ -1,0 +1,314 @@
+"""The forwards of a whole model: they are counted, and modules that were replaced since are noticed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from itertools import compress
+from typing import Any
+
+from torch import nn
+
+from hookline._blocks import Blocks, OtherRuns, current_runner, resting
+from hookline._cache.record import INSIDE_TRANSFORM
+from hookline._engine.action import NOTHING, Observer, Skip
+from hookline._engine.gradients import settled
+from hookline._engine.keep import Save
+from hookline._engine.stop import STOPPED, run_until
+from hookline._engine.tap import IGNORE, RAISE, Tap
+from hookline._sites.tree import Children, Names, leads_to, replaced_by, way_to
+from hookline._torch import (
+    REHEARSAL,
+    current_transform,
+    frame_at,
+    frames,
+    has_given_up,
+    is_dynamo_loaded,
+    is_running,
+    microbatch,
+    reshard_after_stop,
+)
+from hookline._values.nested import leaves
+from hookline.errors import HooklineError, StopForward, warn
+
+# What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
+_OF_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
+_UNFOLLOWED = nullcontext()  # For a forward of which no gradient is asked.
+_is, _get = operator.is_, dict.get
+Links = tuple[tuple[list[dict[str, Any]], list[str]], list[Any]]
+UNKNOWN: Links = ([{}], [""]), [object()]  # Never matches, so that everything is looked up again.
+Covered = tuple["Forward", Tap, Any, bool]  # A tap whose shadow was replaced, and what it had seen before a forward.
+
+
+class Forward(Observer):
+    """Acts at the model itself, for all hooks of one `Hooks`."""
+
+    kind = "forward"
+
+    def __init__(self) -> None:
+        self.owner: Any = None  # The ledger, while its hooks are attached: the model keeps it alive.
+        self.taps: list[Tap] = []
+        self.stops: list[Tap] = []  # All of these have to fire before the forward may end.
+        self.has_gradients = False
+        self.changes_gradients = False
+        self.active: dict[Tap, None] = {}  # The taps that act everywhere.
+        # In which dicts and under which names their modules and shadows are, and what was found there last.
+        self.links, self.held = UNKNOWN
+        self.linked: list[Tap | None] = []  # For each of these the tap whose shadow it is, or None for a module.
+        self.settled: dict[Tap, Any] = {}  # What replaced a shadow, once it is known whether that calls the shadow.
+        self.parents: list[
+            Children
+        ] = []  # For patterns: the children of each module, and in `sizes` how many there were.
+        self.sizes: list[int] = []
+
+    def follow_active(self, changed: Iterable[Tap]) -> None:
+        """Follow what becomes of the modules of those taps that act everywhere."""
+        for tap in changed:
+            if not tap.active:
+                self.active.pop(tap, None)
+                self.settled.pop(tap, None)
+            elif tap not in self.active:
+                self.active[tap] = None
+                self.links, self.held = UNKNOWN
+        if not self.active:
+            self.links, self.held = UNKNOWN
+
+    def is_linked(self) -> bool:
+        """Return True if every module and shadow is where it was. Asked before each forward, so it runs in C alone."""
+        return all(map(_is, map(_get, *self.links), self.held))
+
+    def is_relinked(self) -> bool:
+        """Return True if only our own shadows were exchanged, as other hooks came and went; note the new ones."""
+        links = self.links
+        if links is UNKNOWN[0]:
+            return False
+        held = list(map(_get, *links))
+        changed = compress(self.linked, map(operator.is_not, held, self.held))
+        if any([tap is None or tap.is_covered for tap in changed]):
+            return False
+        if links is self.links:  # Else another thread has looked through all of it.
+            self.held = held
+        return True
+
+    def link(self, model: nn.Module) -> tuple[list[Tap], list[Tap]]:
+        """Note where all is; return the taps whose module left the model, and those whose shadow was replaced."""
+        taps = list(self.active)  # Another thread may add to them meanwhile.
+        lost = departed(taps, model)
+        links: list[Any] = [(*link, None) for path in {tap.path for tap in taps} for link in way_to(path, model)]
+        shadowed = [tap for tap in taps if tap.shadow is not None and not tap.holders]
+        links += [(tap.module.__dict__, tap.method, tap.module.__dict__.get(tap.method), tap) for tap in shadowed]
+        each = {(id(link[0]), link[1]): link for link in links}.values()  # Ways share their beginnings.
+        holders, keys, held, self.linked = map(list, zip(*each, strict=True)) if each else ([], [], [], [])
+        self.links, self.held = (holders, keys), held
+        covered = [tap for tap in shadowed if tap.is_covered and tap not in lost]
+        return lost, [tap for tap in covered if self.settled.get(tap) is not tap.module.__dict__.get(tap.method)]
+
+    def has_grown(self) -> bool:
+        """Return True if a module has got further children since the hooks were made, or since the last warning."""
+        sizes = list(map(len, self.parents))
+        return sizes != self.sizes and any(map(operator.gt, sizes, self.sizes))
+
+    def left(self, opened: Blocks) -> set[Tap]:
+        """Return the stops that wait here: a '#n' that has passed waits no more."""
+        return {stop for stop in self.stops if stop.acts(opened) and not (stop.fired and stop.site.call is not None)}
+
+
+class ModelTap(Tap):
+    """The tap of a `Forward`, on the model itself."""
+
+    __slots__ = ()
+
+    action: Forward
+
+
+def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
+    """Return the taps whose module was replaced where it was found, or is not in the model any more."""
+    missing = [tap for tap in taps if tap.siblings is not None and not leads_to(tap.module, tap.path, model)]
+    there = set(map(id, model.modules())) if missing else set()
+    return [
+        tap
+        for tap in missing
+        if id(tap.module) not in there or replaced_by(tap.path, tap.module, tap.siblings) is not None
+    ]
+
+
+def following(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
+    """Return those who follow a forward that runs here, and let the others know that one ran elsewhere."""
+    found = []
+    for tap in around:
+        if tap.acts(opened):
+            found.append(tap)
+        elif tap.blocks:
+            tap.pass_by(opened)
+    return found
+
+
+def follow(following: list[ModelTap], opened: Blocks, run: Callable[[], Any]) -> Any:
+    """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
+    waiting: set[Tap] = set()
+    has_gradients = False
+    beside: tuple[OtherRuns, ...] = ()
+    covered: list[Covered] = []
+    chunk = microbatch()
+    if chunk == REHEARSAL:
+        with resting():
+            return run()
+    for tap in following:
+        forward = tap.action
+        if current_transform() is not None:
+            _refuse_transforms(forward)
+        tap.session.forwards += not chunk or not tap.session.since  # The microbatches of one step are one forward.
+        if is_dynamo_loaded() and has_given_up():
+            tap.session.gave_up = True
+        if forward.stops:
+            waiting |= forward.left(opened)
+            _refuse_stage(chunk, waiting)
+        if forward.active and not forward.is_linked() and not forward.is_relinked():
+            covered += _look_through(forward, tap.module)
+        if forward.parents and tap.active and forward.has_grown() and forward.owner is not None:
+            forward.owner.warn_of_new()
+        has_gradients = has_gradients or forward.has_gradients
+        if tap.blocks:
+            beside += (tap.session.others.begin(),)
+            if tap.session.generator is not None:
+                _warn_of_generator(tap)
+    try:
+        with settled() if has_gradients else _UNFOLLOWED:
+            output = run_until(waiting, run, following[0].module) if waiting else run()
+    except StopForward:
+        for tap in following:
+            tap.session.stopped = True
+        raise
+    except BaseException as error:
+        for tap in following:
+            tap.session.fail(error)
+            _note_skips(tap.action, error)
+        raise
+    finally:
+        for others in beside:
+            others.end()
+        if covered:
+            covered = _passed_by(covered)
+    if output is not STOPPED:
+        if has_gradients:
+            _note_backward(output, following)
+        if covered:
+            _warn_of_covered(covered)
+        return output
+    for tap in following:
+        tap.session.stopped = True
+    if is_running():
+        reshard_after_stop(following[0].module, is_over=False)
+    return None
+
+
+def _note_skips(forward: Forward, error: BaseException) -> None:
+    """Add to an error of the model what was skipped: the value that was given instead may not fit."""
+    skips = [
+        (tap.site, tap.action.value)
+        for tap in forward.taps
+        if isinstance(tap.action, Skip) and tap.skipped_in == tap.session.forwards
+    ]
+    is_noted = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
+    if not skips or is_noted or type(error) not in _OF_MODELS or not hasattr(error, "add_note"):  # Python 3.11.
+        return
+    (site, value), more = skips[0], f" and {len(skips) - 1} more" if len(skips) > 1 else ""
+    what = "its first argument" if value is NOTHING else "the given value"
+    advice = f"if that does not fit, give one that does: skip={{'{site}': value}}"
+    error.add_note(f"hookline: '{site}'{more} was skipped, and {what} stood for its result; {advice}")
+
+
+def _note_backward(output: Any, following: list[ModelTap]) -> None:
+    """Let those who change gradients know when a backward goes through what the model returned."""
+    changing = [tap.session for tap in following if tap.action.changes_gradients]
+    sessions = [(session, session.forwards) for session in changing]
+    if not sessions or current_transform() is not None:
+        return
+
+    def arrived(_: Any) -> None:
+        for session, forward in sessions:
+            session.backward = session.backward or forward > session.began  # Else that was in an earlier block.
+
+    for tensor in leaves(output):
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.register_prehook(arrived)
+
+
+def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
+    """Refuse to end the forward of a stage, which has to send its output on."""
+    for tap in waiting if chunk is not None else ():
+        raise HooklineError(f"'{tap.site}': a stage of a pipeline has to run to its end; leave stop=True out")
+
+
+def _refuse_transforms(forward: Forward) -> None:
+    """Refuse to capture what belongs to a torch.func transform and is gone after it."""
+    for tap in forward.taps:
+        if isinstance(tap.action, Save):
+            raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
+
+
+def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
+    """Warn of hooks that act everywhere, and whose module is not where it was any more; return those in doubt."""
+    lost, covered = forward.link(model)
+    names = Names(model)
+    places = {id(module): name for name, module in names.once()} if lost else {}
+    lost_sites: dict[tuple[bool, bool], dict[str, tuple[str, str]]] = {}  # By what became of their modules.
+    for tap in lost:
+        tap.siblings = None
+        now, place = names.find(tap.path), places.get(id(tap.module), "")
+        what = "taken out of the model" if now is None else f"replaced by another {type(now).__name__}"
+        if now is not None or tap.exact or tap.missing == RAISE:  # A pattern means what is there.
+            lost_sites.setdefault((now is None, place != ""), {})[f"'{tap.site}'"] = what, place
+        if tap.record is not None:
+            tap.record.clear()
+            tap.record.explain(f"'{tap.site}' was {what}; make the hooks again")
+    for (is_gone, is_elsewhere), sites in lost_sites.items():
+        first, (what, place) = next(iter(sites.items()))
+        them, fate = f"{first} was {what} while hooked, and its hooks", f"act on what was there, which is now {place!r}"
+        if len(sites) > 1:
+            what = what if is_gone else "replaced by other modules"
+            them = f"{first} and {len(sites) - 1} more were {what} while hooked, and their hooks"
+            fate = "act on what was there, which is elsewhere in the model now"
+        warn(f"{them} {fate if is_elsewhere else 'act no more'}; make the hooks again")
+    if covered:
+        forward.links, forward.held = UNKNOWN  # Looks again next time, should this forward fail or be stopped.
+    found = [(forward, tap, tap.seen, tap.fired) for tap in covered]
+    for tap in covered:
+        tap.fired = False  # A compiled graph counts nothing, but it says that something passed.
+    return found
+
+
+def _passed_by(covered: list[Covered]) -> list[Covered]:
+    """Return those that nothing has passed since: what stands in the place of a shadow may call it, or not."""
+    found = []
+    for one in covered:
+        forward, tap, seen, fired = one
+        if tap.fired or tap.seen != seen:
+            forward.settled[tap] = tap.module.__dict__.get(tap.method)
+        else:
+            found.append(one)
+        tap.fired = tap.fired or fired
+    return found
+
+
+def _warn_of_covered(covered: list[Covered]) -> None:
+    """Warn of hooks that saw nothing since somebody replaced the forward that their module had on the instance."""
+    for forward, tap, *_ in covered:
+        forward.settled[tap] = tap.module.__dict__.get(tap.method)
+    for _, tap, *_ in covered:
+        if tap.active and tap.is_covered and tap.missing != IGNORE:
+            warn(f"nothing passed '{tap.site}': {tap.why_covered}")
+
+
+def _warn_of_generator(tap: Tap) -> None:
+    """Warn of a block that a generator has open while it is suspended: it acts on what runs in between."""
+    generator = tap.session.generator
+    if generator is None or generator.runner != current_runner():
+        return  # It may wait for this thread or task, which runs the model for it.
+    if not any((id(frame), frame.f_code) == generator[:2] for frame in frames(frame_at(1))):
+        tap.session.generator = None  # Once is enough.
+        warn(
+            f"{type(tap.module).__name__} runs under a block of a generator that has yielded inside it: the block acts "
+            "on its consumer too; leave the block before `yield`"
+        )
