@@ -158,7 +158,7 @@ def test_hooks_cost_one_recompile_and_no_graph_break_however_often_they_come_and
 
 @pytest.mark.filterwarnings("ignore:GPT ran uncompiled:hookline.HooklineWarning")
 def test_a_sweep_over_more_layers_than_torch_compiles_graphs_for_stays_right() -> None:
-    """E03: beyond its limit dynamo runs the model uncompiled, and a warning says so (test_engine_compiled.py)."""
+    """E03: beyond its limit dynamo runs the model uncompiled, and a warning says so (test_compiled.py)."""
     model, x = GPT(depth=4), tokens()
     compiled = torch.compile(model, backend="eager")
     with torch._dynamo.config.patch(recompile_limit=2):

@@ -108,7 +108,7 @@ def _put_on(tap: Tap) -> None:
     _copy_unhooked(type(tap.module), tap.session)
     module, name = tap.module, tap.method
     before = module.__dict__.get(name)
-    plain = plain_tap(before, module)
+    plain = plain_tap(before, module) if before is not None else None
     shadow = shadow_of(before, module) if before is not None and plain is None else None
     if plain is not None:
         _leave_hot_path(plain, tap)
@@ -187,8 +187,7 @@ def detach(taps: Iterable[Tap]) -> None:
                 if REPLICATE in names:
                     del names[REPLICATE]
                 # A copy of the module may hold the shadow for longer: not all that it saw.
-                function: Any = shadow.__func__
-                function.__closure__[0].cell_contents = GONE
+                shadow.__func__.__closure__[0].cell_contents = GONE  # type: ignore[index]  # It has a closure.
             elif tap.holders:
                 parameters.detach(tap)
             else:

@@ -309,13 +309,14 @@ class Shadow:
 
     def remove(self, tap: Tap) -> Tap | None:
         """Take a tap off. The last one leaves the module as it was found. Return one that may take the hot path now."""
-        others = tuple([one for one in self.all if one is not tap])
-        if not others:
+        every = self.all
+        if every == (tap,) or not every:
             self.leave()
-        elif len(others) == 1 and others[0].is_plain and self.is_untouched:
+            return None
+        others = tuple([one for one in every if one is not tap])
+        if len(others) == 1 and others[0].is_plain and self.is_untouched:
             return others[0]
-        else:
-            self.change(others)
+        self.change(others)
         return None
 
     def _parameters(self) -> arguments.Parameters:
