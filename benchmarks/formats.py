@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import hookline as hl
-from hookline._store.begin import begin
+from hookline._store.create_or_append import begin
 from hookline._store.manifest import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.writer import Unit

@@ -27,7 +27,7 @@ from harness import QUICK, best_of, publish
 from torch import nn
 
 import hookline as hl
-from hookline._hooks.shortcuts import short_form
+from hookline._hooks.short_forms import short_form
 
 Run = Callable[[], object]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hookline._blocks import not_left, open_blocks
 from hookline._hooks import lifecycle
+from hookline._open_blocks import not_left, open_blocks
 from tests.support.states import hooks_left, modes_left
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

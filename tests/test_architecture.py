@@ -22,12 +22,23 @@ MOST_LINES = 800
 MOST_LINES_OF_COMPAT = 250
 
 # Each package, or file of the root, may import those above it. Those from `_kernel` on are clients of the kernel.
-KERNEL = ["_torch", "errors", "_tables", "_stats", "_progress", "_files", "_values", "_options", "_sites", "_plot"]
-KERNEL += ["parallel", "_blocks", "_cache", "_engine", "_hooks", "_kernel"]
+KERNEL = [
+    "_torch",
+    "errors",
+    "_tables",
+    "_stats",
+    "_progress",
+    "_untrusted_files",
+    "_values",
+    "_option_checks",
+    "_sites",
+    "_plot",
+]
+KERNEL += ["parallel", "_open_blocks", "_cache", "_engine", "_hooks", "_kernel"]
 CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
 ORDER = [*KERNEL, *CLIENTS, "__main__"]
 # What a client may import beside hookline's public names and the clients above it.
-FOUNDATIONS = {"errors", "_tables", "_stats", "_progress", "_files", "_plot", "_kernel", "_torch"}
+FOUNDATIONS = {"errors", "_tables", "_stats", "_progress", "_untrusted_files", "_plot", "_kernel", "_torch"}
 
 NAMES = {
     *("Cache", "Hook", "HookPoint", "HookedModel", "Hooks", "Site"),

@@ -5,9 +5,9 @@ import typing as _typing
 
 from hookline._cache.cache import Cache
 from hookline._engine.offload import pinned
-from hookline._hooks.attached import attached, clear
 from hookline._hooks.hooks import Hook, Hooks
-from hookline._hooks.shortcuts import capture, edit, patch, run, skip
+from hookline._hooks.list_and_clear import attached, clear
+from hookline._hooks.short_forms import capture, edit, patch, run, skip
 from hookline._sites.language import Site
 from hookline.errors import (
     BadSample,
@@ -30,8 +30,8 @@ if _typing.TYPE_CHECKING:
     from hookline._harvest.harvest import Harvest, harvest
     from hookline._harvest.images import Images
     from hookline._harvest.texts import Texts
+    from hookline._scan.list_sites import sites
     from hookline._scan.scan import scan
-    from hookline._scan.sites import sites
     from hookline._store.store import Store
     from hookline._sweep.sweep import sweep
     from hookline._watch.watch import watch
@@ -90,7 +90,7 @@ _LATER = {
     "hookline._harvest.harvest": ("Harvest", "harvest"),
     "hookline._harvest.images": ("Images",),
     "hookline._harvest.texts": ("Texts",),
-    "hookline._scan.sites": ("sites",),
+    "hookline._scan.list_sites": ("sites",),
     "hookline._scan.scan": ("scan",),
     "hookline._store.store": ("Store",),
     "hookline._sweep.sweep": ("sweep",),

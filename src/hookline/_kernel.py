@@ -4,14 +4,13 @@ A client is a folder such as `_watch/` or `_harvest/`. It imports nothing else f
 change inside without breaking one. A client that needs more adds a name here, with a sentence that says what it is.
 """
 
-from hookline._blocks import must_enter, resting
 from hookline._cache.cache import cache_of_calls, latest_value, refuse_several_calls, sites_without_values
-from hookline._engine import arguments, offload
+from hookline._engine import call_arguments, offload
 from hookline._engine.action import NOTHING, Call, Observer
-from hookline._engine.shadow import is_shadow, running
+from hookline._engine.shadowed_forward import is_shadow, running
 from hookline._engine.tap import Tap
 from hookline._hooks.diagnose import ran_elsewhere, why_not_called
-from hookline._hooks.extend import (
+from hookline._hooks.for_clients import (
     add_observers,
     changes_in,
     observing,
@@ -21,8 +20,9 @@ from hookline._hooks.extend import (
     warn_unless_entered,
 )
 from hookline._hooks.hooks import take_misses
-from hookline._hooks.shortcuts import model_of, short_form
-from hookline._options import (
+from hookline._hooks.short_forms import model_of, short_form
+from hookline._open_blocks import must_enter, resting
+from hookline._option_checks import (
     bytes_of,
     device_here,
     device_of,
@@ -109,7 +109,7 @@ __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
     "Observer",  # The base of actions of one's own, which are called with what passes and leave it alone.
     "Tap",  # One action at one site.
     "add_observers",  # Add observers to hooks.
-    "arguments",  # The arguments of a call by name.
+    "call_arguments",  # The arguments of a call by name.
     "changes_in",  # The hooks that have changed something in some modules.
     "is_shadow",  # Whether what an instance holds is hookline's own.
     "observing",  # Let observers see what passes for the time of a block.

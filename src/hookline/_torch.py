@@ -8,7 +8,7 @@ names and frames out of every other file. Three exceptions stay where they are:
   that stores its own tensors relies on them.
 - The names under which wrappers such as `OptimizedModule` hold their model, in `_sites/tree.py`. They are parts of the
   names of the modules inside.
-- `_version` and `_cdata` in `hot_path`, in `_engine/shadow.py`. An attribute is faster there than a call.
+- `_version` and `_cdata` in `hot_path`, in `_engine/shadowed_forward.py`. An attribute is faster there than a call.
 
 Names such as `graph_task` are bound to torch's own C function, so that using them adds no Python call to a forward.
 """

@@ -21,7 +21,7 @@ from torch.distributions import Normal
 from torch.overrides import TorchFunctionMode
 
 import hookline as hl
-from hookline import _files
+from hookline import _untrusted_files
 from hookline._cache import file as files
 from hookline._cache.budget import Folder
 from hookline._values.nested import leaves
@@ -47,7 +47,7 @@ pytestmark = [
 ]
 
 
-DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
+DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_files.stored_dtype(dtype)]
 
 
 class TestSpilling:

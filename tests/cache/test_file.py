@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hookline import _files
+from hookline import _untrusted_files
 from hookline._cache import file as files
 from hookline.errors import StoreError
 from tests.support.cache_files import leftovers, raw, same
 
-DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
+DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_files.stored_dtype(dtype)]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -353,7 +353,7 @@ def test_any_safetensors_reader_opens_the_file(path: Path) -> None:
     for name, tensor in found.items():
         expected = flat[int(name)]
         assert raw(tensor) == raw(expected)
-        assert tensor.dtype == expected.dtype or expected.dtype not in _files.NAMES
+        assert tensor.dtype == expected.dtype or expected.dtype not in _untrusted_files.NAMES
     with safetensors.safe_open(path, framework="pt") as file:
         manifest = json.loads(file.metadata()["hookline"])
     assert manifest["format"] == ["hookline cache", 1]
@@ -365,7 +365,7 @@ def test_every_tensor_is_aligned_to_its_elements(path: Path) -> None:
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    sizes = {name: dtype.itemsize for dtype, name in _files.NAMES.items()}
+    sizes = {name: dtype.itemsize for dtype, name in _untrusted_files.NAMES.items()}
     del header["__metadata__"]
     assert length % 8 == 0
     assert all(entry["data_offsets"][0] % sizes[entry["dtype"]] == 0 for entry in header.values())

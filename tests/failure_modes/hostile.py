@@ -30,7 +30,7 @@ import torch
 import hookline as hl
 from hookline._cache import file as files
 from hookline._cache.budget import Folder
-from hookline._store.begin import begin, begin_part, end
+from hookline._store.create_or_append import begin, begin_part, end
 from hookline._store.manifest import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._blocks import open_blocks
+from hookline._open_blocks import open_blocks
 from tests.support.gradients import loss_of
 from tests.support.models import GPT, Returns, mlp, tokens
 from tests.support.running import without_garbage_collection

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import hookline as hl
-from hookline._plot.kinds import KINDS, plot
+from hookline._plot.choose_picture import KINDS, plot
 from hookline._plot.labels import token_labels
 from hookline._plot.measures import extremes
 from hookline.errors import HooklineError, NotCaptured

@@ -14,9 +14,9 @@ from unittest import mock
 
 import torch
 
-from hookline import _blocks as context
+from hookline import _open_blocks as context
 from hookline._cache import record as records
-from hookline._engine import action, arguments, call, event, gradients, shadow, stop
+from hookline._engine import action, call_arguments, call_event, gradients, run_call, shadowed_forward, stop
 from hookline._engine.keep import Save
 from hookline._hooks import diagnose, hooks, lifecycle
 from hookline._values import containers as exchange
@@ -105,7 +105,7 @@ def inputs_are_captured_after_the_forward() -> Iterator[None]:
             act(*given)
         return output
 
-    with instead(call, "_pass_input", pass_input), instead(shadow.Shadow, "forward", forward):
+    with instead(run_call, "_pass_input", pass_input), instead(shadowed_forward.Shadow, "forward", forward):
         yield
 
 
@@ -125,7 +125,7 @@ def the_forward_that_was_found_is_not_put_back() -> Any:
         shadowed.before = None
         real(shadowed)
 
-    return instead(shadow.Shadow, "leave", leave)
+    return instead(shadowed_forward.Shadow, "leave", leave)
 
 
 @mutation()
@@ -148,7 +148,7 @@ def a_copy_of_the_model_is_hooked_too() -> Any:
         finally:
             shadowed.module = home
 
-    return instead(call, "run", run)
+    return instead(run_call, "run", run)
 
 
 @mutation()
@@ -175,7 +175,7 @@ def hooks_act_in_reverse_order() -> Any:
         real(shadowed, given)
         shadowed.taps = shadowed.taps[::-1]
 
-    return instead(shadow.Shadow, "change", change)
+    return instead(shadowed_forward.Shadow, "change", change)
 
 
 @mutation()
@@ -232,20 +232,20 @@ def any_call_is_the_one_asked_for() -> Any:
             tap.count = tap.site.call or 0
         return real(module, taps, *rest)
 
-    return instead(event, "event_of", event_of)
+    return instead(call_event, "event_of", event_of)
 
 
 @mutation()
 def a_recomputation_is_captured_again() -> Any:
     def event_again(_real: Any, _module: Any, taps: Any, *_: Any) -> Any:
-        return event.Event([(tap, 0) for tap in taps if tap.active or tap.blocks])
+        return call_event.Event([(tap, 0) for tap in taps if tap.active or tap.blocks])
 
-    return instead(event, "_again", event_again)
+    return instead(call_event, "_again", event_again)
 
 
 @mutation()
 def a_recomputation_is_not_edited() -> Any:
-    return instead(event, "_again", lambda real, *_: event.Event([]))
+    return instead(call_event, "_again", lambda real, *_: call_event.Event([]))
 
 
 @mutation()
@@ -259,7 +259,7 @@ def a_skipped_module_runs() -> Any:
         called.forward(module, *passed)
         return real(tap, called, module, passed)
 
-    return instead(call, "skipped", skipped)
+    return instead(run_call, "skipped", skipped)
 
 
 @mutation()
@@ -274,7 +274,7 @@ def nothing_is_said_of_sites_that_never_fired() -> Any:
 
 @mutation()
 def one_call_too_many_is_kept() -> Any:
-    return instead(hooks, "calls_of", lambda real, keep: calls + 1 if (calls := real(keep)) else calls)
+    return instead(hooks, "_calls_of", lambda real, keep: calls + 1 if (calls := real(keep)) else calls)
 
 
 @mutation()
@@ -282,7 +282,7 @@ def the_input_is_the_last_argument() -> Any:
     def first(real: Any, given: Any, parameters: Any) -> Any:
         return given[0][-1] if given[0] else real(given, parameters)
 
-    return instead(arguments, "first", first)
+    return instead(call_arguments, "first", first)
 
 
 @mutation()

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from hookline._engine import checkpoint, event, functions, parameters, shadow
+from hookline._engine import activation_checkpoint, call_event, functions, parameters, shadowed_forward
 from hookline._engine.tap import Tap
 from tests.properties.mutations import instead, mutation
 
@@ -72,22 +72,22 @@ def a_recomputation_has_no_functions() -> Any:
     def inside(real: Any, outer: Any, taps: Any, *rest: Any) -> Any:
         return real(outer, [] if outer.is_replayed else taps, *rest)
 
-    return instead(event.Event, "inside", inside)
+    return instead(call_event.Event, "inside", inside)
 
 
 @mutation(caught_by="members")
 def methods_stay_on_the_instance() -> Any:
-    return instead(shadow.Shadow, "leave", lambda real, one: real(one) if one.name == "forward" else None)
+    return instead(shadowed_forward.Shadow, "leave", lambda real, one: real(one) if one.name == "forward" else None)
 
 
 @mutation(caught_by="members")
 def stored_callables_are_not_put_back() -> Any:
     def leave(real: Any, shadowed: Any) -> None:
-        if isinstance(shadowed.method, shadow.ShadowedCallable):
+        if isinstance(shadowed.method, shadowed_forward.ShadowedCallable):
             shadowed.before = shadowed.method
         real(shadowed)
 
-    return instead(shadow.Shadow, "leave", leave)
+    return instead(shadowed_forward.Shadow, "leave", leave)
 
 
 @mutation(caught_by="members")
@@ -132,7 +132,7 @@ def operations_on_a_parameter_are_not_counted_anew_in_each_forward() -> Any:
 
 @mutation(caught_by="members")
 def operations_of_a_recomputation_are_not_edited() -> Any:
-    return instead(checkpoint, "is_replaying", lambda real: False)
+    return instead(activation_checkpoint, "is_replaying", lambda real: False)
 
 
 @mutation(caught_by="members")

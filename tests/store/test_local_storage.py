@@ -18,7 +18,7 @@ import torch
 
 from hookline import StoreError
 from hookline._store import local_storage
-from hookline._store.begin import begin, begin_part
+from hookline._store.create_or_append import begin, begin_part
 from hookline._store.manifest import Array, Manifest, committed
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
@@ -193,7 +193,7 @@ FULL = """
     from hookline import StoreError
     from hookline._store.storage import open_storage
     from hookline._store.manifest import Array, Manifest
-    from hookline._store.begin import begin
+    from hookline._store.create_or_append import begin
     from hookline._store.writer import Unit
     root = open_storage(sys.argv[1])
     told = begin(root, Manifest({}, (Array("h", torch.int64, (1024,)), Array("g", torch.int64, ())), 1))

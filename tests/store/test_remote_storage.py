@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from hookline._store import remote_storage
-from hookline._store.begin import begin
+from hookline._store.create_or_append import begin
 from hookline._store.manifest import Array, Manifest, committed
 from hookline._store.remote_storage import RemoteStorage
 from hookline._store.storage import open_storage
@@ -234,7 +234,7 @@ WRITER = """
 import sys, torch
 from hookline._store.storage import open_storage
 from hookline._store.manifest import Array, Manifest
-from hookline._store.begin import begin
+from hookline._store.create_or_append import begin
 from hookline._store.manifest import committed
 from hookline._store.writer import Unit
 root = open_storage(sys.argv[1])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hookline import Cache, EditError, HooklineError, NotCaptured, Site, StoreError
-from hookline._store.begin import begin, begin_part, end
+from hookline._store.create_or_append import begin, begin_part, end
 from hookline._store.manifest import Array, Manifest, read_manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store

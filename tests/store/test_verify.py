@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hookline import StoreError
-from hookline._store.begin import begin
+from hookline._store.create_or_append import begin
 from hookline._store.manifest import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hookline._store.begin import begin, begin_part
+from hookline._store.create_or_append import begin, begin_part
 from hookline._store.manifest import Array, Manifest, committed, data_name
 from hookline._store.storage import open_storage
 from hookline._store.store import Store

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline import _files
-from hookline._store.begin import begin
+from hookline import _untrusted_files
+from hookline._store.create_or_append import begin
 from hookline._store.manifest import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline._store.writer import Unit
 
-DTYPES = [dtype for dtype in _files.DTYPES.values() if _files.stored_dtype(dtype)]
+DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_files.stored_dtype(dtype)]
 
 
 @dataclass

@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._files import DTYPES, LONGEST, check_memory, check_parts, open_regular, parse_json, stored_dtype
 from hookline._torch import lazy_clone, storage_address, storage_id
+from hookline._untrusted_files import DTYPES, LONGEST, check_memory, check_parts, open_regular, parse_json, stored_dtype
 from hookline.errors import StoreError, first_line
 
 _FORMAT = ["hookline cache", 1]  # The name and the version.

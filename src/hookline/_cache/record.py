@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookline._blocks import OtherRuns
+from hookline._open_blocks import OtherRuns
 from hookline._sites.language import Site
 from hookline._stats import Histogram, glimpse
 from hookline._torch import is_replayed_over, is_transformed, version_of

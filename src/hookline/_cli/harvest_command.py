@@ -21,7 +21,7 @@ from hookline._harvest.generation import Generation
 from hookline._harvest.harvest import Harvest
 from hookline._harvest.job import Estimate
 from hookline._harvest.row_choice import Rule
-from hookline._harvest.sharing import ranks
+from hookline._harvest.share_units import ranks
 from hookline._harvest.texts import Texts
 from hookline._store.manifest import MANIFEST
 from hookline._store.storage import open_storage

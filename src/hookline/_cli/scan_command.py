@@ -28,8 +28,8 @@ from hookline._cli.shared_options import (
     Text,
     TrustRemoteCode,
 )
+from hookline._scan.list_sites import Sites
 from hookline._scan.scan import Scan
-from hookline._scan.sites import Sites
 from hookline._tables import table_of
 from hookline.errors import HooklineError
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hookline._blocks import call_user
-from hookline._engine.guards import refuse_tracers
+from hookline._engine.tracing_guards import refuse_tracers
+from hookline._open_blocks import call_user
 from hookline._sites.language import Site
 from hookline._values.copies import Loan, copy_all, is_private, share
 from hookline._values.fit import Passed, agree, as_returned, fit, put_number, returns_another_structure, takes_tensor

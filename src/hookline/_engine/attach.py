@@ -16,15 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from hookline._blocks import Blocks
 from hookline._cache.record import Session
 from hookline._engine import parameters
 from hookline._engine.compiled import keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
 from hookline._engine.gradients import settled
-from hookline._engine.guards import refuse_scripting
 from hookline._engine.model_forward import ModelTap
-from hookline._engine.shadow import (
+from hookline._engine.shadowed_forward import (
     GONE,
     SCRIPT,
     Shadow,
@@ -39,6 +37,8 @@ from hookline._engine.shadow import (
     written_in,
 )
 from hookline._engine.tap import Tap
+from hookline._engine.tracing_guards import refuse_scripting
+from hookline._open_blocks import Blocks
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, is_dynamo_loaded

@@ -14,16 +14,25 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline import _torch
-from hookline._blocks import OtherRuns, call_user, current_task
-from hookline._engine import act as acting
-from hookline._engine import arguments, call, checkpoint, event, functions, gradients, model_forward, stop
+from hookline._engine import (
+    activation_checkpoint,
+    call_arguments,
+    call_event,
+    functions,
+    gradients,
+    model_forward,
+    run_call,
+    stop,
+)
+from hookline._engine import apply_to_part as acting
 from hookline._engine.action import NOTHING, Apply, Skip
-from hookline._engine.call import Shadowed, skipped
 from hookline._engine.functions import is_followed, may_give_tensors, read_name
-from hookline._engine.guards import refuse_tracing
 from hookline._engine.keep import Save
-from hookline._engine.operand import Role, as_operands, make_operand
+from hookline._engine.parameter_operand import Role, as_operands, make_operand
+from hookline._engine.run_call import Shadowed, skipped
 from hookline._engine.tap import Tap
+from hookline._engine.tracing_guards import refuse_tracing
+from hookline._open_blocks import OtherRuns, call_user, current_task
 from hookline._torch import uncompiled
 from hookline._values.containers import Exchange
 from hookline._values.copies import Loan, address, share, state_of
@@ -42,11 +51,11 @@ def is_traceable(tap: Tap) -> bool:
     return action.gathering is None or not action.gathering.alike
 
 
-_run_uncompiled = uncompiled(call.run)
+_run_uncompiled = uncompiled(run_call.run)
 
 
 def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a module's forward, or another method, with the taps on it: see `run` in call.py."""
+    """Run a module's forward, or another method, with the taps on it: see `run` in run_call.py."""
     if module is not shadow.module:
         return getattr(type(module), shadow.name)(module, *args, **kwargs)
     refuse_tracing()
@@ -76,15 +85,15 @@ def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict
 
 def _pass_input(
     tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any], shadow: Shadowed, exchange: Exchange
-) -> arguments.Arguments:
+) -> call_arguments.Arguments:
     parameters = shadow.parameters
     if tap.site.port == "inputs":
-        bound = arguments.bind((args, kwargs), parameters)
-        return arguments.unbind(act(tap, bound, exchange), (args, kwargs), parameters)
-    first = arguments.first((args, kwargs), parameters)
+        bound = call_arguments.bind((args, kwargs), parameters)
+        return call_arguments.unbind(act(tap, bound, exchange), (args, kwargs), parameters)
+    first = call_arguments.first((args, kwargs), parameters)
     if first is NOTHING:
         return args, kwargs
-    return arguments.with_first((args, kwargs), parameters, act(tap, first, exchange))
+    return call_arguments.with_first((args, kwargs), parameters, act(tap, first, exchange))
 
 
 def run_plain(
@@ -179,7 +188,7 @@ def operate(
 @cache
 def keep_dynamo_out() -> None:
     """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""
-    ours = (acting, call, checkpoint, event, functions, gradients, model_forward, stop)
+    ours = (acting, run_call, activation_checkpoint, call_event, functions, gradients, model_forward, stop)
     found = [function for one in ours for function in vars(one).values() if function is not skipped]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
     found += [Tap.pass_by, *vars(OtherRuns).values(), *vars(Loan).values()]

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from hookline._blocks import call_user, open_blocks
-from hookline._engine import arguments, gradients
-from hookline._engine.act import act
+from hookline._engine import call_arguments, gradients
 from hookline._engine.action import Observer, Skip
-from hookline._engine.event import Called, Choices, Event, event_of
-from hookline._engine.guards import refuse_fx
+from hookline._engine.apply_to_part import act
+from hookline._engine.call_event import Called, Choices, Event, event_of
 from hookline._engine.tap import Tap
+from hookline._engine.tracing_guards import refuse_fx
+from hookline._open_blocks import call_user, open_blocks
 from hookline._sites.language import Site
 from hookline._sites.tree import Names
 from hookline._torch import (
@@ -182,14 +182,14 @@ _UNSEEN = "which runs later, and the functions that it calls then can't be seen;
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
 RunFunction = Callable[
-    ["Function", nn.Module, arguments.Arguments, Event], Any
+    ["Function", nn.Module, call_arguments.Arguments, Event], Any
 ]  # `pass_through` or `run_event` in call.py.
 
 
 def run(
     called: Called,
     module: nn.Module,
-    passed: arguments.Arguments,
+    passed: call_arguments.Arguments,
     taps: Numbered,
     event: Event,
     run_function: RunFunction,
@@ -462,16 +462,16 @@ class Function:
         self.targets: dict[int, Tensor] = {}  # Which of the tensors it gives are arguments that it wrote into.
 
     @property
-    def parameters(self) -> arguments.Parameters:
+    def parameters(self) -> call_arguments.Parameters:
         """The names of its parameters, as far as torch knows them; a method's first is `input`."""
-        found = arguments.NO_PARAMETERS
+        found = call_arguments.NO_PARAMETERS
         if type(self.function) is FunctionType:
-            found = arguments.parameters_of_function(self.function)
+            found = call_arguments.parameters_of_function(self.function)
         if found.positional:
             first, *rest = found.positional
             return found._replace(positional=("input", *rest)) if first == "self" else found
         names = parameter_names(self.function, self.args, self.kwargs)
-        return arguments.Parameters(names or (), "operands" if self.name == "einsum" else "args")
+        return call_arguments.Parameters(names or (), "operands" if self.name == "einsum" else "args")
 
     def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it on these arguments, which may not be those that it was called with."""
@@ -503,14 +503,14 @@ class Function:
         leaf_pairs = [(leaves(old), leaves(new)) for old, new in zip(given, taken, strict=True)]
         return [pair for old, new in leaf_pairs if len(old) == len(new) for pair in zip(old, new, strict=True)]
 
-    def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> arguments.Arguments:
+    def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call_arguments.Arguments:
         """Let a function whose result is changed write into a copy: autograd may need what it wrote as it was."""
         changed = any(tap.site.port == "output" and not tap.action.observes for tap, _ in self.event.taps)
         target = self._target(args, kwargs) if changed else None
         if target is None:
             return args, kwargs
         apart = {id(one): one.clone() for one in leaves(target)}  # For real: an `out=` may be given more memory.
-        given: arguments.Arguments = map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))
+        given: call_arguments.Arguments = map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))
         return given
 
     def finish(self, output: Any) -> Any:
@@ -524,13 +524,13 @@ class Function:
         output = map_tensors(write, output) if self.targets else output
         return None if self.name == "setitem" else output
 
-    def stand_in(self, value: Any, is_given: bool, passed: arguments.Arguments) -> Any:
+    def stand_in(self, value: Any, is_given: bool, passed: call_arguments.Arguments) -> Any:
         """Return what a function that is skipped gives: what it would have written into, if it has such."""
         target = self._target(self.args, self.kwargs)
         if not isinstance(target, Tensor):
             return value
         follows = any(tap.site.is_gradient for tap, _ in self.event.taps)  # From here on, not from what was before.
-        if is_given or follows or target is not arguments.first(passed, self.parameters):
+        if is_given or follows or target is not call_arguments.first(passed, self.parameters):
             _write(target, value)
         self.targets[0] = target
         self.event.written.append(target)
@@ -544,7 +544,7 @@ class Function:
         """Return what it is known to write into, or None."""
         if type(self.function) is not FunctionType:
             return written_by(self.name, args, kwargs)
-        return written_by(self.name, args, arguments.bind((args, kwargs), self.parameters))
+        return written_by(self.name, args, call_arguments.bind((args, kwargs), self.parameters))
 
 
 def _swapped(function: Any) -> Callable[..., Any]:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hookline._cache.record import EMPTY, StoredValue, read_value
-from hookline._engine import arguments
-from hookline._engine.act import blame, change_part
+from hookline._engine import call_arguments
 from hookline._engine.action import NOTHING, Action, Call
-from hookline._engine.event import Event
-from hookline._engine.guards import refuse_tracers
+from hookline._engine.apply_to_part import blame, change_part
+from hookline._engine.call_event import Event
 from hookline._engine.keep import Save
 from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
+from hookline._engine.tracing_guards import refuse_tracers
 from hookline._sites.language import Site, write_subscripts
 from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant_checkpoint, is_view, version_of
 from hookline._values.containers import Exchange, mutable_containers
@@ -59,7 +59,7 @@ class View(NamedTuple):
 _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 
-def given(passed: arguments.Arguments, event: Event) -> list[Tensor]:
+def given(passed: call_arguments.Arguments, event: Event) -> list[Tensor]:
     """Return the tensors among arguments, and those in whose place others are for this call."""
     found: list[Any] = [*passed[0], *passed[1].values()]
     if any([type(one) is not Tensor for one in found]):
@@ -110,16 +110,16 @@ def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) 
 
 
 def follow_input(
-    tap: Tap, passed: arguments.Arguments, parameters: arguments.Parameters, call: Call, event: Event
-) -> arguments.Arguments:
+    tap: Tap, passed: call_arguments.Arguments, parameters: call_arguments.Parameters, call: Call, event: Event
+) -> call_arguments.Arguments:
     """Follow the gradient of what a module takes, through this use of it alone: return the arguments with aliases.
 
     A tensor that is among them twice gets one alias: the module may ask whether two arguments are the same.
     """
     if tap.site.port == "grad_inputs":
-        value: Any = arguments.bind(passed, parameters)
+        value: Any = call_arguments.bind(passed, parameters)
     else:
-        value = arguments.first(passed, parameters)
+        value = call_arguments.first(passed, parameters)
     if value is NOTHING:
         return passed
     event.aliases |= _follow(tap, value, call, event, alias_of)

@@ -17,8 +17,8 @@ from hookline._cache.budget import Budget
 from hookline._cache.record import Guarded, Shared, Source
 from hookline._engine import offload
 from hookline._engine.action import NOTHING, Call, Observer, ask
-from hookline._engine.guards import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
-from hookline._engine.operand import Operand, plain
+from hookline._engine.parameter_operand import Operand, plain
+from hookline._engine.tracing_guards import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._sites.language import Site
 from hookline._torch import current_transform, may_be_of_cuda_graph, raw_stream, version_of
 from hookline._values.copies import (

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from hookline._blocks import Blocks, OtherRuns, current_runner, resting
 from hookline._cache.record import INSIDE_TRANSFORM
 from hookline._engine.action import NOTHING, Observer, Skip
 from hookline._engine.gradients import settled
 from hookline._engine.keep import Save
 from hookline._engine.stop import STOPPED, run_until
 from hookline._engine.tap import IGNORE, RAISE, Tap
+from hookline._open_blocks import Blocks, OtherRuns, current_runner, resting
 from hookline._sites.tree import Children, Names, leads_to, replaced_by, way_to
 from hookline._torch import (
     REHEARSAL,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hookline._cache.record import Guarded, StoredValue
-from hookline._engine.guards import refuse_recording
+from hookline._engine.tracing_guards import refuse_recording
 from hookline._sites.language import Site
 from hookline._torch import current_transform, empty_pinned_cache, raw_stream
 from hookline._values.copies import unexpanded

@@ -10,10 +10,10 @@ from typing import Any, NoReturn, Protocol
 
 from torch import Tensor, nn
 
-from hookline._blocks import RESTING, Blocks, Rest, acting
 from hookline._cache.record import EMPTY, Record, Session
 from hookline._engine.action import Action, Call
 from hookline._engine.keep import Save
+from hookline._open_blocks import RESTING, Blocks, Rest, acting
 from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline._sites.members import Holders
 from hookline._sites.tree import Children, Named

@@ -22,7 +22,7 @@ from hookline._harvest.bad_samples import run_first
 from hookline._harvest.data import Batch, Source, source
 from hookline._harvest.fingerprints import agreed, model_digest, steady
 from hookline._harvest.forward import BatchRows, Pass, RowOptions, needs_output
-from hookline._harvest.progress import Listener
+from hookline._harvest.harvest_progress import Listener
 from hookline._harvest.resume import begin_or_resume, specification
 from hookline._harvest.unit_runner import UnitRunner
 from hookline._kernel import Where

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import nn
 
+from hookline._harvest.harvest_progress import Progress
 from hookline._harvest.job import Job
-from hookline._harvest.progress import Progress
 from hookline._harvest.run import run_one
 from hookline._store.writer import sweep
 from hookline.errors import HooklineError

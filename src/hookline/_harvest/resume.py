@@ -15,7 +15,7 @@ from typing import Any
 from hookline._harvest.data import SPREAD, Source
 from hookline._harvest.fingerprints import agreed, function_text, written
 from hookline._harvest.forward import RowOptions
-from hookline._store.begin import begin, begin_part
+from hookline._store.create_or_append import begin, begin_part
 from hookline._store.manifest import MANIFEST, Manifest, committed, read_manifest, read_record
 from hookline._store.storage import Storage
 from hookline.errors import StoreError

@@ -6,12 +6,12 @@ import functools
 import itertools
 from collections.abc import Iterator
 
+from hookline._harvest.harvest_progress import Counts, Progress
 from hookline._harvest.job import Job
-from hookline._harvest.progress import Counts, Progress
 from hookline._harvest.resume import check_skipped_batches
-from hookline._harvest.sharing import ranks, run_together, turns
+from hookline._harvest.share_units import ranks, run_together, turns
 from hookline._kernel import may_be_a_stage
-from hookline._store.begin import end
+from hookline._store.create_or_append import end
 from hookline._store.manifest import Manifest, committed, how_many, read_record
 from hookline._store.storage import Storage
 from hookline._store.writer import sweep

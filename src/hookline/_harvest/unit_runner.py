@@ -17,7 +17,7 @@ from hookline._harvest.bad_samples import bad_sample, is_fatal, run_singly
 from hookline._harvest.data import Batch, Source, size_of
 from hookline._harvest.fingerprints import digest
 from hookline._harvest.forward import BatchRows, Pass
-from hookline._harvest.progress import Listener
+from hookline._harvest.harvest_progress import Listener
 from hookline._harvest.row_choice import Choice
 from hookline._harvest.writer_threads import BufferPool, Countdown, PooledCopy, WriterThreads
 from hookline._kernel import map_tensors, share_tensor

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._blocks import Blocks, open_blocks
 from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.record import Record, spread
@@ -24,7 +23,8 @@ from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
 from hookline._engine.keep import Save
 from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, plain_taps
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
-from hookline._options import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
+from hookline._open_blocks import Blocks, open_blocks
+from hookline._option_checks import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
 from hookline._sites.language import Site, matches_name
 from hookline._sites.resolve import Found, Where, find_modules, find_places
 from hookline._sites.tree import Names, refuse_other_model, unwrap

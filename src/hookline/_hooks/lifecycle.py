@@ -27,7 +27,17 @@ from types import CellType, FrameType
 
 from torch import nn
 
-from hookline._blocks import (
+from hookline._cache.record import EMPTY, Generating, Record, Session
+from hookline._engine import offload
+from hookline._engine.action import Stop
+from hookline._engine.attach import attach, attached_to, copy_as_before, detach, following, forget_locks
+from hookline._engine.keep import Save
+from hookline._engine.model_forward import Forward, ModelTap
+from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
+from hookline._engine.tracing_guards import refuse_opening
+from hookline._hooks import diagnose
+from hookline._hooks.diagnose import Gradients, Message
+from hookline._open_blocks import (
     RESTING,
     Token,
     close_block,
@@ -37,16 +47,6 @@ from hookline._blocks import (
     open_blocks,
     overlap,
 )
-from hookline._cache.record import EMPTY, Generating, Record, Session
-from hookline._engine import offload
-from hookline._engine.action import Stop
-from hookline._engine.attach import attach, attached_to, copy_as_before, detach, following, forget_locks
-from hookline._engine.guards import refuse_opening
-from hookline._engine.keep import Save
-from hookline._engine.model_forward import Forward, ModelTap
-from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
-from hookline._hooks import diagnose
-from hookline._hooks.diagnose import Gradients, Message
 from hookline._sites.language import Site
 from hookline._sites.resolve import Where
 from hookline._sites.tree import unwrap

@@ -13,7 +13,7 @@ from matplotlib.image import AxesImage
 from torch import Tensor
 from torch.nn import functional as F
 
-from hookline._plot.drawing import (
+from hookline._plot.figures_and_scales import (
     COLOURS,
     NotebookFigure,
     Scale,

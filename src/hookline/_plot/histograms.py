@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from hookline._plot.drawing import (
+from hookline._plot.figures_and_scales import (
     COLOURS,
     axes_for,
     colour_bar,

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-from hookline._plot.drawing import COLOURS, NotebookFigure, axes_for, entitle, label_x, refuse_log
+from hookline._plot.figures_and_scales import COLOURS, NotebookFigure, axes_for, entitle, label_x, refuse_log
 from hookline._plot.labels import Depth, along_depth, depth_of, families, is_gradient
 from hookline._plot.measures import (
     FAR,

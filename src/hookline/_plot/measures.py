@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline._options import short_text
+from hookline._option_checks import short_text
 from hookline._sites.language import write_subscripts
 from hookline._tables import count
 from hookline._values.nested import describe, get_part, leaf_places

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from torch import Tensor, nn
 
-from hookline._options import refuse_flags_or_none, refuse_numbers, refuse_texts, short_text
+from hookline._option_checks import refuse_flags_or_none, refuse_numbers, refuse_texts, short_text
 from hookline._plot.measures import refuse_statistic
 from hookline._sites.language import Site
 from hookline._tables import count
@@ -96,7 +96,7 @@ class Plottable:
             log: Whether a scale is logarithmic; without it, that depends on the values.
             title: Instead of the one that says what is drawn.
         """
-        from hookline._plot.kinds import KINDS, plot, plot_curves
+        from hookline._plot.choose_picture import KINDS, plot, plot_curves
 
         if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
             raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")

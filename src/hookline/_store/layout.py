@@ -12,9 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hookline._files import check_memory
 from hookline._store.manifest import Array, File, Manifest, UnitRecord, committed, data_name, positions_name, unit_name
 from hookline._store.storage import Storage
+from hookline._untrusted_files import check_memory
 from hookline.errors import StoreError
 
 _READERS = 16  # Records read at once where each is a question over a network.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._files import LONGEST, open_regular
+from hookline._untrusted_files import LONGEST, open_regular
 from hookline.errors import StoreError
 
 fcntl: ModuleType | None

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hookline._files import DTYPES, check_parts, parse_json, stored_dtype
 from hookline._store.storage import Storage
+from hookline._untrusted_files import DTYPES, check_parts, parse_json, stored_dtype
 from hookline.errors import StoreError, first_line
 
 MANIFEST, END, UNITS, DATA, MORE = "harvest.json", "end.json", "units", "data", "more"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._files import LONGEST
+from hookline._untrusted_files import LONGEST
 from hookline.errors import HooklineError, StoreError
 
 # Those that create an object only if there is none, in one step: by If-None-Match on S3, by ifGenerationMatch on GCS.

@@ -14,10 +14,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hookline._files import stored_dtype
 from hookline._store.manifest import Array, File
 from hookline._store.storage import Sink, Storage
 from hookline._torch import first_element
+from hookline._untrusted_files import stored_dtype
 
 POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
 _PAGE = 4096

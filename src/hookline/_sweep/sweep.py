@@ -64,7 +64,7 @@ class Sweep(Tabular, Mapping[str, Any]):
         self, kind: str | None = None, *, ax: Axes | None = None, tokens: Any = None, title: str | None = None
     ) -> Figure | Axes:
         """Draw what was measured over the places; keys that vary in two numbers become a map of both."""
-        from hookline._plot.kinds import plot
+        from hookline._plot.choose_picture import plot
 
         if title is not None:
             refuse_texts(title=title)

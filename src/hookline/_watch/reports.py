@@ -13,7 +13,7 @@ from hookline import Cache, Site
 from hookline._kernel import (
     Call,
     address,
-    arguments,
+    call_arguments,
     changes_in,
     leaf_places,
     leaves,
@@ -248,7 +248,7 @@ def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tu
         bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
     else:
         own = getattr(type(call.module), call.site.method or "forward", None) or getattr(call.module, call.site.method)
-        bound = arguments.bind((call.args, dict(call.kwargs)), arguments.parameters_of(own))
+        bound = call_arguments.bind((call.args, dict(call.kwargs)), call_arguments.parameters_of(own))
     written = {address(tensor) for tensor in leaves(value)} - {0}
     came: list[tuple[Site, Finding]] = []
     kept: dict[Site, Any] = {}

@@ -25,8 +25,8 @@ from hookline._kernel import (
     share,
 )
 from hookline._scan.fake_run import observed, undisturbed
+from hookline._scan.list_sites import user_line_text
 from hookline._scan.restore import left_as_found
-from hookline._scan.sites import user_line_text
 from hookline._stats import numbers_of_pieces
 from hookline._torch import graph_task
 from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces

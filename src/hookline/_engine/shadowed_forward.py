@@ -18,18 +18,18 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookline._blocks import RESTING, open_blocks
 from hookline._cache.record import Session, ticks
-from hookline._engine import arguments, compiled
-from hookline._engine.act import blame
+from hookline._engine import call_arguments, compiled
 from hookline._engine.action import Call, Skip, Stop
-from hookline._engine.call import pass_through, run, run_event
-from hookline._engine.checkpoint import is_replaying
-from hookline._engine.event import Choices, Event
+from hookline._engine.activation_checkpoint import is_replaying
+from hookline._engine.apply_to_part import blame
+from hookline._engine.call_event import Choices, Event
 from hookline._engine.functions import EntryTap, Pause, entering
-from hookline._engine.guards import refuse_scripting
 from hookline._engine.model_forward import ModelTap
+from hookline._engine.run_call import pass_through, run, run_event
 from hookline._engine.tap import Tap
+from hookline._engine.tracing_guards import refuse_scripting
+from hookline._open_blocks import RESTING, open_blocks
 from hookline._sites.language import Site
 from hookline._torch import (
     MODULE_CALL,
@@ -218,7 +218,7 @@ class Shadow:
     is_traceable = True
     is_function = is_method = False
     code: CodeType | None = None  # The code of the forward whose functions have taps.
-    parameters = arguments.NO_PARAMETERS
+    parameters = call_arguments.NO_PARAMETERS
 
     before: Callable[..., Any] | None = None  # What the instance itself held, which somebody else put there.
 
@@ -266,7 +266,7 @@ class Shadow:
             return shadow_of(module.__dict__.get(self.name), module)
         return None
 
-    def stand_in(self, value: Any, _is_given: bool, _passed: arguments.Arguments) -> Any:
+    def stand_in(self, value: Any, _is_given: bool, _passed: call_arguments.Arguments) -> Any:
         """Return what is given when it is skipped."""
         return value
 
@@ -319,10 +319,10 @@ class Shadow:
         self.change(others)
         return None
 
-    def _parameters(self) -> arguments.Parameters:
+    def _parameters(self) -> call_arguments.Parameters:
         if self.found is not None:
-            return arguments.read_parameters(self.found)
-        return arguments.parameters_of(getattr(type(self.module), self.name))
+            return call_arguments.read_parameters(self.found)
+        return call_arguments.parameters_of(getattr(type(self.module), self.name))
 
     @property
     def is_untouched(self) -> bool:

@@ -9,14 +9,14 @@ from typing import Any, Concatenate, ParamSpec, cast, overload
 import torch  # noqa: F401  # For the examples.
 from torch import nn
 
-from hookline._blocks import open_blocks
 from hookline._cache.cache import Cache
 from hookline._engine.action import NOTHING
-from hookline._engine.shadow import is_shadow
+from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.stop import STOPPED, run_until
 from hookline._hooks.hooks import Hooks
 from hookline._hooks.lifecycle import look_at_exit
-from hookline._options import refuse_flags
+from hookline._open_blocks import open_blocks
+from hookline._option_checks import refuse_flags
 from hookline._sites.resolve import Where
 from hookline._sites.tree import Names
 from hookline._torch import is_running, reshard_after_stop

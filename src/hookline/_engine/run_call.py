@@ -10,15 +10,15 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookline._blocks import Blocks, is_called_in_backward, note_skip, open_blocks
-from hookline._engine import arguments, functions, gradients, operand
-from hookline._engine.act import act, blame
+from hookline._engine import call_arguments, functions, gradients, parameter_operand
 from hookline._engine.action import NOTHING, Call, Skip
-from hookline._engine.arguments import Arguments
-from hookline._engine.event import Called, Event, event_of
-from hookline._engine.guards import refuse_tracing
+from hookline._engine.apply_to_part import act, blame
+from hookline._engine.call_arguments import Arguments
+from hookline._engine.call_event import Called, Event, event_of
 from hookline._engine.model_forward import ModelTap, follow, following
 from hookline._engine.tap import Sequences, Tap
+from hookline._engine.tracing_guards import refuse_tracing
+from hookline._open_blocks import Blocks, is_called_in_backward, note_skip, open_blocks
 from hookline._torch import graph_task, is_rehearsal, is_traced, is_transformed
 from hookline._values import copies
 from hookline._values.containers import private_containers
@@ -70,7 +70,7 @@ def _run(shadow: Shadowed, around: tuple[ModelTap, ...], taps: Taps, module: nn.
                 output = follow(followed, opened, lambda: _run_taps(shadow, taps, module, passed, opened))
             finally:
                 copies.running.reset(token)
-            return operand.plain(output) if operand.in_use else output
+            return parameter_operand.plain(output) if parameter_operand.in_use else output
     return _run_taps(shadow, taps, module, passed, opened)
 
 
@@ -164,16 +164,16 @@ def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments
     if tap.site.is_gradient:
         return gradients.follow_input(tap, passed, parameters, call, event)
     if tap.site.port.endswith("inputs"):
-        bound = arguments.bind(passed, parameters)
+        bound = call_arguments.bind(passed, parameters)
         before = dict(bound)
         new = act(tap, bound, call, event)
         is_same = new is bound and len(new) == len(before) and all([new.get(k) is v for k, v in before.items()])
-        return passed if is_same else arguments.unbind(new, passed, parameters)
-    first = arguments.first(passed, parameters)
+        return passed if is_same else call_arguments.unbind(new, passed, parameters)
+    first = call_arguments.first(passed, parameters)
     if first is NOTHING:
         return passed
     new = act(tap, first, call, event)
-    return passed if new is first else arguments.with_first(passed, parameters, new)
+    return passed if new is first else call_arguments.with_first(passed, parameters, new)
 
 
 def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any:
@@ -193,7 +193,7 @@ def skipped(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> t
     try:
         # What is known of a class is not so of its methods, nor of a forward that somebody put on the instance.
         known = module if not tap.site.member and _runs_own(called, module) else None
-        first = arguments.first(passed, called.parameters)
+        first = call_arguments.first(passed, called.parameters)
         return action.output(known, first, passed), action.value is not NOTHING
     except HooklineError as error:
         blame(tap.site, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from hookline._options import refuse_numbers
+from hookline._option_checks import refuse_numbers
 from hookline._plot.labels import families, is_gradient
 from hookline._plot.measures import NamedTensor, PlotOptions, full_shape, is_drawable, kind_of, tensor_to_draw
 from hookline._tables import count

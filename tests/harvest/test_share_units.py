@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hookline import HooklineError
-from hookline._harvest.sharing import ranks, turns
+from hookline._harvest.share_units import ranks, turns
 from tests.support import harvests
 from tests.support.harvest_ranks import Dying
 from tests.support.processes import python

@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from hookline._blocks import open_blocks
 from hookline._engine.tap import NO_BLOCKS, Tap
+from hookline._open_blocks import open_blocks
 from hookline._torch import graph_task
 
 _replaying: ContextVar[Replay | None] = ContextVar("replaying", default=None)

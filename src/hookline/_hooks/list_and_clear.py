@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, overload
 
 from torch import nn
 
-from hookline._blocks import close_block
 from hookline._engine.attach import attached_to, strip
 from hookline._engine.model_forward import Forward
-from hookline._engine.shadow import is_shadow
+from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.tap import NO_BLOCKS
+from hookline._open_blocks import close_block
 from hookline._sites.tree import Names, is_scripted, refuse_other_model
 from hookline._tables import Table, Tabular
 from hookline._torch import MODULE_HOOKS, TENSOR_HOOKS

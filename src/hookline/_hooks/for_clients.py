@@ -17,13 +17,13 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from hookline._blocks import open_block, open_blocks
 from hookline._cache.cache import Cache
 from hookline._cache.record import Session
 from hookline._engine.action import Apply, Observer, Set, Skip
 from hookline._engine.attach import attached, attached_to
 from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, plain_taps
 from hookline._hooks.hooks import PLAIN, Hooks
+from hookline._open_blocks import open_block, open_blocks
 from hookline._sites.resolve import Found
 from hookline.errors import Line
 

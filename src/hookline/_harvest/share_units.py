@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch.distributed as dist
 
+from hookline._harvest.harvest_progress import Listener
 from hookline._harvest.job import Job
-from hookline._harvest.progress import Listener
 from hookline._kernel import is_running
 from hookline._store.manifest import committed, how_many
 from hookline.errors import HooklineError
