@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 import hookline as hl
-from hookline._store.create_or_append import begin
-from hookline._store.manifest import Array, Manifest
+from hookline._store.disk_format import Array, Manifest
 from hookline._store.storage import open_storage
-from hookline._store.writer import Unit
+from hookline._store.writer import Unit, begin
 
 WIDTH = 768
 SHARD = 32768  # Rows in a file, at least.

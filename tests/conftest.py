@@ -54,7 +54,7 @@ def no_mode_is_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_compiled() -> None:
-    """Let no file find what others compiled: torch makes so many graphs of a function, and then runs it as it is."""
+    """Forget what earlier files compiled: torch counts the graphs of a function over the whole process."""
     if "torch._dynamo.eval_frame" in sys.modules:
         torch._dynamo.reset()
 

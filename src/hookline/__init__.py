@@ -28,16 +28,15 @@ if _typing.TYPE_CHECKING:
     from hookline._explore.explore import explore
     from hookline._harvest.generation import Generation
     from hookline._harvest.harvest import Harvest, harvest
-    from hookline._harvest.images import Images
-    from hookline._harvest.texts import Texts
+    from hookline._harvest.texts_and_images import Images, Texts
     from hookline._scan.list_sites import sites
     from hookline._scan.scan import scan
     from hookline._store.store import Store
     from hookline._sweep.sweep import sweep
     from hookline._watch.watch import watch
-    from hookline.points.checks import check
+    from hookline.points.check import check
+    from hookline.points.hook_points import HookPoint
     from hookline.points.hooked_model import HookedModel, auto_hook
-    from hookline.points.point import HookPoint
 
 __version__ = "0.1.0"
 
@@ -88,8 +87,7 @@ _LATER = {
     "hookline._explore.explore": ("explore",),
     "hookline._harvest.generation": ("Generation",),
     "hookline._harvest.harvest": ("Harvest", "harvest"),
-    "hookline._harvest.images": ("Images",),
-    "hookline._harvest.texts": ("Texts",),
+    "hookline._harvest.texts_and_images": ("Images", "Texts"),
     "hookline._scan.list_sites": ("sites",),
     "hookline._scan.scan": ("scan",),
     "hookline._store.store": ("Store",),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeVar
 
 from hookline._tables import is_terminal, terminal_width
-from hookline._tables.cells import bar, clean, cut, pad, width
+from hookline._tables.terminal import bar, clean, cut, pad, width
 
 Step = TypeVar("Step")
 

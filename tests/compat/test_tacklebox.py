@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline.compat.tacklebox import naming
+from hookline.compat.tacklebox import hook_handles
 from hookline.compat.tacklebox.hook_management import (
     HookFunction,
     HookHandle,
@@ -308,7 +308,7 @@ def test_what_torch_jit_made_is_registered_with_a_warning(x):
 
 def test_registering_many_modules_of_one_repr_counts_each_name_once(monkeypatch):
     counted = []
-    monkeypatch.setattr(naming, "increment_name", lambda name: counted.append(name) or increment_name(name))
+    monkeypatch.setattr(hook_handles, "increment_name", lambda name: counted.append(name) or increment_name(name))
     manager = HookManager()
     manager.register_forward_hook(my_forward_hook, *(nn.ReLU() for _ in range(20)), activate=False)
     assert len(counted) == 19

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookline._explore.excerpts import cost, excerpt, least_cost, left_out, levels_for, share
-from hookline._plot.measures import DIMENSIONS
+from hookline._plot.plot_data import DIMENSIONS
 
 
 @given(st.sampled_from([*DIMENSIONS]), st.lists(st.integers(1, 5000), min_size=4, max_size=4), st.integers(0, 10**6))

@@ -9,7 +9,7 @@ import torch
 
 from hookline._explore import excerpts
 from hookline._explore.excerpts import FullValue, Pick, Summary, dense, kind_of_source, of_tokens, pick_all
-from hookline._plot.measures import dead_share
+from hookline._plot.plot_data import dead_share
 from hookline._stats import histogram, numbers
 
 

@@ -30,11 +30,10 @@ import torch
 import hookline as hl
 from hookline._cache import file as files
 from hookline._cache.budget import Folder
-from hookline._store.create_or_append import begin, begin_part, end
-from hookline._store.manifest import Array, Manifest
+from hookline._store.disk_format import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit
+from hookline._store.writer import Unit, begin, begin_part, end
 from hookline.errors import HooklineError
 
 SECONDS = 20  # For one attempt. Most take milliseconds; a loaded machine is slow.

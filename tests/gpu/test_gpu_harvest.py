@@ -12,7 +12,7 @@ from torch import nn
 import hookline as hl
 from hookline._engine import offload
 from hookline._harvest.data import Batch
-from hookline._harvest.forward import Pass, RowOptions
+from hookline._harvest.run_batch import Pass, RowOptions
 from hookline._store.writer import Unit
 
 pytestmark = [

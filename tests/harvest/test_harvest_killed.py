@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hookline._harvest.unit_runner import MOST_OPEN
+from hookline._harvest.run_units import MOST_OPEN
 from tests.support.processes import python
 
 KILLS = 200

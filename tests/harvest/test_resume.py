@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._store.manifest import Manifest
+from hookline._store.disk_format import Manifest
 from tests.support import harvests
 from tests.support.processes import python
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hookline as hl
-from hookline._harvest import unit_runner, writer_threads
+from hookline._harvest import run_units, writer_threads
 from hookline._store.writer import Unit
 from tests.support.harvest_models import X, expected, net
 
@@ -76,5 +76,5 @@ def test_many_sites_do_not_use_up_the_files_of_a_process():
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert unit_runner._most_open(1) == unit_runner.MOST_OPEN
-    assert unit_runner._most_open(limit) == 1
+    assert run_units._most_open(1) == run_units.MOST_OPEN
+    assert run_units._most_open(limit) == 1

@@ -246,8 +246,8 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
 
 # Not for users to call, or in need of more than a usual call has here; each has tests of its own.
 LEFT_OUT = {
-    "Texts": "needs a tokenizer: tests/harvest/test_texts_transformers.py",
-    "Images": "needs a processor: tests/harvest/test_texts_transformers.py",
+    "Texts": "needs a tokenizer: tests/harvest/test_texts_and_images.py",
+    "Images": "needs a processor: tests/harvest/test_texts_and_images.py",
     "Generation": "what harvest asks of it: tests/harvest/test_generation.py",
     "Store.to_datasets": "needs datasets: tests/store/test_exports.py",
     "Store.to_parquet": "needs pyarrow: tests/store/test_exports.py",

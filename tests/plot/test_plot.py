@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import hookline as hl
-from hookline._plot.choose_picture import KINDS, plot
-from hookline._plot.labels import token_labels
-from hookline._plot.measures import extremes
+from hookline._plot.plot import KINDS, plot
+from hookline._plot.plot_data import extremes, token_labels
 from hookline.errors import HooklineError, NotCaptured
 from tests.support.models import GPT, tokens
 

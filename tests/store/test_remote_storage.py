@@ -18,12 +18,11 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from hookline._store import remote_storage
-from hookline._store.create_or_append import begin
-from hookline._store.manifest import Array, Manifest, committed
+from hookline._store.disk_format import Array, Manifest, committed
 from hookline._store.remote_storage import RemoteStorage
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, sweep
+from hookline._store.writer import Unit, begin, sweep
 from tests.support.stores import made, tokens
 
 fsspec = pytest.importorskip("fsspec")
@@ -233,9 +232,9 @@ def test_a_sweep_takes_only_what_is_old(url, monkeypatch):
 WRITER = """
 import sys, torch
 from hookline._store.storage import open_storage
-from hookline._store.manifest import Array, Manifest
-from hookline._store.create_or_append import begin
-from hookline._store.manifest import committed
+from hookline._store.disk_format import Array, Manifest
+from hookline._store.writer import begin
+from hookline._store.disk_format import committed
 from hookline._store.writer import Unit
 root = open_storage(sys.argv[1])
 manifest = begin(root, Manifest({}, (Array("h", torch.float32, (64,)), Array("g", torch.int64, ())), 40))

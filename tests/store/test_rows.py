@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookline._store import rows
-from hookline._store.manifest import Array
+from hookline._store.disk_format import Array
 from hookline._store.store import Store
 from tests.support.stores import DTYPES, Plan, bits, expected, join, same, take, write
 

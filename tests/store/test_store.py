@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from hookline import Cache, EditError, HooklineError, NotCaptured, Site, StoreError
-from hookline._store.create_or_append import begin, begin_part, end
-from hookline._store.manifest import Array, Manifest, read_manifest
+from hookline._store.disk_format import Array, Manifest, read_manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit
+from hookline._store.writer import Unit, begin, begin_part, end
 from tests.support.stores import ARRAYS, Plan, bits, made, many, plans, same, write, write_unit
 
 

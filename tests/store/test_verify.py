@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from hookline import StoreError
-from hookline._store.create_or_append import begin
-from hookline._store.manifest import Array, Manifest
+from hookline._store.disk_format import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit
+from hookline._store.writer import Unit, begin
 from tests.support.stores import ARRAYS, many, plans, same, seal, write, write_unit
 
 

@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hookline._store.create_or_append import begin, begin_part
-from hookline._store.manifest import Array, Manifest, committed, data_name
+from hookline._store.disk_format import Array, Manifest, committed, data_name
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, sweep
+from hookline._store.writer import Unit, begin, begin_part, sweep
 from hookline.errors import StoreError
 
 ARRAYS = (Array("h.0", torch.bfloat16, (4,)), Array("loss", torch.complex64, ()), Array("é" * 3000, torch.bool, (2, 3)))

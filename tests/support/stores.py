@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from hookline import _untrusted_files
-from hookline._store.create_or_append import begin
-from hookline._store.manifest import Array, Manifest
+from hookline._store.disk_format import Array, Manifest
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit
+from hookline._store.writer import Unit, begin
 
 DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_files.stored_dtype(dtype)]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import hookline as hl
 from hookline._tables import Table, Tabular, count
-from hookline._tables.cells import bar, clean, cut, cut_name, pad, width, wrap
 from hookline._tables.table import ENOUGH_ROWS, MOST_ROWS
+from hookline._tables.terminal import bar, clean, cut, cut_name, pad, width, wrap
 from tests.support.models import GPT, mlp
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookline._cache.file import read_file, write_file
 from hookline._cache.record import EMPTY, Record, Session, read_value, spread
 from hookline._option_checks import device_here, refuse_flags, short_text
-from hookline._plot.plottable import Curves, Plottable, PlotValues, note_of, one_call
+from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._sites import members
 from hookline._sites.language import Pattern, Site, matches_name, parse, parse_subscripts, write_subscripts
 from hookline._sites.tree import Names

@@ -15,10 +15,8 @@ from torch import nn
 
 import hookline as hl
 from hookline._cli.inputs import InputRequest, ModelInput, model_input, names_the_last
-from hookline._cli.losses import LossFunction, asks_for_gradients, labelled, loss_of
 from hookline._cli.models import ModelOptions, model_of
-from hookline._cli.output import note, say, say_json, working
-from hookline._cli.shared_options import (
+from hookline._cli.options import (
     Attention,
     Column,
     Device,
@@ -26,6 +24,7 @@ from hookline._cli.shared_options import (
     Input,
     Json,
     Loss,
+    LossFunction,
     MaxLength,
     Model,
     Processor,
@@ -33,7 +32,11 @@ from hookline._cli.shared_options import (
     Shape,
     Text,
     TrustRemoteCode,
+    asks_for_gradients,
+    labelled,
+    loss_of,
 )
+from hookline._cli.output import note, say, say_json, working
 from hookline._cli.show_command import entry_of
 from hookline.errors import HooklineError, HooklineWarning, NeverFired, NotCaptured, StoreError
 

@@ -13,10 +13,8 @@ import typer
 
 import hookline as hl
 from hookline._cli.inputs import InputRequest, model_input
-from hookline._cli.losses import labelled, loss_of
 from hookline._cli.models import ModelOptions, UserModel, is_function, model_of
-from hookline._cli.output import say, say_json, working
-from hookline._cli.shared_options import (
+from hookline._cli.options import (
     Attention,
     Column,
     Device,
@@ -30,7 +28,10 @@ from hookline._cli.shared_options import (
     Shape,
     Text,
     TrustRemoteCode,
+    labelled,
+    loss_of,
 )
+from hookline._cli.output import say, say_json, working
 from hookline._cli.show_command import is_store
 from hookline.errors import HooklineError
 

@@ -12,18 +12,26 @@ import typer
 from torch import Tensor
 
 from hookline._cli.inputs import TENSORS, names_the_last, position_of, samples_of
-from hookline._cli.losses import asks_for_gradients
 from hookline._cli.models import ModelOptions, is_function, model_of, named
+from hookline._cli.options import (
+    Attention,
+    Column,
+    Device,
+    Json,
+    MaxLength,
+    Model,
+    Processor,
+    TrustRemoteCode,
+    asks_for_gradients,
+)
 from hookline._cli.output import say, say_json, working
-from hookline._cli.shared_options import Attention, Column, Device, Json, MaxLength, Model, Processor, TrustRemoteCode
 from hookline._cli.show_command import array_of
 from hookline._harvest.generation import Generation
 from hookline._harvest.harvest import Harvest
-from hookline._harvest.job import Estimate
-from hookline._harvest.row_choice import Rule
-from hookline._harvest.share_units import ranks
-from hookline._harvest.texts import Texts
-from hookline._store.manifest import MANIFEST
+from hookline._harvest.rows_and_padding import Rule
+from hookline._harvest.run_harvest import Estimate, ranks
+from hookline._harvest.texts_and_images import Texts
+from hookline._store.disk_format import MANIFEST
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
 from hookline.errors import HooklineError, StoreError

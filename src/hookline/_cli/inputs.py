@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from hookline._cli.models import is_function, loaded, named, transformers
 from hookline._cli.output import note
-from hookline._harvest.images import SUFFIXES, Images
-from hookline._harvest.padding import named_positions
-from hookline._harvest.texts import Texts
+from hookline._harvest.rows_and_padding import named_positions
+from hookline._harvest.texts_and_images import SUFFIXES, Images, Texts
 from hookline._kernel import dtype_of, leaves, map_tensors, parse
 from hookline._tables import count
 from hookline.errors import HooklineError, did_you_mean

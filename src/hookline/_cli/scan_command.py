@@ -12,8 +12,7 @@ from torch import nn
 import hookline as hl
 from hookline._cli.inputs import InputRequest, ModelInput, example_input, model_input
 from hookline._cli.models import ModelOptions, UserModel, model_of
-from hookline._cli.output import say, say_json, working
-from hookline._cli.shared_options import (
+from hookline._cli.options import (
     All,
     Attention,
     Column,
@@ -28,6 +27,7 @@ from hookline._cli.shared_options import (
     Text,
     TrustRemoteCode,
 )
+from hookline._cli.output import say, say_json, working
 from hookline._scan.list_sites import Sites
 from hookline._scan.scan import Scan
 from hookline._tables import table_of

@@ -11,11 +11,11 @@ import typer
 from torch import Tensor
 
 import hookline as hl
+from hookline._cli.options import All, Json
 from hookline._cli.output import say, say_json
-from hookline._cli.shared_options import All, Json
 from hookline._kernel import describe, leaves
 from hookline._stats import Stats, numbers_of_pieces
-from hookline._store.manifest import MANIFEST
+from hookline._store.disk_format import MANIFEST
 from hookline._store.storage import open_storage
 from hookline._tables import Table
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hookline._explore.excerpts import Summary
-from hookline._explore.modules import Node
-from hookline._explore.runs import SiteValue
+from hookline._explore.module_tree import Node
+from hookline._explore.run_or_load import SiteValue
 from hookline._tables import count
 
 LEVELS = ("error", "warning", "note")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline._plot.measures import DIMENSIONS, MEASURES, UNIT, full_shape, kind_of, shaped
+from hookline._plot.plot_data import DIMENSIONS, MEASURES, UNIT, full_shape, kind_of, shaped
 from hookline._stats import numbers_of_pieces
 from hookline._store.rows import Rows
 

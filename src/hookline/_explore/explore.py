@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hookline import Cache
 from hookline._explore.page_data import FORMAT, contents, text_of
-from hookline._explore.run_model import Loss, captured, scanned
-from hookline._explore.runs import Run, run_of
+from hookline._explore.run_or_load import Loss, Run, captured, run_of, scanned
 from hookline._kernel import bytes_of, describe, model_of, unwrap
 from hookline._scan.scan import Scan
 from hookline._store.store import Store

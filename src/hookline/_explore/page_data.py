@@ -30,9 +30,9 @@ from hookline._explore.excerpts import (
     quantise,
     share,
 )
-from hookline._explore.modules import Node, tree
-from hookline._explore.runs import Run, SiteValue
-from hookline._plot.measures import DIMENSIONS
+from hookline._explore.module_tree import Node, tree
+from hookline._explore.run_or_load import Run, SiteValue
+from hookline._plot.plot_data import DIMENSIONS
 from hookline._scan.scan import Scan
 from hookline.errors import HooklineError
 

@@ -366,7 +366,7 @@ class NumberedSamples:
             for batch in loader:
                 yield coming.popleft(), batch
         except (ConnectionError, EOFError) as error:  # torch was just reading from that process.
-            if str(error).startswith("Caught "):  # No: its worker_init_fn, say, failed there, and torch says so.
+            if str(error).startswith("Caught "):  # An error in the worker, such as of worker_init_fn.
                 raise
             raise RuntimeError(
                 f"a DataLoader worker died while a batch was read from it ({error!r}); "

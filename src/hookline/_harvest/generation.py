@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hookline import Site
 from hookline._harvest.fingerprints import bytes_of
-from hookline._harvest.padding import is_of_the_decoder, token_mask
+from hookline._harvest.rows_and_padding import is_of_the_decoder, token_mask
 from hookline._kernel import unwrap
 from hookline.errors import HooklineError
 

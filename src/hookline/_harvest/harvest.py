@@ -10,13 +10,11 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from hookline._harvest.bad_samples import ON_ERROR
-from hookline._harvest.forward import CALLS, BatchEntry, RowOptions
-from hookline._harvest.job import Estimate, Job, Status
 from hookline._harvest.ray import on_ray
 from hookline._harvest.resume import compared_data, not_compared
-from hookline._harvest.row_choice import Rule, check_rule
-from hookline._harvest.run import run, run_one
+from hookline._harvest.rows_and_padding import Rule, check_rule
+from hookline._harvest.run_batch import CALLS, ON_ERROR, BatchEntry, RowOptions
+from hookline._harvest.run_harvest import Estimate, Job, Status, run, run_one
 from hookline._kernel import (
     Where,
     describe,

@@ -17,9 +17,8 @@ from typing import Any
 
 from torch import nn
 
-from hookline._harvest.harvest_progress import Progress
-from hookline._harvest.job import Job
-from hookline._harvest.run import run_one
+from hookline._harvest.run_harvest import Job, run_one
+from hookline._harvest.run_units import Progress
 from hookline._store.writer import sweep
 from hookline.errors import HooklineError
 

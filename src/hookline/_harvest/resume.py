@@ -14,10 +14,10 @@ from typing import Any
 
 from hookline._harvest.data import SPREAD, Source
 from hookline._harvest.fingerprints import agreed, function_text, written
-from hookline._harvest.forward import RowOptions
-from hookline._store.create_or_append import begin, begin_part
-from hookline._store.manifest import MANIFEST, Manifest, committed, read_manifest, read_record
+from hookline._harvest.run_batch import RowOptions
+from hookline._store.disk_format import MANIFEST, Manifest, committed, read_manifest, read_record
 from hookline._store.storage import Storage
+from hookline._store.writer import begin, begin_part
 from hookline.errors import StoreError
 
 _DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # How digests are made: code is known by its bytecode.

@@ -18,8 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from hookline._plot.labels import thinned
-from hookline._plot.measures import MaskedNumbers
+from hookline._plot.plot_data import MaskedNumbers, thinned
 from hookline.errors import HooklineError
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; yellow, which fades on white, is left out.

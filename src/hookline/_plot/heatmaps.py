@@ -28,19 +28,23 @@ from hookline._plot.figures_and_scales import (
     numbered,
     scale_of,
 )
-from hookline._plot.labels import Depth, along_depth, depth_of, families, token_labels
-from hookline._plot.measures import (
+from hookline._plot.plot_data import (
     POSITIVE,
+    Depth,
     MaskedNumbers,
     NamedTensor,
     PlotOptions,
     about,
+    along_depth,
     by_token,
     dense,
+    depth_of,
+    families,
     is_attention,
     numbers_of,
     sample_of,
     statistic_name,
+    token_labels,
 )
 from hookline._tables import count
 from hookline.errors import HooklineError

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._store.layout import Layout
-from hookline._store.manifest import Array
-from hookline._store.shards import POSITIONS, reserved
+from hookline._store.disk_format import POSITIONS, Array, reserved
+from hookline._store.row_index import Layout
 from hookline._store.storage import Storage
 from hookline.errors import HooklineError, NotCaptured, StoreError
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from hookline import Site
 from hookline._kernel import Pattern, matches_name, parse, refuse_flags, refuse_numbers, same_values
-from hookline._plot.plottable import Plottable, PlotValues
+from hookline._plot.plot import Plottable, PlotValues
 from hookline._stats import Stats, numbers_of_pieces
-from hookline._store.datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
+from hookline._store.disk_format import how_many, parts, read_manifest
 from hookline._store.exports import to_datasets, to_parquet
-from hookline._store.layout import Layout, SampleTable, StorePart, read_index
-from hookline._store.manifest import how_many, parts, read_manifest
+from hookline._store.row_index import Layout, SampleTable, StorePart, read_index
 from hookline._store.rows import MappedFiles, NoSample, Rows
 from hookline._store.storage import Storage, open_storage
+from hookline._store.torch_datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
 from hookline._store.verify import Verified, check_sizes, check_units, verify
 from hookline._tables import Table, Tabular, count
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean

@@ -8,9 +8,18 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from hookline._store.layout import Index, StorePart, from_records, read_records
-from hookline._store.manifest import UNITS, Array, File, Manifest, read_manifest, unit_name
-from hookline._store.shards import POSITIONS, file_bytes, header
+from hookline._store.disk_format import (
+    POSITIONS,
+    UNITS,
+    Array,
+    File,
+    Manifest,
+    file_bytes,
+    header,
+    read_manifest,
+    unit_name,
+)
+from hookline._store.row_index import Index, StorePart, from_records, read_records
 from hookline._store.storage import Storage
 from hookline._tables import count
 from hookline.errors import StoreError

@@ -24,7 +24,7 @@ from hookline._kernel import (
 )
 from hookline._progress import Bar
 from hookline._tables import Table, Tabular, count
-from hookline._tables.cells import bar
+from hookline._tables.terminal import bar
 from hookline._torch import AnyDropout
 from hookline.errors import EditError, HooklineError, NotCaptured, did_you_mean, warn
 
@@ -64,7 +64,7 @@ class Sweep(Tabular, Mapping[str, Any]):
         self, kind: str | None = None, *, ax: Axes | None = None, tokens: Any = None, title: str | None = None
     ) -> Figure | Axes:
         """Draw what was measured over the places; keys that vary in two numbers become a map of both."""
-        from hookline._plot.choose_picture import plot
+        from hookline._plot.plot import plot
 
         if title is not None:
             refuse_texts(title=title)

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from hookline._tables.cells import width
-from hookline._tables.collapse import is_number
+from hookline._tables.terminal import is_number, width
 
 MOST_ROWS = 5000
 OPEN_ROWS = 40  # Modules are open from the top, as long as no more than these are seen.

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hookline._tables.cells import ELLIPSIS, clean, cut_name, wrap
-from hookline._tables.collapse import collapse
-from hookline._tables.columns import GAP, Column, Grid, arrange
 from hookline._tables.notebooks import Picture, render
+from hookline._tables.terminal import ELLIPSIS, GAP, Column, Grid, arrange, clean, collapse, cut_name, wrap
 
 ENOUGH_ROWS = 24  # Longer tables show repeated blocks as one.
 MOST_ROWS = 60

@@ -244,7 +244,7 @@ def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torc
     Autocast and layers that take whole numbers choose the dtype themselves.
     """
     devices = [source.device for source in sources]
-    dtypes = [source.dtype for source in sources if _has_fractions(source)]
+    dtypes = [source.dtype for source in sources if _is_float_or_complex(source)]
     if not isinstance(value, Tensor):
         return (dtypes[0] if dtypes else sources[0].dtype), devices[0]
     device = value.device if value.device in devices else devices[0]
@@ -252,7 +252,7 @@ def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torc
     return (value.dtype if is_free else dtypes[0]), device
 
 
-def _has_fractions(tensor: Tensor) -> bool:
+def _is_float_or_complex(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -312,8 +312,8 @@ def _without_data(module: nn.Module) -> nn.Module:
 
 def _without_numbers(module: nn.Module, given: Tensor) -> Tensor:
     """Return a tensor of the same shape without data, of the dtype that the layer computes in."""
-    dtypes = [one.dtype for one in module.parameters() if _has_fractions(one)]
-    dtype = dtypes[0] if dtypes and _has_fractions(given) else given.dtype
+    dtypes = [one.dtype for one in module.parameters() if _is_float_or_complex(one)]
+    dtype = dtypes[0] if dtypes and _is_float_or_complex(given) else given.dtype
     return torch.empty(tuple(given.shape), dtype=dtype, device="meta")
 
 

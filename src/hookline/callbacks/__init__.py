@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookline.callbacks.lightning import LightningWatch
-    from hookline.callbacks.trainer import TrainerWatch
+    from hookline.callbacks.transformers_trainer import TrainerWatch
 
 __all__ = ["LightningWatch", "TrainerWatch"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hookline._kernel import Where
-from hookline._watch.watch import watch
-from hookline._watch.watcher import Watcher
+from hookline._watch.watch import Watcher, watch
 from hookline.errors import HooklineError
 
 try:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from hookline import Cache, Hooks, Site
 from hookline._kernel import describe, device_of, leaves, map_tensors, refuse_flags, share_detached, short_form
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
-from hookline.points.model_points import Points, Wanted
-from hookline.points.point import RAISES, SILENT, WARNS, HookPoint
+from hookline.points.hook_points import RAISES, SILENT, WARNS, HookPoint, Points, Wanted
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Their positions come before heads and their width.

@@ -19,9 +19,17 @@ from torch import nn
 from hookline._kernel import Names, describe, is_scripted, must_enter, refuse_flags, unwrap
 from hookline.errors import EditError, HooklineError
 from hookline.points.caching import CacheOptions, NamesFilter, Saver, caching_hooks, loss_of, run_with_cache
-from hookline.points.model_points import NameOrFilter, Points, Wanted
-from hookline.points.point import RAISES, WARNS, HookFunction, HookPoint, refuse_other
-from hookline.points.transformer_lens import as_root
+from hookline.points.hook_points import (
+    RAISES,
+    WARNS,
+    HookFunction,
+    HookPoint,
+    NameOrFilter,
+    Points,
+    Wanted,
+    as_root,
+    refuse_other,
+)
 
 Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
 Kind = TypeVar("Kind", bound=type[nn.Module])

@@ -18,10 +18,10 @@ from torch import Tensor
 
 import hookline as hl
 from hookline._torch import forward_hooks
-from hookline.compat.backward import Pass, add_backward
-from hookline.compat.backward import add_backward_pre as add_before
+from hookline.compat.backward_hooks import Pass, add_backward
+from hookline.compat.backward_hooks import add_backward_pre as add_before
 from hookline.compat.nice_hooks.paths import ModulePath, Place, name_of, path_of
-from hookline.compat.warning import warn
+from hookline.compat.shared import warn
 
 Hook = Callable[..., Any]
 Key = tuple[str, str]  # The path and the member of a site.

@@ -1,35 +1,165 @@
-"""The verbs: register_*, which return a RemovableHandleCollection, and run."""
+"""register_* and run: record a model's calls, and change what passes by a path through them."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.nice_hooks.activations import ActivationCache, ActivationCacheLike
 from hookline.compat.nice_hooks.hooks import (
     Handle,
     Hook,
+    Names,
     add_backward_pre,
     add_forward,
     add_forward_pre,
     add_full_backward,
     add_values,
+    path_in,
+    spread,
 )
 from hookline.compat.nice_hooks.paths import (
     AnySlice,
     ModulePath,
     ModulePathsLike,
+    Place,
     Tree,
     expand_module_path,
     patch_method_to_module,
+    path_of,
     to_paths,
 )
-from hookline.compat.nice_hooks.recording import Recording
+from hookline.compat.shared import warn
+
+ActivationCacheLike = dict[str, Tensor]
+
+
+class ActivationCache(dict[str, Tensor]):
+    """Activations by path; arithmetic is done on the keys that both sides have."""
+
+    def __add__(self, other: Mapping[str, Tensor]) -> ActivationCache:
+        return self._with(other, operator.add)
+
+    def __sub__(self, other: Mapping[str, Tensor]) -> ActivationCache:
+        return self._with(other, operator.sub)
+
+    def __mul__(self, factor: float | Tensor) -> ActivationCache:
+        return ActivationCache({path: value * factor for path, value in self.items()})
+
+    def __truediv__(self, divisor: float | Tensor) -> ActivationCache:
+        return ActivationCache({path: value / divisor for path, value in self.items()})
+
+    def __or__(self, other: Mapping[str, Tensor]) -> ActivationCache:  # type: ignore[override]
+        return ActivationCache({**self, **other})
+
+    def copy(self) -> ActivationCache:
+        """Return another cache with the same tensors."""
+        return ActivationCache(self)
+
+    def to(self, *args: Any, **kwargs: Any) -> ActivationCache:
+        """Return the activations on another device, or of another dtype."""
+        return ActivationCache({path: value.to(*args, **kwargs) for path, value in self.items()})
+
+    def index(self, key: Any) -> ActivationCache:
+        """Return `value[key]` of each."""
+        return ActivationCache({path: value[key] for path, value in self.items()})
+
+    def _with(self, other: Mapping[str, Tensor], operation: Callable[[Tensor, Tensor], Tensor]) -> ActivationCache:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return ActivationCache({path: operation(value, other[path]) for path, value in self.items() if path in other})
+
+
+class Recording:
+    """Captures at places; of a module that is called several times, the call that ended last counts.
+
+    hookline keeps the call that began last, and each module under one name. Where that may differ, notes are taken.
+    """
+
+    def __init__(self, hooks: hl.Hooks, places: list[Place]) -> None:
+        self.hooks = hooks
+        self.places = places
+        self.notes = Notes()
+        self.names: Names = {}
+        hooks.capture(*[place.site for place in places], detach=False)
+        found = [hook.site for hook in hooks.of("capture").when_missing("ignore")]
+        self.names_agree = len(found) == len(places) and all(
+            self.names.setdefault((site.path, site.member), place.name) == place.name
+            for site, place in zip(found, places, strict=True)
+        )
+        if len(self.names) < len(places) and any("*" in place.site.index for place in places):
+            self.names_agree = False  # One part may come by two places.
+        noted = [place for place in places if not self.names_agree or _may_call_itself(place)]
+        spread(noted, self._add_notes)
+
+    def activations(self) -> ActivationCache:
+        """Return what has passed, in that order; warn of what was named and has not."""
+        cache, outer = self.hooks.cache, self.notes.outer
+        paths = self.notes.seen
+        if self.names_agree:
+            sites = [(self.names[site.path, site.member], site) for site in map(hl.Site.parse, cache)]
+            paths = {str(path_of(name, site)) if site.index else name: site for name, site in sites}
+        kept = {path: outer[path][""] if path in outer else cache.calls(site)[-1] for path, site in paths.items()}
+        came = {path.partition("[")[0] for path in kept}
+        missing = [place for place in self.places if place.is_named and place.name not in came]
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
+            warn(f"{self._reason(missing[0])}{more}")
+        return ActivationCache(kept)
+
+    def _add_notes(self, sites: list[hl.Site], names: Names, _missing: str) -> hl.Hooks:
+        take = partial(self.notes.take, names)
+        return self.hooks.edit(sites, take, with_call=True, clone=False).when_missing("ignore")
+
+    def _reason(self, place: Place) -> str:
+        try:
+            self.hooks.cache[place.site]
+        except hl.NotCaptured as error:
+            return str(error)
+        return f"nothing passed '{place.name}'"
+
+
+class Notes:
+    """The paths at which something has passed, and what was given by calls inside which the same module was called."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, hl.Site] = {}
+        self.numbers: dict[str, int] = {}  # Of the call that began last, of those that have ended.
+        self.outer: dict[str, hl.Cache] = {}
+
+    def take(self, names: Names, value: Any, call: Any) -> None:
+        """Take a note of a call that ends."""
+        path = str(path_in(names, call.site))
+        self.seen.setdefault(path, call.site)
+        number = int(call.number)
+        if number < self.numbers.get(path, 0):
+            self.outer[path] = _kept(value)
+        else:
+            self.numbers[path] = number
+            self.outer.pop(path, None)
+
+
+def _may_call_itself(place: Place) -> bool:
+    """Whether a module can be called inside its own call; torch's own can't, but for those that hold others."""
+    module = place.module
+    if module is None or place.site.method or not type(module).__module__.startswith("torch.nn."):
+        return True
+    return bool(module._modules)
+
+
+def _kept(value: Any) -> hl.Cache:
+    """Return a cache of one value under "", which shows it as it is now, whatever is written into it later."""
+    keeper = nn.Identity()
+    with hl.capture(keeper, "", detach=False) as cache:
+        keeper(value)
+    return cache
+
 
 __all__ = [
     "ActivationCache",

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.called import is_called
-from hookline.compat.warning import warn
+from hookline.compat.shared import is_called, warn
 
 AnySlice = int | slice | list[Any] | tuple[Any, ...] | Tensor | None
 ModulePathsLike = str | list[str] | bool

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.warning import warn
+from hookline.compat.shared import warn
 
 Functions = Sequence[Callable[..., Any]]
 

@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._torch import frames_of, variables
-from hookline.compat.torch_hook_utils.input_output_hooks import NOT_RUN, entered, named_modules_of_type
-from hookline.compat.torch_hook_utils.layer_values import Collected
-from hookline.compat.torch_hook_utils.named_layers import NamedLayers, layers_of
-from hookline.compat.warning import warn
+from hookline.compat.shared import warn
+from hookline.compat.torch_hook_utils.input_output_hooks import (
+    NOT_RUN,
+    Collected,
+    NamedLayers,
+    entered,
+    layers_of,
+    named_modules_of_type,
+)
 
 # The function that each of them calls, which gives the indices too if it is asked to.
 FUNCTIONS: dict[type[nn.Module], str] = {

@@ -1,19 +1,200 @@
-"""The manager: what some layers of a model give, kept call by call under a key for each."""
+"""The manager: what some layers of a model give, and their gradients, kept call by call under a key for each."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.torchhook.features import CustomHook, Feature, Handle, Transform, weakly
-from hookline.compat.torchhook.gradient import WithGradient
+from hookline._torch import known_version
+from hookline.compat.shared import warn
 from hookline.compat.torchhook.utils import WIDTH, count_parameters, format_parameter_count
-from hookline.compat.warning import warn
+
+
+class WithGradient(NamedTuple):
+    """An output that is kept, or the copy of it that hookline makes when it is overwritten, and how it is read."""
+
+    tensor: Tensor
+    read: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, output: Tensor) -> Any:
+        """Return an output of a graph with this, any other as it is."""
+        return output if output.grad_fn is None else cls(output, _Gradient(output).read)
+
+
+class _Gradient:
+    """Fills the `.grad` of the copy of an output: torch's own follows the output to what was written there."""
+
+    def __init__(self, output: Tensor) -> None:
+        self._is_wanted = output.retains_grad
+        self._output = weakref.ref(output)
+        self._copy: Callable[[], Tensor | None] = lambda: None  # The graph is not to hold it, for it holds the graph.
+        self._came: Tensor | None = None
+        output.register_hook(self._take)
+
+    def read(self, kept: Tensor) -> Tensor:
+        """Return what is kept; a copy gets the gradient that has come, or will."""
+        if kept is not self._output() and kept is not self._copy():
+            self._copy = weakref.ref(kept)
+            if self._is_wanted:
+                kept.retain_grad()
+                kept.grad, self._came = self._came, None
+        return kept
+
+    def _take(self, gradient: Tensor) -> None:
+        copy = self._copy()
+        if copy is not None and copy.retains_grad:
+            copy.grad = _sum(copy.grad, gradient)
+        elif self._is_wanted and copy is None:
+            self._came = _sum(self._came, gradient)
+
+
+def _sum(one: Tensor | None, other: Tensor) -> Tensor:
+    return other.clone() if one is None else one + other
+
+
+CustomHook = Callable[[nn.Module, Any, Any], Any]
+Transform = Callable[[Any], Any]
+
+
+class Handle:
+    """Takes one hook off; the manager keeps its features. It keeps neither the manager nor the hook alive."""
+
+    def __init__(self, hooks: hl.Hooks) -> None:
+        self._hooks = weakref.ref(hooks)
+        self._is_idle = len(hooks) == 0  # Of a layer that is never called.
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the hook is on its layer."""
+        hooks = self._hooks()
+        return hooks is not None and (self._is_idle or len(hooks) > 0)
+
+    def remove(self) -> None:
+        """Take the hook off its layer."""
+        self._is_idle = False
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.remove()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class Feature:
+    """Makes the feature of one call of a layer. What hangs on the layer does not hold it: see `weakly`."""
+
+    def __init__(self, key: str, custom_hook: CustomHook | None, output_transform: Transform | None) -> None:
+        self.key = key
+        self.custom_hook = custom_hook
+        self.output_transform = output_transform
+        self.is_plain = custom_hook is None and output_transform is None
+        self.has_run = False
+        self._has_warned = False
+
+    def __call__(self, output: Any, call: Any) -> Any:
+        """Return the feature, or None if there is none."""
+        self.has_run = True
+        if self.custom_hook is None and (self.output_transform is None or output is None):
+            return self._first(output)
+        what = "output_transform" if self.custom_hook is None else "custom_hook"
+        before = _versions(output)
+        try:
+            kept = self._transformed(output) if self.custom_hook is None else self._returned(output, call)
+        except Exception as error:
+            self._add_notes(error, what, output)
+            raise
+        if _versions(output) != before:
+            raise hl.EditError(
+                f"'{self.key}': {what} wrote into the output, which is the model's own; write into a copy of it, "
+                "such as output.clone()"
+            )
+        return WithGradient.of(kept) if kept is output and isinstance(kept, Tensor) else kept
+
+    def _returned(self, output: Any, call: Any) -> Tensor | None:
+        kept = self.custom_hook(call.module, call.args, output)  # type: ignore[misc]
+        if kept is None or isinstance(kept, Tensor):
+            return kept
+        warn(f"custom_hook for key '{self.key}' returned a non-Tensor value ({type(kept)}). Ignoring.")
+        return None
+
+    def _transformed(self, output: Any) -> Any:
+        if _starts_with_tensor(output) and not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"output_transform for key '{self.key}' is given the whole output, a {type(output).__name__}; "
+                "TorchHook gave it the first element, which is output[0]"
+            )
+        return _parted(self.output_transform(output))  # type: ignore[misc]
+
+    def _first(self, output: Any) -> Tensor | None:
+        if isinstance(output, Tensor):
+            return output.cpu()
+        about = f"Output for key '{self.key}' is"
+        if _starts_with_tensor(output):
+            warn(f"{about} a sequence; processing the first element. Use 'output_transform' for custom handling.")
+            first: Tensor = output[0]
+            return first.cpu()
+        warn(f"{about} not a Tensor or a sequence starting with a Tensor ({type(output)}). Cannot store.")
+        return None
+
+    def _add_notes(self, error: Exception, what: str, output: Any) -> None:
+        if not hasattr(error, "add_note"):  # Python 3.11.
+            return
+        if what == "output_transform" and not isinstance(output, Tensor):
+            kind = type(output).__name__
+            error.add_note(f"output_transform for key '{self.key}' is given the whole output, a {kind}")
+        error.add_note(f"hookline: raised by {what} for key '{self.key}'")
+
+
+def weakly(feature: Feature) -> Callable[[Any, Any], Any]:
+    """Return a function that makes a feature, and does not hold what does.
+
+    The layer holds it: a custom_hook may be a method of an object that has the manager.
+    """
+    found = weakref.ref(feature)
+
+    def make(output: Any, call: Any) -> Any:
+        here = found()
+        return None if here is None else here(output, call)
+
+    return make
+
+
+def _starts_with_tensor(output: Any) -> bool:
+    return isinstance(output, list | tuple) and bool(output) and isinstance(output[0], Tensor)
+
+
+def _versions(value: Any) -> list[int]:
+    """Return what changes when somebody writes into the tensors of an output."""
+    if isinstance(value, Tensor):
+        return [known_version(value)]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [version for part in parts for version in _versions(part)]
+
+
+def _parted(value: Any) -> Any:
+    """Return what a transform gave with its arrays copied: numpy shares the memory of the model, which writes on."""
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "__array_interface__"):
+        return copy.deepcopy(value)
+    if type(value) is dict:
+        return {key: _parted(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_parted, value))
+    rebuild = getattr(value, "_make", None)  # Of a named tuple.
+    return value if rebuild is None else rebuild(map(_parted, value))
 
 
 class HookManager:

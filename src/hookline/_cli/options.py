@@ -1,0 +1,119 @@
+"""Options that several commands share, `--loss` among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from torch import Tensor
+
+from hookline._cli.inputs import ModelInput
+from hookline._cli.models import is_function, named
+from hookline._harvest.rows_and_padding import NO_LABEL
+from hookline._kernel import leaves, parse
+from hookline.errors import HooklineError
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="module:name (a function, class or model), or a folder, name or config.json of transformers.",
+    ),
+]
+Input = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="What goes in: .safetensors (tensors by argument), .npy, texts (.txt, .jsonl), an image or a folder of "
+        "them, or module:function.",
+    ),
+]
+Text = Annotated[list[str] | None, typer.Option(metavar="WORDS", help="A text to go in. May be given several times.")]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SIZES", help="Numbers of this shape go in: 1,3,224,224 or ids=2,6:int64. Once for each argument."
+    ),
+]
+Processor = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The tokenizer or image processor, if not the model's.")
+]
+Column = Annotated[str | None, typer.Option(metavar="NAME", help="The column or JSON field of the data.")]
+Samples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Take so many texts or images, the first ones.")]
+MaxLength = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cut texts after so many tokens.")]
+Attention = Annotated[
+    str | None, typer.Option(metavar="KIND", help="eager, sdpa, ...: eager makes the pattern, at '**/softmax'.")
+]
+Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="Run the model in this: bfloat16, float64, ...")]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the model runs; a GPU if there is one.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that a checkpoint brings along.")
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOSS",
+        help="Run backward, too, from: lm (each token predicts the next), sum (of the output), or module:function of "
+        "the output.",
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="Every row of a table: no blocks shown as one, none left out.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script, and nothing else.")]
+
+
+LossFunction = Callable[[Any], Tensor]
+
+
+def labelled(entry: ModelInput, loss: str | None) -> ModelInput:
+    """Return an input with the labels of a language model, if that is its loss: its own tokens, without padding."""
+    if loss != "lm" or "labels" in (entry.kwargs or {}):
+        return entry
+    if entry.kwargs is None or "input_ids" not in entry.kwargs:
+        raise HooklineError("--loss lm is for texts: the labels are the tokens that go in")
+    labels = entry.kwargs["input_ids"]
+    if "attention_mask" in entry.kwargs:
+        labels = labels.masked_fill(entry.kwargs["attention_mask"] == 0, NO_LABEL)
+    return replace(entry, kwargs={**entry.kwargs, "labels": labels})
+
+
+def asks_for_gradients(at: Sequence[str]) -> list[str]:
+    """Return the places that are gradients."""
+    return [where for where in at if parse(where).at("").is_gradient]
+
+
+def loss_of(name: str | None, at: Sequence[str]) -> LossFunction | None:
+    """Return what makes one number of an output, or None where nothing asks for gradients."""
+    if name is None:
+        wanted = asks_for_gradients(at)
+        return _needed(wanted[0]) if wanted else None
+    if name == "lm":
+        return _needed("--loss lm")
+    if name == "sum":
+        return _sum
+    if is_function(name):
+        found: LossFunction = named(name)
+        return found
+    raise HooklineError(f"--loss {name}: it is lm, sum, or module:function")
+
+
+def _needed(why: str) -> LossFunction:
+    def loss(output: Any) -> Tensor:
+        """The loss that a model of transformers gives where it has labels."""
+        found = getattr(output, "loss", None)
+        if not isinstance(found, Tensor):
+            raise HooklineError(
+                f"{why!r} needs a loss, and the output has none; give --loss lm, --loss sum or --loss module:function"
+            )
+        return found
+
+    return loss
+
+
+def _sum(output: Any) -> Tensor:
+    """The sum of the output, of which several tensors are judged by the first."""
+    found = next((one for one in leaves(output) if one.is_floating_point()), None)
+    if found is None:
+        raise HooklineError("--loss sum: the output holds no floats")
+    return found.sum()

@@ -1,0 +1,268 @@
+"""Where the values of a page come from: run the model, or load a cache, a store, a mapping or a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookline import Cache, Hooks, Site
+from hookline._explore.excerpts import dense
+from hookline._kernel import (
+    DEEPEST,
+    Where,
+    children,
+    describe,
+    fields,
+    find_places,
+    get_part,
+    latest_value,
+    leaf_places,
+    leaves,
+    shape_of,
+    short_form,
+    sites_without_values,
+    unwrap,
+    write_subscripts,
+)
+from hookline._scan.restore import left_as_found
+from hookline._scan.scan import Scan, scan
+from hookline._store.rows import Rows
+from hookline._store.store import Store
+from hookline._tables import count
+from hookline.errors import HooklineError, NeverFired, SiteError, StaleValue
+
+Loss = Callable[[Any], Tensor]
+
+
+def arguments(run: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a model, given as a tuple, as a mapping of keywords, or as the only one."""
+    if isinstance(run, Mapping):
+        return (), dict(run)
+    return (run if isinstance(run, tuple) else (run,)), {}
+
+
+def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Callable[..., Any] | None = None) -> Cache:
+    """Run a model once, or a function that runs it; return what passed, and with a loss of its output the gradients."""
+    if any(map(is_lazy, model.parameters())):
+        raise HooklineError(
+            f"{type(model).__name__} has parameters without a shape yet: run the model once, then explore"
+        )
+    if loss is not None and not callable(loss):
+        raise HooklineError(f"loss= takes a function from the output to one number, not {loss!r}")
+    if loss is not None and torch.is_inference_mode_enabled():
+        raise HooklineError("no gradient can come of this loss: torch.inference_mode is on; explore outside it")
+    args, kwargs = arguments(run)
+    where = (_everything,) if at is None else tuple(at) if isinstance(at, (list, tuple)) else (at,)
+    hooks = short_form(model)
+    if loss is not None:
+        _watch_gradients(hooks, model, where)
+    hooks.capture(*where)
+    if at is None:
+        hooks.when_missing("ignore")  # The page lists what is never called.
+    with put_back(model), hooks as acts, torch.set_grad_enabled(loss is not None or torch.is_grad_enabled()):
+        output = (model if call is None else call)(*args, **kwargs)
+        if loss is not None:
+            _backward(model, loss(output), (args, kwargs))
+    if not acts and call is not None and at is None:
+        name = getattr(call, "__name__", type(call).__name__)
+        raise NeverFired(f"{name} did not run {type(model).__name__}, nor a part of it, so there is no page to write")
+    if not acts:
+        raise NeverFired(
+            f"nothing passed at any place of at={at!r}, so there is no page to write; the warning says why"
+        )
+    return acts
+
+
+def scanned(model: nn.Module, run: Any) -> Scan | None:
+    """Return what each module would do with these arguments; None for a model that can't be tried out."""
+    args, kwargs = arguments(run)
+    try:
+        return scan(model, *args, **kwargs)
+    except Exception:  # The real run has worked: what a scan adds is not worth an error.
+        return None
+
+
+@contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """Put back what a run leaves behind: attributes, buffers such as a BatchNorm's, and the random numbers."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {tensor.device.index or 0 for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    try:
+        with left_as_found(unwrap(model)), torch.random.fork_rng(devices=sorted(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):  # Batch norm writes where torch does not count it.
+                    buffer.copy_(before)
+
+
+def _everything(_name: str, _module: nn.Module) -> bool:
+    return True
+
+
+def _watch_gradients(hooks: Hooks, model: nn.Module, where: tuple[Where, ...]) -> None:
+    """Capture the gradient wherever a value is captured that can have one."""
+    values = [
+        place.site for place in find_places(model, where) if not place.site.is_gradient and place.site.port != "param"
+    ]
+    gradients = [site._replace(port=f"grad_{site.port}") for site in values]
+    if gradients:
+        hooks.capture(*gradients)
+        hooks.when_missing("ignore")  # Integers have none, nor what depends on nothing that is learned.
+
+
+def _backward(model: nn.Module, loss: Any, given: Any) -> None:
+    """Send gradients back through the values, without a trace in the parameters' `grad`."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise HooklineError(
+            f"loss= takes a function from the output to one number as a tensor; it gave {describe(loss)}"
+        )
+    ends = [tensor for tensor in (*model.parameters(), *leaves(given)) if tensor.requires_grad]
+    if not ends:
+        raise HooklineError("no gradient can come of this loss: no parameter and no input of the model requires one")
+    if not loss.requires_grad:
+        raise HooklineError(
+            "no gradient can come of this loss: it does not depend on the model; leave out .detach() and no_grad"
+        )
+    torch.autograd.grad(loss, ends, allow_unused=True)
+
+
+MOST_PARTS = 8  # Tensors of one value that are shown: a key-value cache has two for each layer.
+
+
+class SiteValue(NamedTuple):
+    """One tensor that passed a site, or what passed there instead."""
+
+    site: Site
+    source: Tensor | Rows | None
+    describe: str
+    dtype: str
+    shape: tuple[int, ...]
+    calls: int
+    parts: tuple[tuple[int | str, ...], ...] = ()  # Ways to write each subscript that says which tensor of a value.
+
+
+@dataclass
+class Run:
+    """What passed in one run, in order; and which sites were watched at which nothing passed."""
+
+    name: str
+    entries: dict[Site, SiteValue] = field(default_factory=dict)
+    silent: list[Site] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def run_of(what: Any, name: str) -> Run:
+    """Return what a cache, a store, any mapping from site to value, or a file or folder of those holds."""
+    if isinstance(what, (str, os.PathLike)):
+        what = Store(what) if os.path.isdir(what) or "://" in os.fspath(what) else Cache.load(what)
+    if not isinstance(what, Mapping):
+        raise HooklineError(
+            f"a page shows a Cache, a Store, a mapping from site to value, the path of one, or a model with run=(...), "
+            f"not {describe(what)}"
+        )
+    run = Run(name)
+    for site, values, calls in _each(what):
+        for entry in _entries(site, values, calls, run.notes):
+            run.entries[entry.site] = entry
+    if isinstance(what, Cache):
+        run.silent = sites_without_values(what)
+    if isinstance(what, Store):
+        run.notes.append(
+            f"{name}: a store of {count(what.samples, 'sample')}; statistics are of all, pictures of the first"
+        )
+    return run
+
+
+def _each(what: Mapping[Any, Any]) -> Iterator[tuple[Site, Any, int]]:
+    """Return each site, its latest value, and how many calls there were."""
+    for key in what:
+        site = key if isinstance(key, Site) else Site.parse(key)
+        if not isinstance(what, Cache):
+            yield site, what[key], 1
+            continue
+        yield site, *latest_value(what, site)
+
+
+def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[SiteValue]:
+    """Return one entry for each tensor of a value; of a value without any, one that says what it is."""
+    if isinstance(value, Rows):
+        yield SiteValue(
+            site, value, f"{_name(value.dtype)} {tuple(value.shape)}", _name(value.dtype), tuple(value.shape), calls
+        )
+        return
+    tensors, text = leaves(value), _describe(value)
+    found = list(zip(leaf_places(value), tensors, strict=True))
+    held = _in_containers(value)
+    if 0 < len(held) < len(found):
+        notes.append(f"'{site}' has {len(found) - len(held)} more tensors inside of objects, such as a key-value cache")
+        found = [(place, tensor) for place, tensor in found if id(tensor) in held]
+    if len(found) > MOST_PARTS:
+        notes.append(f"'{site}' has {len(found)} tensors, of which the first {MOST_PARTS} are shown")
+    if not found:
+        yield SiteValue(site, None, text, "", (), calls)
+    for place, tensor in found[:MOST_PARTS]:
+        named = site._replace(index=site.index + write_subscripts(place))
+        entry = _entry(named, tensor, text if not place else f"{describe(tensor)}, of {text}", calls)
+        yield entry._replace(parts=_ways(value, place))
+
+
+def _ways(value: Any, place: tuple[Any, ...]) -> tuple[tuple[int | str, ...], ...]:
+    """Return all subscripts that mean each one of `place`: an index also from the end, or the name of a field."""
+    found = []
+    for key in place:
+        part, parts = get_part(value, (key,)), list(children(value) or ())
+        at = parts.index(key) if key in parts else 0
+        named = fields(value)[at : at + 1]
+        found.append(tuple(way for way in dict.fromkeys((key, at, at - len(parts), *named)) if _is(value, way, part)))
+        value = part
+    return tuple(found)
+
+
+def _is(value: Any, way: Any, part: Any) -> bool:
+    try:
+        return isinstance(way, (int, str)) and get_part(value, (way,)) is part
+    except SiteError:
+        return False
+
+
+def _in_containers(value: Any, depth: int = 0) -> set[int]:
+    """Return which tensors tuples, dicts and the like hold: not those of other objects."""
+    if isinstance(value, Tensor):
+        return {id(value)}
+    parts = (children(value) or {}) if depth < DEEPEST else {}
+    return {one for part in parts.values() for one in _in_containers(part, depth + 1)}
+
+
+def _entry(site: Site, tensor: Tensor, text: str, calls: int) -> SiteValue:
+    if tensor.is_meta:
+        return SiteValue(site, None, f"{text} without data", _name(tensor.dtype), tuple(tensor.shape), calls)
+    try:
+        source = dense(tensor)
+    except (RuntimeError, NotImplementedError) as error:
+        return SiteValue(site, None, f"{text}, which can't be read: {error}", _name(tensor.dtype), (), calls)
+    if source.is_complex():
+        text += ", shown by size"
+    return SiteValue(site, source, text, _name(tensor.dtype), tuple(source.shape), calls)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, StaleValue):
+        return str(value)
+    tensors = leaves(value)
+    if isinstance(value, Tensor) or not tensors:
+        return describe(value)
+    kinds = ", ".join(dict.fromkeys(_name(tensor.dtype) for tensor in tensors))
+    return f"{describe(value)}: {kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,383 @@
+"""`.plot()`: which kind of picture suits the values, why another does not, and the function that draws it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+
+from torch import Tensor, nn
+
+from hookline._option_checks import refuse_flags_or_none, refuse_numbers, refuse_texts, short_text
+from hookline._plot.plot_data import (
+    NamedTensor,
+    PlotOptions,
+    families,
+    full_shape,
+    is_drawable,
+    is_gradient,
+    kind_of,
+    refuse_statistic,
+    tensor_to_draw,
+)
+from hookline._sites.language import Site
+from hookline._tables import count
+from hookline._values.nested import describe
+from hookline.errors import HooklineError, NotCaptured, SiteError, did_you_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Where = str | Site | nn.Module | Sequence[str | Site | nn.Module] | None
+
+
+class PlotValues(NamedTuple):
+    """Values to draw: by site, which sample of them is still to be chosen, and what is to be said of them."""
+
+    values: dict[str, Any]
+    sample: int | None
+    note: str
+
+
+class Curves(NamedTuple):
+    """Numbers to draw over calls: by site, what the calls are, and their numbers."""
+
+    values: dict[str, list[float]]
+    along: str
+    numbers: Sequence[int]
+
+
+class Plottable:
+    """Gives `plot` to what holds values by site, and has to say only which ones a place means."""
+
+    def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
+        """Return the values at some places, or all."""
+        raise NotImplementedError
+
+    def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
+        """Return the values as curves, if each place has one number for each of several calls."""
+        return None
+
+    @overload
+    def plot(
+        self, where: Where = None, kind: str | None = None, *, ax: None = None, statistic: str = "norm",
+        tokens: Any = None, sample: int | None = None, call: int | None = None, most: int = 64,
+        log: bool | None = None, title: str | None = None,
+    ) -> Figure: ...  # fmt: skip
+
+    @overload
+    def plot(
+        self, where: Where = None, kind: str | None = None, *, ax: Axes, statistic: str = "norm",
+        tokens: Any = None, sample: int | None = None, call: int | None = None, most: int = 64,
+        log: bool | None = None, title: str | None = None,
+    ) -> Axes: ...  # fmt: skip
+
+    def plot(
+        self,
+        where: Where = None,
+        kind: str | None = None,
+        *,
+        ax: Axes | None = None,
+        statistic: str = "norm",
+        tokens: Any = None,
+        sample: int | None = None,
+        call: int | None = None,
+        most: int = 64,
+        log: bool | None = None,
+        title: str | None = None,
+    ) -> Figure | Axes:
+        """Draw the values at some places, or all: the picture that suits them, or the kind that is named.
+
+        `acts.plot("h.*", tokens=words)` is a heat map of tokens and layers, `acts.plot("h.*", "flow")` gradient flow.
+        Single numbers of several calls, as `watch.log` has, are curves; a kind or `call=` draws those of one call.
+
+        Args:
+            where: A site or a pattern, with subscripts if need be (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
+            kind: Of one value "maps", "attention", "tokens", "units" or "histogram"; of several "layers" (token ×
+                layer), "depth", "flow" (activations and gradients), "dead", "histogram" or "attention".
+            ax: Where to draw; without it a new figure is made, which shows itself in a notebook.
+            statistic: What "layers", "depth" and "flow" show: "norm", "rms", "mean", "std", "min", "max", "abs",
+                "zeros", "nan" or "inf".
+            tokens: The labels of tokens: those of the sample, or a list for each sample.
+            sample: Which sample "maps", "attention", "tokens" and "layers" show, instead of the first. Of a store, any
+                kind draws the rows of one sample.
+            call: Which call of a module that ran several times, as an index of `calls()`; the latest.
+            most: How many channels or heads to draw at most.
+            log: Whether a scale is logarithmic; without it, that depends on the values.
+            title: Instead of the one that says what is drawn.
+        """
+
+        if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
+            raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")
+        _refuse_options(statistic, sample, call, log, title)
+        places = _listed(where)
+        curves = self._over_calls(places) if kind is None and call is None and sample is None else None
+        if curves is not None:
+            return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title)
+        drawn = self._to_draw(places, call, sample)
+        values = {**drawn.values, **self._gradients_of(drawn.values, call, sample)} if kind == "flow" else drawn.values
+        return plot(
+            values, kind, ax=ax, statistic=statistic, tokens=tokens, sample=drawn.sample, most=most, log=log,
+            title=title, note=drawn.note,
+        )  # fmt: skip
+
+    def _gradients_of(self, values: dict[str, Any], call: int | None, sample: int | None) -> dict[str, Any]:
+        """Return the gradients that are here of values that are to be drawn with them."""
+        found: dict[str, Any] = {}
+        for site in map(Site.parse, values):
+            if not site.is_gradient:
+                with contextlib.suppress(NotCaptured, SiteError):
+                    found |= self._to_draw([site._replace(port=f"grad_{site.port}")], call, sample).values
+        return found
+
+
+def _listed(where: Any) -> list[Any]:
+    """Return the places that were given, none for all of them."""
+    if where is None or isinstance(where, (str, Site, nn.Module, type)):
+        return [] if where is None else [where]
+    listed = list(where) if isinstance(where, Iterable) and not isinstance(where, (Mapping, Tensor)) else []
+    if not listed:
+        raise SiteError(
+            f"where={short_text(where)} names no site; give a site, a pattern or a list of them, or leave it out"
+        )
+    return listed
+
+
+def _refuse_options(statistic: Any, sample: Any, call: Any, log: Any, title: Any) -> None:
+    refuse_statistic(statistic)
+    refuse_numbers(**{name: given for name, given in (("sample", sample), ("call", call)) if given is not None})
+    refuse_flags_or_none(log=log)
+    if title is not None:
+        refuse_texts(title=title)
+
+
+def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
+    """Return the value of one call of those that were kept."""
+    refuse_numbers(call=call)
+    if not -len(calls) <= call < len(calls):
+        raise NotCaptured(f"{site!r} has {count(len(calls), 'call')} kept, and call={call} is not among them")
+    return calls[call]
+
+
+def note_of(call: int | None, calls: int) -> str:
+    """Say which call of several is drawn."""
+    if call is not None:
+        return f"call {call} of those kept"
+    return f"the latest of {calls} calls" if calls > 1 else ""
+
+
+class Kind(NamedTuple):
+    """A kind of picture: whether one value and whether many can be drawn so, and the dimensions that each needs."""
+
+    one: bool
+    many: bool
+    dimensions: int = 0
+    named: str = ""
+
+
+KINDS = {
+    "maps": Kind(True, False, 2, "(sample, channel, row, column)"),
+    "attention": Kind(True, True, 2, "(sample, head, query, key)"),
+    "tokens": Kind(True, False, 2, "(sample, token, unit)"),
+    "units": Kind(True, False),
+    "histogram": Kind(True, True),
+    "layers": Kind(False, True, 2, "(sample, token, unit)"),
+    "depth": Kind(False, True),
+    "flow": Kind(False, True),
+    "dead": Kind(False, True, 1, "units"),
+}
+
+OF_A_SAMPLE = ("maps", "attention", "tokens", "layers")
+OF_TOKENS = ("attention", "tokens", "layers")
+OF_A_STATISTIC = ("layers", "depth", "flow")
+
+
+def plot(
+    values: Mapping[str, Any],
+    kind: str | None = None,
+    *,
+    ax: Axes | None = None,
+    statistic: str = "norm",
+    tokens: Any = None,
+    sample: int | None = None,
+    most: int = 64,
+    log: bool | None = None,
+    title: str | None = None,
+    note: str = "",
+    base: float | None = None,
+    label: str | None = None,
+) -> Figure | Axes:
+    """Draw values by site: a figure, or, where `ax` is given, into it. `Plottable.plot` says what the options mean.
+
+    Args:
+        note: What else is to be said below the title.
+        base: For single numbers: what the number is if nothing is done, drawn for comparison.
+        label: What single numbers are.
+    """
+    _refuse_other_axes(ax)
+    refuse_numbers(1, most=most)
+    many, left_out = _drawable(values)
+    notes = " · ".join(filter(None, (note, left_out)))
+    options = PlotOptions(statistic, tokens, sample or 0, most, log, title, notes, base, label)
+    if kind is not None:
+        _check(kind, many)
+    kind = kind or _suited(many)
+    first = next(iter(many.values()))
+    if sample is not None and kind not in OF_A_SAMPLE:
+        raise HooklineError(
+            f"sample={sample} has no meaning for {kind!r}, which shows all samples; choose one with a subscript, as in "
+            f"{f'{first.name}[{sample}]'!r} where samples come first"
+        )
+    _refuse_idle(kind, many, options)
+    drawn: Figure | Axes = _painter(kind, many)(many if _is_of_many(kind, many) else first, ax, options)
+    return drawn if ax is not None else cast("Figure", drawn.figure)  # That of a figure is itself.
+
+
+def plot_curves(
+    values: Mapping[str, Sequence[float]], along: str, numbers: Sequence[int], *, ax: Axes | None, log: bool | None,
+    title: str | None,
+) -> Figure | Axes:  # fmt: skip
+    """Draw one number of each site over its calls, which have these numbers `along` something."""
+    _refuse_other_axes(ax)
+    charts, _ = _painters()
+    drawn: Axes = charts.curves(values, ax, along, numbers, PlotOptions(log=log, title=title))
+    return drawn if ax is not None else cast("Figure", drawn.figure)
+
+
+def _refuse_other_axes(ax: Any) -> None:
+    """Raise for what is not a place to draw: a figure, or several axes."""
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise HooklineError(f"ax= takes one of matplotlib's axes, as in figure.subplots(), not {type(ax).__name__}")
+
+
+def _refuse_idle(kind: str, many: Mapping[str, NamedTensor], options: PlotOptions) -> None:
+    """Raise for an option that the picture has no use for."""
+    idle = {
+        "tokens=": (options.tokens is not None and not _shows_tokens(kind, many), OF_TOKENS),
+        "statistic=": (options.statistic != "norm" and kind not in OF_A_STATISTIC, OF_A_STATISTIC),
+    }
+    for option, (is_idle, kinds) in idle.items():
+        if is_idle:
+            raise HooklineError(f"{option} has no meaning for {kind!r}; it is for {', '.join(kinds)}")
+    if options.log and (kind == "dead" or (kind == "histogram" and len(many) > 1)):
+        several = " of several" if kind == "histogram" else ""
+        raise HooklineError(f"log=True has no meaning for {kind!r}{several}")
+
+
+def _shows_tokens(kind: str, many: Mapping[str, NamedTensor]) -> bool:
+    is_sheet = kind == "attention" and len(many) > 1
+    return (kind in OF_TOKENS and not is_sheet) or is_grid(many)
+
+
+def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, NamedTensor], str]:
+    """Return the tensors to draw, and how many sites have none or none with elements, which are left out."""
+    if not values:
+        raise NotCaptured("there is nothing to draw: no site has a value")
+    with_tensors = {name: value for name, value in values.items() if is_drawable(value)} or values
+    found = {name: tensor_to_draw(name, value) for name, value in with_tensors.items()}
+    many = {name: one for name, one in found.items() if one.tensor.numel()}
+    if not many:
+        name, one = next(iter(found.items()))
+        raise HooklineError(f"{name!r} is {describe(one.tensor)}: it has no elements to draw")
+    left_out = {"a tensor": len(values) - len(found), "elements": len(found) - len(many)}
+    return many, " · ".join(f"{count(n, 'site')} without {what} left out" for what, n in left_out.items() if n)
+
+
+def _suited(many: Mapping[str, NamedTensor]) -> str:
+    """Return the kind of picture that suits values, by how many there are and by their shapes."""
+    kinds = {kind_of(one.tensor) for one in many.values()}
+    if len(many) == 1:
+        (kind,) = kinds
+        pooled = kind == "maps" and next(iter(many.values())).tensor.shape[-2:].numel() == 1
+        return kind if kind in KINDS and not pooled else "units"
+    if any(map(is_gradient, many)):
+        return "flow"
+    suited = "attention" if kinds == {"attention"} else "layers"
+    are_alike = kinds in ({"attention"}, {"tokens"}) and len(families(many)) == 1
+    return suited if are_alike and not _why_not(suited, many) else "depth"
+
+
+def _check(kind: str, many: Mapping[str, NamedTensor]) -> None:
+    """Raise if values have no picture of a kind, and say which ones they have."""
+    if kind not in KINDS:
+        raise HooklineError(
+            f"{kind!r} is not a kind of picture{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}"
+        )
+    why_not = _why_not(kind, many)
+    if why_not:
+        kinds = {kind_of(one.tensor) for one in many.values()}
+        others = (one for one in KINDS if one != "attention" or kinds == {"attention"})  # Any matrix can be drawn so.
+        fitting = [one for one in others if not _why_not(one, many)]
+        raise HooklineError(f"{kind!r} does not fit: {why_not}; what fits is {', '.join(fitting)}")
+
+
+def _why_not(kind: str, many: Mapping[str, NamedTensor]) -> str:
+    """Say why a kind of picture can't be drawn of values, or nothing."""
+    needed = KINDS[kind]
+    first, *_ = many
+    if len(many) > 1 and not needed.many:
+        return f"it shows one value, and there are {len(many)}; choose one, as in {first!r}"
+    if kind == "flow" and not any(map(is_gradient, many)):
+        return f"there are no gradients; capture them too, as in {first + ':grad_output'!r}"
+    if kind in ("depth", "layers") and is_grid(many):
+        return ""
+    for name, one in many.items():
+        if one.tensor.dim() < needed.dimensions or (kind == "layers" and one.tensor.dim() > 3):
+            return f"{name!r} is {describe(one.tensor)}, and it needs {needed.named}"
+    if len(many) > 1 and kind in ("attention", "layers"):
+        return _why_not_together(kind, many)
+    return ""
+
+
+def _why_not_together(kind: str, many: Mapping[str, NamedTensor]) -> str:
+    shapes = {
+        name: full_shape(one.tensor.shape, "attention" if kind == "attention" else "tokens")
+        for name, one in many.items()
+    }
+    sizes = {name: shape[1:] if kind == "attention" else shape[1] for name, shape in shapes.items()}
+    first, *others = sizes
+    other = next((name for name in others if sizes[name] != sizes[first]), None)
+    if other is None:
+        return ""
+    what = "heads, queries and keys" if kind == "attention" else "tokens"
+    return f"{first!r} has {sizes[first]} {what} and {other!r} has {sizes[other]}"
+
+
+def is_grid(many: Mapping[str, NamedTensor]) -> bool:
+    """Whether values are single numbers whose names differ in two numbers, as in `h.*[:, *]`."""
+    if len(many) < 2 or any(one.tensor.dim() for one in many.values()):
+        return False
+    found = families(many)
+    return len(found) == 1 and all(len(parts) == 2 for parts in found[0].members.values())
+
+
+def _is_of_many(kind: str, many: Mapping[str, NamedTensor]) -> bool:
+    return len(many) > 1 or not KINDS[kind].one
+
+
+def _painter(kind: str, many: Mapping[str, NamedTensor]) -> Callable[..., Any]:
+    """Return the function that draws a kind of picture."""
+    charts, heatmaps = _painters()
+    many_of: dict[str, Callable[..., Any]] = {
+        "attention": heatmaps.heads, "histogram": charts.ridges, "layers": heatmaps.layers,
+        "depth": charts.depth, "flow": charts.flow, "dead": charts.dead,
+    }  # fmt: skip
+    one_of: dict[str, Callable[..., Any]] = {
+        "maps": heatmaps.maps, "attention": heatmaps.attention, "tokens": heatmaps.tokens, "units": heatmaps.units,
+        "histogram": charts.histogram,
+    }  # fmt: skip
+    if kind in ("depth", "layers") and is_grid(many):
+        many_of[kind] = heatmaps.grid
+    return many_of[kind] if _is_of_many(kind, many) else one_of[kind]
+
+
+def _painters() -> tuple[Any, Any]:
+    """Return the modules that draw, which need matplotlib."""
+    try:
+        from hookline._plot import charts, heatmaps
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("matplotlib", "numpy"):
+            raise
+        raise HooklineError("plots need matplotlib: pip install 'hookline[plot]'") from None
+    return charts, heatmaps

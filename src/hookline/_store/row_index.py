@@ -1,0 +1,329 @@
+"""Where each row is: rows are numbered in the order of their samples, in whatever order and files they are stored."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hookline._store.disk_format import (
+    Array,
+    File,
+    Manifest,
+    UnitRecord,
+    committed,
+    data_name,
+    positions_name,
+    unit_name,
+)
+from hookline._store.storage import Storage
+from hookline._untrusted_files import check_memory
+from hookline.errors import StoreError
+
+_READERS = 16  # Records read at once where each is a question over a network.
+_UNIT = ("unit", "attempt", "first", "samples", "order", "skipped")  # The columns of `table`, then these of each array:
+_ARRAY = ("rows", "nbytes", "crc32", "lengths", "group")
+
+
+class Index:
+    """The units of one part, in order. Lists of lengths and orders are in one pool, and are named by where they begin.
+
+    A `lengths` below 0 is not a position in the pool: -1 - k stands for k rows of each sample.
+    """
+
+    def __init__(self, table: Tensor, pool: Tensor, positions: Tensor, skipped: Mapping[int, str]) -> None:
+        self.table = table
+        self.pool = pool
+        self.positions = positions  # A line for each file: line of `table`, group, rows, nbytes, crc32.
+        self.skipped = dict(skipped)
+        columns = (self.unit("unit").tolist(), self.unit("attempt").tolist())
+        self.attempts = [(unit, f"{attempt & (1 << 64) - 1:016x}") for unit, attempt in zip(*columns, strict=True)]
+        self._groups = {(line, group): File(*rest) for line, group, *rest in positions.tolist()}
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def equal(self, other: Index) -> bool:
+        """Whether two say the same."""
+        tensors = [(one.table, one.pool, one.positions) for one in (self, other)]
+        return all(map(torch.equal, *tensors)) and self.skipped == other.skipped
+
+    def unit(self, column: str) -> Tensor:
+        """Return one number of each unit."""
+        return self.table[:, _UNIT.index(column)]
+
+    def array(self, array: int, column: str) -> Tensor:
+        """Return one number of each unit's file of an array."""
+        return self.table[:, len(_UNIT) + array * len(_ARRAY) + _ARRAY.index(column)]
+
+    def list_at(self, start: int, line: int) -> Tensor:
+        """Return the list in the pool of as many numbers as a unit has stored samples."""
+        return self.pool[start : start + int(self.unit("samples")[line] - self.unit("skipped")[line])]
+
+    def name_of(self, array: int, line: int) -> str:
+        """Return the name of a unit's file of an array."""
+        return data_name(array, *self.attempts[line])
+
+    def positions_of(self, array: int, line: int) -> tuple[str, File] | None:
+        """Return the file of an array's positions, if they are not 0, 1, ... in each sample."""
+        group = int(self.array(array, "group")[line])
+        unit, attempt = self.attempts[line]
+        return None if group < 0 else (positions_name(unit, attempt, group), self._groups[line, group])
+
+    def samples(self) -> int:
+        """Return how many sample numbers there are, the skipped ones among them."""
+        return int(self.unit("samples").sum())
+
+    def nbytes(self) -> int:
+        """Return how many bytes the files of all arrays have."""
+        return int(self.table[:, len(_UNIT) + _ARRAY.index("nbytes") :: len(_ARRAY)].sum())
+
+    def end(self) -> int:
+        """Return the sample number after the last."""
+        return int(self.unit("first")[-1] + self.unit("samples")[-1]) if len(self) else 0
+
+    def files(self, array: int) -> Iterable[tuple[str, File]]:
+        """Return the name and the description of every file of an array."""
+        numbers = zip(*(self.array(array, column).tolist() for column in _ARRAY[:3]), strict=True)
+        for attempt, file in zip(self.attempts, numbers, strict=True):
+            yield data_name(array, *attempt), File(*file)
+
+    def files_of_positions(self) -> Iterable[tuple[str, File]]:
+        """Return the name and the description of every file of positions."""
+        for (line, group), file in self._groups.items():
+            unit, attempt = self.attempts[line]
+            yield positions_name(unit, attempt, group), file
+
+
+def read_index(storage: Storage, manifest: Manifest) -> Index:
+    """Return the index of a part."""
+    return from_records(read_records(storage, manifest, sorted(committed(storage))), len(manifest.arrays))
+
+
+def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> list[UnitRecord]:
+    """Read the records of some units, every one of them checked."""
+
+    def read(unit: int) -> UnitRecord:
+        name = unit_name(unit)
+        try:
+            data = storage.read(name)
+        except FileNotFoundError as error:
+            raise StoreError(f"'{storage}/{name}' is missing; run the harvest again") from error
+        return UnitRecord.from_json(data, f"'{storage}/{name}'", unit, manifest.arrays)
+
+    if storage.maps:
+        return [read(unit) for unit in units]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, units))
+
+
+def from_records(records: Sequence[UnitRecord], arrays: int) -> Index:
+    """Make the index of records."""
+    pool: list[int] = []
+    table: list[list[int]] = []
+    positions: list[list[int]] = []
+    skipped: dict[int, str] = {}
+    for line, record in enumerate(records):
+        codes = [_pooled(lengths, pool) for lengths in record.lengths]
+        order = -1 if record.order is None else _pooled(record.order, pool)
+        attempt = int(record.attempt, 16)
+        signed = attempt - (1 << 64) if attempt >> 63 else attempt
+        row = [record.unit, signed, record.first, record.samples, order, len(record.skipped)]
+        for file, use, group in zip(record.files, record.uses, record.groups, strict=True):
+            row += [file.rows, file.nbytes, file.crc32, codes[use], -1 if group is None else group]
+        table.append(row)
+        positions += [[line, group, file.rows, file.nbytes, file.crc32] for group, file in record.positions.items()]
+        skipped.update(record.skipped)
+    width = len(_UNIT) + len(_ARRAY) * arrays
+    return Index(_numbers(table).view(-1, width), _numbers(pool), _numbers(positions).view(-1, 5), skipped)
+
+
+def _pooled(numbers: int | tuple[int, ...], pool: list[int]) -> int:
+    if isinstance(numbers, int):
+        return -1 - numbers
+    pool.extend(numbers)
+    return len(pool) - len(numbers)
+
+
+def _numbers(numbers: Sequence[object]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+@dataclass(frozen=True)
+class StorePart:
+    """One part of a store: what it holds, and from which number on its samples are counted."""
+
+    storage: Storage
+    manifest: Manifest
+    index: Index
+    first: int = 0
+
+    def number(self, name: str) -> int:
+        """Return the number of an array in this part."""
+        return self._numbers[name]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {array.name: number for number, array in enumerate(self.manifest.arrays)}
+
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by name."""
+        return {array.name: array for array in self.manifest.arrays}
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """The stored samples in the order of their numbers: where the rows of each begin, in all and in its unit's file."""
+
+    numbers: Tensor
+    starts: Tensor  # One more than samples.
+    stored: Tensor
+
+    @cached_property
+    def first(self) -> int:
+        """The number of the first one."""
+        return int(self.numbers[0]) if len(self.numbers) else 0
+
+    @cached_property
+    def is_gapless(self) -> bool:
+        """Whether their numbers follow each other: then none has to be looked for."""
+        return not len(self.numbers) or int(self.numbers[-1]) - self.first + 1 == len(self.numbers)
+
+    def equal(self, other: SampleTable) -> bool:
+        """Whether the same samples have the same rows."""
+        return self is other or (torch.equal(self.numbers, other.numbers) and torch.equal(self.starts, other.starts))
+
+
+class Layout:
+    """Where the rows of an array are, over all the units of all parts ("line": a unit's number in that order)."""
+
+    def __init__(self, parts: Sequence[StorePart], name: str, tables: dict[tuple[int, ...], SampleTable]) -> None:
+        self._tables = tables  # Shared by arrays whose samples have the same lengths.
+        self._parts = [(part, part.number(name)) for part in parts]
+        rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
+        self.bounds = starts_of(rows)
+        self.limits: list[int] = self.bounds.tolist()  # The same, for one row at a time.
+        self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
+        self.is_mapped = all(part.storage.maps for part in parts)
+        self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**{name: value for name, value in self.__dict__.items() if name != "samples"}, "_tables": {}}
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.limits[-1]
+
+    def file(self, line: int) -> tuple[StorePart, int, int]:
+        """Return the part of a unit, the array's number there, and the unit's line there."""
+        part = bisect.bisect_right(self._lines, line) - 1
+        return *self._parts[part], line - self._lines[part]
+
+    def line(self, row: int) -> int:
+        """Return the line of one row's unit."""
+        return bisect.bisect_right(self.limits, row) - 1
+
+    def positions(self, line: int) -> tuple[Storage, str, int] | None:
+        """Return the storage, the name and the rows of a unit's file of positions, if it has one."""
+        part, array, own = self.file(line)
+        found = part.index.positions_of(array, own)
+        return None if found is None else (part.storage, found[0], found[1].rows)
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """Return the numbers that rows have if those of each unit are counted as they are stored."""
+        if self.is_ordered:
+            return rows
+        samples = self._holding(rows)
+        begins = self.bounds[torch.searchsorted(self.bounds, rows, right=True) - 1]
+        return begins + self.samples.stored[samples] + rows - self.samples.starts[samples]
+
+    def files_of(self, stored: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the line of the unit of each of these numbers, and which row of the unit's file it is."""
+        lines = torch.searchsorted(self.bounds, stored, right=True) - 1
+        return lines, stored - self.bounds[lines]
+
+    def numbers_of(self, rows: Tensor) -> Tensor:
+        """Return the number of the sample of each row."""
+        return self.samples.numbers[self._holding(rows)]
+
+    def offsets_of(self, rows: Tensor) -> Tensor:
+        """Return which row of its sample each one is: 0, 1, ...."""
+        return rows - self.samples.starts[self._holding(rows)]
+
+    def span(self, sample: int) -> range | None:
+        """Return the rows of one sample; None if it is not stored."""
+        samples = self.samples
+        place = sample - samples.first if samples.is_gapless else int(torch.searchsorted(samples.numbers, sample))
+        if not 0 <= place < len(samples.numbers) or not (samples.is_gapless or samples.numbers[place] == sample):
+            return None
+        return range(*samples.starts[place : place + 2].tolist())
+
+    @cached_property
+    def samples(self) -> SampleTable:
+        """The stored samples. Made when first needed: to read rows by number, mostly none is."""
+        codes = [part.index.array(number, "lengths").tolist() for part, number in self._parts]
+        key = tuple(itertools.chain.from_iterable(codes))
+        if key not in self._tables:
+            self._check_memory()
+            with torch.inference_mode(False):
+                tables = [_table(part, number) for part, number in self._parts]
+                numbers, lengths, stored = (torch.cat(columns) for columns in zip(*tables, strict=True))
+                self._tables[key] = SampleTable(numbers, starts_of(lengths), stored)
+        return self._tables[key]
+
+    def _check_memory(self) -> None:
+        samples = sum(part.index.samples() for part, _ in self._parts)
+        try:
+            check_memory(3 * 8 * samples)  # A number, a start and a place of each.
+        except MemoryError as error:
+            raise StoreError(f"'{self._parts[0][0].storage}': a table of {samples:,} samples needs {error}") from error
+
+    def _holding(self, rows: Tensor) -> Tensor:
+        return torch.searchsorted(self.samples.starts, rows, right=True) - 1
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Return where each of some consecutive things begins, and where the last one ends."""
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(lengths, 0, out=starts[1:])
+    return starts
+
+
+def _table(part: StorePart, array: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return number, rows and place in the file of each stored sample of a part, in the order of the numbers."""
+    index = part.index
+    codes, orders, skipped = index.array(array, "lengths"), index.unit("order"), index.unit("skipped")
+    counts = index.unit("samples")
+    if not (codes >= 0).any() and not (orders >= 0).any() and not skipped.any():  # Mostly so: no loop over the units.
+        offsets = torch.arange(int(counts.sum()), device="cpu") - starts_of(counts)[:-1].repeat_interleave(counts)
+        each = (-1 - codes).repeat_interleave(counts)
+        return part.first + index.unit("first").repeat_interleave(counts) + offsets, each, offsets * each
+    gone = sorted(index.skipped)
+    empty = torch.empty(0, dtype=torch.int64, device="cpu")
+    tables = [(empty, empty, empty)] + [_unit_table(part, array, line, gone) for line in range(len(index))]
+    numbers, lengths, stored = (torch.cat(columns) for columns in zip(*tables, strict=True))
+    return numbers, lengths, stored
+
+
+def _unit_table(part: StorePart, array: int, line: int, gone: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    index = part.index
+    first, samples, order = (int(index.unit(column)[line]) for column in ("first", "samples", "order"))
+    code = int(index.array(array, "lengths")[line])
+    numbers = torch.arange(first, first + samples, device="cpu")
+    if index.unit("skipped")[line]:
+        own = gone[bisect.bisect_left(gone, first) : bisect.bisect_left(gone, first + samples)]
+        numbers = numbers[torch.isin(numbers, torch.tensor(own, device="cpu"), invert=True)]
+    lengths = index.list_at(code, line) if code >= 0 else torch.full((len(numbers),), -1 - code, device="cpu")
+    stored = starts_of(lengths)[:-1]
+    if order >= 0:
+        ranks = index.list_at(order, line).argsort()
+        lengths, stored = lengths[ranks], stored[ranks]
+    return numbers + part.first, lengths, stored

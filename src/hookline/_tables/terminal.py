@@ -1,0 +1,390 @@
+"""Fit a table into a terminal: short cells, repeated rows as one, columns side by side within the width."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+from typing import NamedTuple
+
+ELLIPSIS = "…"
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_JOINER = "\u200d"  # It makes one picture of several.
+
+
+def clean(text: str) -> str:
+    r"""Return text that stays on one line and does nothing to a terminal: what can't be seen is written out.
+
+    >>> clean("two\nlines, \x1b[31mred")
+    'two lines, \\x1b[31mred'
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, " ".join(text.splitlines())))
+
+
+def width(text: str) -> int:
+    """Return how many columns of a terminal a text takes.
+
+    >>> width("h.0"), width("層.0")
+    (3, 4)
+    """
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def pad(text: str, columns: int, right: bool = False) -> str:
+    """Fill a text up with blanks, as far as it goes in a terminal."""
+    blanks = " " * (columns - width(text))
+    return blanks + text if right else text + blanks
+
+
+def cut(text: str, columns: int) -> str:
+    """Cut a text at its end.
+
+    >>> cut("MultiheadAttention", 12)
+    'MultiheadAt…'
+    """
+    return text if width(text) <= columns else _first(text, columns - 1) + ELLIPSIS
+
+
+def cut_name(text: str, columns: int) -> str:
+    """Cut a name in its first half: what tells it from others is at its end.
+
+    >>> cut_name("transformer.h.0.attn.c_proj", 20)
+    'tran…h.0.attn.c_proj'
+    """
+    if width(text) <= columns:
+        return text
+    head = _first(text, (columns - 1) // 4)
+    tail = _last(text, columns - 1 - width(head))
+    dot = tail.find(".")
+    if 0 < dot <= len(tail) // 4 and not text.endswith(f".{tail}"):  # Rather all of a name than the end of one.
+        tail = tail[dot:]
+    return head + ELLIPSIS + tail
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Break a text into lines: at blanks, but not inside a shape, and behind dots.
+
+    >>> wrap("never called: a container", 16)
+    ['never called: a', 'container']
+    """
+    lines, line = [], ""
+    for word in re.findall(r"\s+|\([\d, ]*\)[^\s.]*|[^\s.(]*\.|[^\s.(]+|\(", text):
+        if width(line) + width(word.rstrip()) <= columns:
+            line += word
+            continue
+        if line.strip():
+            lines.append(line.rstrip())
+        line = word.lstrip()
+        while width(line) > columns:
+            piece = _first(line, columns) or line[:1]
+            lines.append(piece)
+            line = line[len(piece) :]
+    return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def bar(share: float, columns: int) -> str:
+    """Draw a share of 1 as text, to an eighth of a column.
+
+    >>> bar(0.5, 8), bar(0.3, 4)
+    ('████', '█▎')
+    """
+    eighths = round(8 * columns * min(max(share, 0.0), 1.0)) if share == share else 0
+    return ("█" * (eighths // 8) + _BLOCKS[eighths % 8]).rstrip()
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character == _JOINER:
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf") or "\u1160" <= character <= "\u11ff":
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def _clusters(text: str) -> Iterator[str]:
+    """Return characters with the marks that belong to them."""
+    cluster = ""
+    for character in text:
+        if cluster and _columns(character) and not cluster.endswith(_JOINER):
+            yield cluster
+            cluster = ""
+        cluster += character
+    if cluster:
+        yield cluster
+
+
+def _first(text: str, columns: int) -> str:
+    return "".join(_fitting(list(_clusters(text)), columns))
+
+
+def _last(text: str, columns: int) -> str:
+    return "".join(reversed(_fitting(list(_clusters(text))[::-1], columns)))
+
+
+def _fitting(clusters: list[str], columns: int) -> list[str]:
+    found = []
+    for cluster in clusters:
+        columns -= width(cluster)
+        if columns < 0:
+            break
+        found.append(cluster)
+    return found
+
+
+_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")
+_HERE = "\0"  # Stands for the number in which rows differ, where another of their cells names it too.
+
+Limits = tuple[str, str]
+
+
+class _Row:
+    """One row or several: its name as text, number, text, …; its numbers as the least and the most of them."""
+
+    def __init__(self, parts: list[str], cells: list[str], limits: dict[int, Limits]) -> None:
+        self.parts = parts
+        self.cells = cells
+        self.limits = limits
+
+    def key(self, position: int, alike: Collection[int]) -> tuple[object, ...]:
+        """Return what has to be the same in rows that are one: all but a number of the name, and what may vary."""
+        number = self.parts[position]
+        others = [_HERE if index == position else part for index, part in enumerate(self.parts)]
+        cells = [
+            "" if column in self.limits and column not in alike else _mention(cell, number)
+            for column, cell in enumerate(self.cells)
+        ]
+        return tuple(others), tuple(cells)
+
+    def texts(self, name: int) -> list[str]:
+        """Return what stands in the cells."""
+        cells = list(self.cells)
+        for column, (low, high) in self.limits.items():
+            cells[column] = low if low == high else f"{low}{ELLIPSIS}{high}"
+        cells[name] = "".join(self.parts)
+        return cells
+
+
+def collapse(rows: Sequence[Sequence[str]], name: int, alike: Collection[int], enough: int) -> list[list[str]]:
+    """Make one row of those that are alike in all but a number of their name, until so few are left that it is enough.
+
+    >>> collapse([["h.0", "32"], ["h.1", "48"], ["head", "9"]], name=0, alike=(), enough=2)
+    [['h.{0,1}', '32…48'], ['head', '9']]
+
+    Args:
+        name: The column with the names.
+        alike: The columns whose numbers have to be the same too; others become ranges.
+    """
+    found = [_row(row, name) for row in rows]
+    for position in range(1, max((len(row.parts) for row in found), default=0), 2):
+        if len(found) <= enough:
+            break
+        found = _merged(found, position, alike)
+    return [row.texts(name) for row in found]
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number, a range of them, or nothing."""
+    return cell in ("", "-") or all(_value(part) is not None for part in cell.split(ELLIPSIS))
+
+
+def _value(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _row(cells: Sequence[str], name: int) -> _Row:
+    numbers = {column: _value(cell) for column, cell in enumerate(cells) if column != name}
+    finite = [column for column, value in numbers.items() if value is not None and isfinite(value)]
+    limits = {column: (cells[column], cells[column]) for column in finite}
+    without = ["" if column == name else cell for column, cell in enumerate(cells)]
+    return _Row(_NUMBER.split(cells[name]), without, limits)
+
+
+def _merged(rows: list[_Row], position: int, alike: Collection[int]) -> list[_Row]:
+    groups: dict[tuple[object, ...], list[tuple[int, _Row]]] = {}
+    seen: dict[tuple[object, ...], int] = {}  # Two hooks at one place are two rows.
+    for index, row in enumerate(rows):
+        if len(row.parts) <= position or not row.parts[position].isdigit():
+            groups[index,] = [(index, row)]
+            continue
+        key = row.key(position, alike)
+        nth = seen[key, row.parts[position]] = seen.get((key, row.parts[position]), -1) + 1
+        groups.setdefault((key, nth), []).append((index, row))
+    found = [one for group in groups.values() for one in _joined(group, position)]
+    return [row for _, row in sorted(found, key=lambda one: one[0])]
+
+
+def _joined(group: list[tuple[int, _Row]], position: int) -> list[tuple[int, _Row]]:
+    """Return rows, each with its place in the table, as one; or as they are, if they are not a block."""
+    numbers = sorted(int(row.parts[position]) for _, row in group) if len(group) > 1 else []
+    if not numbers or (len(numbers) == 2 and numbers[1] > numbers[0] + 1):  # Two that are far apart are not a block.
+        return group
+    (place, first), several = group[0], _several(numbers)
+    parts = [several if index == position else part for index, part in enumerate(first.parts)]
+    cells = [_mention(cell, first.parts[position]).replace(_HERE, several) for cell in first.cells]
+    limits = {column: _limits([row.limits[column] for _, row in group]) for column in first.limits}
+    return [(place, _Row(parts, cells, limits))]
+
+
+def _limits(several: list[Limits]) -> Limits:
+    return min((one[0] for one in several), key=_order), max((one[1] for one in several), key=_order)
+
+
+def _order(text: str) -> float:
+    return _value(text) or 0.0
+
+
+def _several(numbers: list[int]) -> str:
+    """Write numbers as the site language writes alternatives, with ranges: "{0…3,5}", "{0,2…10}"."""
+    step = numbers[1] - numbers[0]
+    if len(numbers) > 3 and step > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
+        return f"{{{numbers[0]},{numbers[1]}{ELLIPSIS}{numbers[-1]}}}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f"{run[0]}{ELLIPSIS}{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
+    return "{" + ",".join(texts) + "}"
+
+
+def _mention(cell: str, number: str) -> str:
+    """Mark where a text names a module by this number: "Capture 'h.0.attn' instead"."""
+    if number not in cell:
+        return cell
+    return re.sub(rf"(?:(?<=[A-Za-z_]\.)|(?<=')){number}(?!\w)", _HERE, cell)
+
+
+GAP = 2  # Blanks between columns.
+_NARROW = 10  # A column up to here is left as it is.
+_NAME, _TEXT = 24, 14  # To fewer columns neither is squeezed, rather something is left out.
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its header, its cells, and what they are. What takes a look at every cell is looked up once."""
+
+    header: str
+    cells: list[str]
+    is_name: bool
+
+    @cached_property
+    def is_right(self) -> bool:
+        """Whether it is set to the right: numbers are, unless they are names."""
+        return not self.is_name and bool(self.cells) and all(map(is_number, self.cells))
+
+    @cached_property
+    def natural(self) -> int:
+        """The width it takes as it is."""
+        return max(map(width, (self.header, *self.cells)))
+
+    @cached_property
+    def least(self) -> int:
+        """The width to which it may be squeezed."""
+        if self.is_right or self.header == "":
+            return self.natural
+        return min(self.natural, max(_NAME if self.is_name else _TEXT, _NARROW))
+
+
+class Grid(NamedTuple):
+    """Columns as they are to be shown: for each row the lines of each cell, and what is left to say."""
+
+    columns: list[Column]
+    widths: list[int]
+    rows: list[list[list[str]]]
+    notes: list[str]
+
+    def line(self, texts: Sequence[str]) -> list[str]:
+        """Set one line of each cell to its place."""
+        return [
+            pad(text, room, column.is_right)
+            for text, room, column in zip(texts, self.widths, self.columns, strict=True)
+        ]
+
+
+def arrange(columns: list[Column], limit: int | None, spare: Sequence[str] = ()) -> Grid:
+    """Set columns side by side within `limit`, if there is one; `spare` ones are the first to go."""
+    notes: list[str] = []
+    if limit is not None and _total(columns) > limit:
+        columns = _with_shorter_ranges(columns, limit)
+        columns, notes = _with_fewer(columns, limit, spare)
+    widths = _shares(columns, limit)
+    cells = [_lines(column, room) for column, room in zip(columns, widths, strict=True)]
+    return Grid(columns, widths, [list(row) for row in zip(*cells, strict=True)], notes)
+
+
+def _total(columns: list[Column], least: bool = False) -> int:
+    return sum(column.least if least else column.natural for column in columns) + GAP * (len(columns) - 1)
+
+
+def _with_shorter_ranges(columns: list[Column], limit: int) -> list[Column]:
+    """Write ranges of numbers with fewer digits; each number by itself stays what it is."""
+    for digits in (3, 2):
+        columns = [replace(column, cells=[_rounded(cell, digits) for cell in column.cells]) for column in columns]
+        if _total(columns) <= limit:
+            break
+    return columns
+
+
+def _rounded(cell: str, digits: int) -> str:
+    if ELLIPSIS not in cell or not is_number(cell):
+        return cell
+    parts = [part if "," in part or part.isdigit() else f"{float(part):.{digits}g}" for part in cell.split(ELLIPSIS)]
+    return ELLIPSIS.join(dict.fromkeys(parts))
+
+
+def _with_fewer(columns: list[Column], limit: int, spare: Sequence[str]) -> tuple[list[Column], list[str]]:
+    """Leave columns away until the others can be squeezed in: bars, what says one thing only, the spare, the last."""
+    same: dict[str, str] = {}
+    lost = set[str]()
+    headers, columns = [column.header for column in columns], list(columns)
+    while len(columns) > 1 and _total(columns, least=True) > limit:
+        others = [column for column in columns if not column.is_name]
+        constant = [column for column in others if len(column.cells) > 1 and len(set(column.cells)) == 1]
+        bars = [column for column in others if not column.header]
+        spared = [column for name in reversed(spare) for column in others if column.header == name]
+        away = (bars or constant or spared or others or columns)[-1]
+        columns.remove(away)
+        if away in constant:
+            same[away.header] = away.cells[0]
+        elif away.header:
+            lost.add(away.header)
+    left_out = {
+        "in every row: ": [f"{name} {same[name]}" for name in headers if same.get(name)],
+        "too narrow for: ": [name for name in headers if name in lost],
+    }
+    return columns, [what + ", ".join(names) for what, names in left_out.items() if names]
+
+
+def _shares(columns: list[Column], limit: int | None) -> list[int]:
+    """Return how wide each column is: as it likes, or what is left, shared out among those that would have more."""
+    if limit is None or _total(columns) <= limit:
+        return [column.natural for column in columns]
+    widths = [column.least for column in columns]
+    left = limit - _total(columns, least=True)
+    while left > 0:
+        wanting = [index for index, column in enumerate(columns) if widths[index] < column.natural]
+        for index in wanting[:left]:
+            widths[index] += 1
+        left -= len(wanting) or left
+    return [max(1, min(room, limit)) for room in widths]
+
+
+def _lines(column: Column, room: int) -> list[list[str]]:
+    if not column.is_name:
+        return [wrap(cell, room) if " " in cell else [cut(cell, room)] for cell in column.cells]
+    short = [cut_name(cell, room) for cell in column.cells]
+    if len(set(short)) < len(set(column.cells)):  # Cut, some would be the same name.
+        return [wrap(cell, room) for cell in column.cells]
+    return [[cell] for cell in short]

@@ -1,0 +1,70 @@
+"""A watch for the Trainer of transformers: `Trainer(..., callbacks=[TrainerWatch()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookline._kernel import Where
+from hookline._watch.watch import Watcher, watch
+from hookline.errors import HooklineError
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise HooklineError("TrainerWatch needs transformers: pip install 'hookline[transformers]'") from None
+
+
+class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Watch the model while a Trainer trains it.
+
+    The options are those of `hl.watch`. Statistics go through `trainer.log`, to all that it reports to, if the trainer
+    is given: `trainer.add_callback(TrainerWatch(trainer=trainer, every=100))`; else to `trainer.state.log_history`.
+    A Trainer does not say when training fails: a BadValue takes the watch off, and so does `close()`.
+    """
+
+    def __init__(
+        self, *where: Where, trainer: Any = None, every: int | None = None, to: Any = None, **options: Any
+    ) -> None:
+        self._where, self._every, self._to, self._options = where, every, to, options
+        self._trainer = trainer
+        self._waiting: list[tuple[int, dict[str, float]]] = []
+        self.watch: Watcher | None = None
+
+    def close(self) -> None:
+        """End the watch."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.close()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin with the training."""
+        self.close()
+        to = self._to
+        if to is None and self._every is not None:
+
+            def to(step: int, numbers: Any) -> None:
+                self._waiting.append((step, dict(numbers)))
+
+        holders = getattr(self._trainer, "accelerator", None), kwargs.get("optimizer")  # The latter is accelerate's.
+        scaler = next((found for one in holders if (found := getattr(one, "scaler", None)) is not None), None)
+        options = {"scaler": scaler, **self._options}
+        self.watch = watch(kwargs["model"], *self._where, every=self._every, to=to, **options).__enter__()
+        self.watch.steps_taken.trains = True
+        self.watch.closes = True  # A Trainer tells its callbacks of no exception.
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Hand on what was gathered in this step."""
+        if self.watch is not None:
+            self.watch.settle()
+        waiting, self._waiting = self._waiting, []
+        for _step, numbers in waiting:
+            if self._trainer is not None:
+                self._trainer.log(numbers)
+            else:
+                state.log_history.append({**numbers, "step": state.global_step})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End with the training."""
+        if self.watch is not None:
+            self.watch.__exit__(None, None, None)
+            self.watch = None

@@ -1,0 +1,489 @@
+"""`HookPoint`, and all hook points of one model: by name, with the functions that act on them in a block.
+
+A `HookPoint` holds its functions as handles, each of them one hook of hookline's; with none, nothing is on the model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from hookline import Hooks, Site
+from hookline._kernel import (
+    NOTHING,
+    Call,
+    Names,
+    describe,
+    is_container,
+    is_scripted,
+    map_tensors,
+    put_first,
+    refuse_flags,
+    refuse_numbers,
+    short_form,
+    unwrap,
+)
+from hookline._torch import known_version
+from hookline.errors import EditError, HooklineError, NeverFired, SiteError, did_you_mean, warn
+
+Kind = TypeVar("Kind", bound=type)
+
+
+class Lens(NamedTuple):
+    """The two classes that the interface consists of."""
+
+    point: Any
+    root: Any
+
+
+@cache
+def lens() -> Lens | None:
+    """Return transformer_lens's HookPoint and HookedRootModule, or None where it is not installed."""
+    if importlib.util.find_spec("transformer_lens") is None:
+        return None
+    try:
+        package = importlib.import_module("transformer_lens")
+        points = importlib.import_module("transformer_lens.hook_points")
+    except Exception as error:  # It comes with a tree of packages, of which any may be broken.
+        warn(f"transformer_lens is installed but can't be imported ({error}); hookline's own hook points are used")
+        return None
+    root = getattr(package, "HookedRootModule", None) or points.HookedRootModule  # It was moved in version 3.
+    return Lens(points.HookPoint, getattr(root, "HookedRootModule", root))
+
+
+@cache
+def as_point(kind: Kind) -> Kind:
+    """Return a class of hook points, as a subclass of transformer_lens's HookPoint where there is one."""
+    found = lens()
+    return kind if found is None else _both(kind, found.point)
+
+
+@cache
+def as_root(kind: Kind) -> Kind:
+    """Return a class of hooked models, as a subclass of transformer_lens's HookedRootModule where there is one."""
+    found = lens()
+    return kind if found is None else _both(kind, found.root)
+
+
+def is_lens_point(module: nn.Module) -> bool:
+    """Whether a module is a hook point that its author put there, with transformer_lens."""
+    points = sys.modules.get("transformer_lens.hook_points")
+    return points is not None and isinstance(module, points.HookPoint)
+
+
+def _both(kind: Any, other: type) -> Any:
+    return type(kind.__name__, (kind, other), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+HookFunction = Callable[..., Any]
+Place = Callable[["HookPoint", str, "Applied"], Hooks]
+PORTS = {"fwd": "output", "bwd": "grad_output"}
+SILENT, WARNS, RAISES = "ignore", "warn", "raise"  # What happens when nothing passes at a point: see when_missing.
+
+
+@dataclass
+class Handle:
+    """One hook function of a point, and hookline's hook that calls it."""
+
+    hook: Hooks
+    is_permanent: bool
+    context_level: int | None
+    user_hook: HookFunction
+
+    def matches(self, including_permanent: bool, level: int | None) -> bool:
+        """Whether it is among those that a call means."""
+        return (including_permanent or not self.is_permanent) and level in (None, self.context_level)
+
+
+class HookPoint(nn.Module):
+    """A place of a model to which hook functions can be added; they get `(tensor, hook=point)`.
+
+    `auto_hook` makes one for every module. In a model of your own it is an identity: `x = self.hook_mid(x)`.
+
+    >>> import torch
+    >>> point = HookPoint()
+    >>> _ = point.add_hook(lambda tensor, hook: tensor + 1)
+    >>> point(torch.zeros(2))
+    tensor([1., 1.])
+    >>> point.remove_hooks()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+        self.ctx: dict[Any, Any] = {}
+        self.fwd_hooks: list[Handle] = []
+        self.bwd_hooks: list[Handle] = []
+        self._place: Place | None = None  # None: its author put it into a model, where it is called.
+        self._hooks: Hooks | None = None  # What holds its hooks then.
+
+    def forward(self, x: Any) -> Any:
+        """Return the value as it is."""
+        return x
+
+    def add_hook(
+        self,
+        hook: HookFunction,
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> Handle:
+        """Call `hook(tensor, hook=point)` on each tensor that passes ("fwd"), or each gradient ("bwd"), until removed.
+
+        What it returns, unless None, takes the tensor's place.
+        """
+        refuse_flags(is_permanent=is_permanent, prepend=prepend)
+        refuse_level(level)
+        handles = self.handles(dir)
+        applied = Applied(hook, self, dir)
+        added = self._put(applied) if self._place is None else self._place(self, PORTS[dir], applied)
+        added.when_missing(WARNS)  # A hook that stays meets runs without gradients too.
+        if prepend:
+            put_first(added)
+        handle = Handle(added, is_permanent, level, hook)
+        handles.insert(0 if prepend else len(handles), handle)
+        return handle
+
+    def add_perma_hook(self, hook: HookFunction, dir: str = "fwd") -> None:
+        """Add a hook that only `including_permanent=True` removes."""
+        self.add_hook(hook, dir=dir, is_permanent=True)
+
+    def remove_hooks(self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None) -> None:
+        """Remove its hooks of one direction, or of "both"; with a level, only those that were added with it."""
+        refuse_flags(including_permanent=including_permanent)
+        refuse_level(level)
+        for one in _directions(dir):
+            handles = self.handles(one)
+            for handle in [handle for handle in handles if handle.matches(including_permanent, level)]:
+                handle.hook.remove()
+                handles.remove(handle)
+
+    def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
+        """Whether it has hooks of one direction, or of either."""
+        refuse_flags(including_permanent=including_permanent)
+        refuse_level(level)
+        handles = [handle for one in _directions(dir) for handle in self.handles(one)]
+        return any(handle.matches(including_permanent, level) for handle in handles)
+
+    def clear_context(self) -> None:
+        """Empty `ctx`, in which hooks keep what they like."""
+        self.ctx = {}
+
+    def layer(self) -> int:
+        """Return the first number in its name: 3 for 'blocks.3.mlp.hook_point'."""
+        number = next((part for part in (self.name or "").split(".") if part.isdigit()), None)
+        if number is None:
+            raise HooklineError(f"{self.name!r} has no number of a layer in it")
+        return int(number)
+
+    def handles(self, dir: str) -> list[Handle]:
+        """Return the handles of one direction."""
+        if dir not in PORTS:
+            raise EditError(f"dir={dir!r} is not 'fwd' or 'bwd'")
+        return self.fwd_hooks if dir == "fwd" else self.bwd_hooks
+
+    def _put(self, applied: Applied) -> Hooks:
+        if self._hooks is None:
+            self._hooks = Hooks(self)
+        return self._hooks.edit(Site("", PORTS[applied.dir]), applied, with_call=True)
+
+    def __repr__(self) -> str:
+        return "HookPoint()"
+
+    def __getstate__(self) -> dict[str, Any]:
+        unhooked: dict[str, Any] = {"fwd_hooks": [], "bwd_hooks": [], "_place": None, "_hooks": None}
+        return {**self.__dict__, **unhooked}
+
+
+def refuse_other(function: Any) -> None:
+    """Raise for what is not a hook function."""
+    if not callable(function):
+        raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
+
+
+def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
+    """Raise if a hook function does not take what it is called with, and say what that is."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):  # Of a builtin.
+        return
+    try:
+        takes.bind(None, hook=None)
+    except TypeError:
+        raise EditError(f"a hook is called with (tensor, hook=point), and this one takes {takes}") from error
+
+
+class Applied:
+    """A hook function as hookline calls it, with a value of any structure: each tensor in it is given to the function.
+
+    It has no `__code__`, by which hookline tells twins: two closures of one function are none.
+    """
+
+    def __init__(self, function: HookFunction, point: HookPoint, dir: str) -> None:
+        refuse_other(function)
+        self.function = function
+        self.dir = dir
+        self.called = False
+        self._point = weakref.ref(point)  # The model holds this, and must not hold its own hooks by it.
+        self.passed: Any = NOTHING  # The latest value that was not a tensor itself.
+
+    def __call__(self, value: Any, _call: Call) -> Any:
+        """Return what passes on; None leaves the value alone."""
+        point = self._point()
+        if point is None:
+            return None
+        if getattr(self.function, "takes_whole", False):
+            return self.function(value, hook=point)
+        if isinstance(value, Tensor):
+            return self._apply(value, point)  # Also if it was written into: hookline tells that by itself.
+        self.passed = value
+        changed = False
+
+        def apply(tensor: Tensor) -> Any:
+            nonlocal changed
+            before = known_version(tensor)
+            new = self._apply(tensor, point)
+            changed = changed or new is not tensor or known_version(tensor) != before
+            return new
+
+        new = map_tensors(apply, value)
+        return new if changed else None
+
+    def _apply(self, tensor: Tensor, point: HookPoint) -> Any:
+        self.called = True
+        conversion = getattr(point, "hook_conversion", None)  # What enable_reshape of transformer_lens sets.
+        given = tensor if conversion is None else conversion.convert(tensor)
+        try:
+            new = self.function(given, hook=point)
+        except TypeError as error:
+            _refuse_arguments(self.function, error)
+            raise
+        if new is None:
+            return tensor
+        if self.dir == "bwd" and isinstance(new, tuple) and len(new) == 1:
+            new = new[0]
+        return new if conversion is None else conversion.revert(new)
+
+    def __repr__(self) -> str:
+        return f"{getattr(self.function, '__name__', type(self.function).__name__)} at {id(self):x}"
+
+
+def refuse_level(level: Any) -> None:
+    """Raise for what is not the level of a hook: a whole number, or None."""
+    if level is not None:
+        refuse_numbers(level=level)
+
+
+def _directions(dir: str) -> tuple[str, ...]:
+    return ("fwd", "bwd") if dir == "both" else (dir,)
+
+
+NameOrFilter = str | Callable[[str], bool]
+
+
+class Wanted(NamedTuple):
+    """A hook function for one point, in a block, and what happens when nothing passes there."""
+
+    point: Any  # A HookPoint, or one of transformer_lens that stands in the model.
+    function: HookFunction
+    dir: str
+    otherwise: str
+
+
+class Points:
+    """The hook points of one model, by name. Only the hooks that are on it hold the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._found: dict[str, HookPoint] = {}
+        self._sites: dict[str, Site] = {}
+        self._hooks: Hooks | None = None
+        self._closed = False
+        self._names: dict[Any, str | None] = {}  # What the points were called that stand in the model itself.
+        self._levels: list[int] = []
+        self._reading = threading.Lock()
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself."""
+        model = self._model()
+        if model is None or self._closed:
+            raise HooklineError("this model was unwrapped, or is gone; hook it again with hl.auto_hook(model)")
+        return model
+
+    @property
+    def level(self) -> int:
+        """How many blocks are open on it."""
+        return max(self._levels, default=0)
+
+    def belongs_to(self, model: nn.Module) -> bool:
+        """Whether these are the points of that very model, and not of one it was copied from."""
+        return self._model() is model and not self._closed
+
+    def read(self) -> dict[str, HookPoint]:
+        """Return every point by name, as the model is now: new modules have one, those of old ones are gone."""
+        with self._reading:
+            before = self._found
+            places = {name: (site, manual) for name, site, manual in _places(self.model)}
+            found = {}
+            for name, (_, manual) in places.items():
+                point = manual if manual is not None else before.get(name)
+                if point is None or (manual is None and is_manual(point)):
+                    point = self._make()
+                elif manual is not None:
+                    self._names.setdefault(point, point.name)
+                point.name = name
+                found[name] = point
+            self._sites = {name: site for name, (site, _) in places.items()}
+            self._found = found  # At once: other threads may read it meanwhile.
+        for name, point in before.items():
+            if found.get(name) is not point:
+                point.remove_hooks("both", including_permanent=True)
+        return dict(found)
+
+    def site(self, point: HookPoint, port: str = "output") -> Site:
+        """Return the site of a point."""
+        name = point.name or ""
+        if self._found.get(name) is not point:
+            raise HooklineError(f"{name!r} is not in the model any more")
+        return self._sites[name]._replace(port=port)
+
+    def choose(self, where: NameOrFilter) -> list[HookPoint]:
+        """Return the points that a name or a filter of names means."""
+        found = self.read()
+        if isinstance(where, str):
+            if where not in found:
+                raise SiteError(f"{where!r} is not a hook point of {self._title}{_near(where, found)}")
+            return [found[where]]
+        if not callable(where):
+            raise SiteError(f"hooks are added by name or by a filter of names, not by {type(where).__name__}")
+        chosen = [point for name, point in found.items() if where(name)]
+        if not chosen:
+            raise SiteError(f"the filter takes none of the {len(found)} hook points of {self._title}; see hook_dict")
+        return chosen
+
+    @contextmanager
+    def opened(self, wanted: list[Wanted], reset: bool = True, clear_contexts: bool = False) -> Iterator[None]:
+        """Let hook functions act for a while on this thread, one level deeper; without `reset` they stay."""
+        level = self.level + 1
+        self._levels.append(level)
+        try:
+            if reset:
+                with self._block(wanted, level):
+                    yield
+            else:
+                for point, function, dir, _ in wanted:
+                    point.add_hook(function, dir=dir, level=level)
+                yield
+        finally:
+            for point in list(self._found.values()) if reset else ():
+                if point.fwd_hooks or point.bwd_hooks:
+                    point.remove_hooks("both", level=level)
+                if clear_contexts:
+                    point.clear_context()
+            self._levels.remove(level)
+
+    @contextmanager
+    def _block(self, wanted: list[Wanted], level: int) -> Iterator[None]:
+        block = short_form(self.model)
+        placed: list[tuple[Wanted, Applied]] = []
+        for one in wanted:
+            if not isinstance(one.point, HookPoint):  # It calls its functions by itself.
+                one.point.add_hook(one.function, dir=one.dir, level=level)
+                continue
+            applied = Applied(one.function, one.point, one.dir)
+            added = block.edit(self.site(one.point, PORTS[one.dir]), applied, with_call=True)
+            one.point.handles(one.dir).append(Handle(added.when_missing(one.otherwise), False, level, one.function))
+            placed.append((one, applied))
+        if not placed:
+            yield
+            return
+        with block:
+            yield
+        for one, applied in placed:
+            if one.otherwise == RAISES and applied.passed is not NOTHING and not applied.called:
+                raise NeverFired(f"{one.point.name!r} gives no tensor to hook, but {describe(applied.passed)}")
+
+    def close(self) -> None:
+        """Take everything off the model, for good."""
+        for point in self._found.values():
+            point.remove_hooks("both", including_permanent=True)
+        for point, name in self._names.items():
+            point.name = name
+        self._closed = True
+
+    def _make(self) -> HookPoint:
+        point: HookPoint = as_point(HookPoint)()
+        home = weakref.ref(self)
+
+        def place(point: HookPoint, port: str, applied: Applied) -> Hooks:
+            points = home()
+            if points is None:
+                raise HooklineError(f"{point.name!r} belongs to a hooked model that is gone; keep it in a variable")
+            return points._stay(points.site(point, port), applied)
+
+        point._place = place
+        return point
+
+    def _stay(self, site: Site, applied: Applied) -> Hooks:
+        if self._hooks is None or not len(self._hooks):
+            self._hooks = Hooks(self.model)
+        return self._hooks.edit(site, applied, with_call=True)
+
+    @property
+    def _title(self) -> str:
+        return type(unwrap(self.model)).__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_points, ()  # A copy of a model makes its own.
+
+
+def is_manual(point: nn.Module) -> bool:
+    """Whether a point stands in the model itself, where its author put it."""
+    return point._place is None if isinstance(point, HookPoint) else is_lens_point(point)
+
+
+def _near(where: str, found: dict[str, HookPoint]) -> str:
+    if where + ".hook_point" in found:
+        return f"; did you mean {where + '.hook_point'!r}?"
+    return did_you_mean(where, found) or "; hook_dict has all of them"
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, Site, Any]]:
+    """Yield the name and the site of every point, and the point itself where its author put one there."""
+    seen: set[int] = set()
+    for path, module in Names(model).once():
+        prefix = path + "." if path else ""
+        if is_scripted(module):
+            continue
+        if isinstance(module, HookPoint) or is_lens_point(module):
+            yield path, Site(path), module
+            continue
+        if not is_container(module) and not (path and type(module).forward is nn.Sequential.forward):
+            yield prefix + "hook_point", Site(path), None
+        for key, parameter in module._parameters.items() if not _is_layer(module) else ():
+            if parameter is not None and id(parameter) not in seen:  # A tied one has one point, as a tied module has.
+                seen.add(id(parameter))
+                yield f"{prefix}{key}.hook_point", Site(prefix + key, member="/*"), None
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether a module is one of torch.nn's own, which uses its parameters by itself."""
+    forward = type(module).forward
+    return forward is not nn.Module.forward and str(getattr(forward, "__module__", "")).startswith("torch.")
+
+
+def _no_points() -> None:
+    return None

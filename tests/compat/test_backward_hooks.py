@@ -1,0 +1,410 @@
+"""A module's backward pass as one event: the gradients of one call's inputs and outputs together, once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline as hl
+from hookline.compat.backward_hooks import Pass, add_backward, add_backward_pre, passed_together
+
+
+class Residual(nn.Module):
+    """A residual branch with an in-place activation, which torch's own backward hooks can't stand."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.linear(x))
+
+
+class Two(nn.Module):
+    """Takes two tensors, and returns two."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x * y
+
+
+def followed(module: nn.Module, keep_values: bool = False) -> tuple[list[Pass], hl.Hooks]:
+    passes: list[Pass] = []
+
+    def note(one: Pass) -> None:
+        passes.append(one)
+
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", note, "noted", keep_values)
+    return passes, hooks
+
+
+@pytest.mark.parametrize("name", ["", "0", "1", "1.linear", "1.act", "2"])
+@pytest.mark.parametrize("is_leaf_followed", [False, True])
+def test_the_gradients_are_those_of_torchs_own_backward_hooks(name: str, is_leaf_followed: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), Residual(inplace=True), nn.Linear(3, 1))
+    x = torch.randn(2, 3, requires_grad=is_leaf_followed)
+    passes, hooks = followed(model.get_submodule(name))
+    model(x).sum().backward()
+    hooks.remove()
+    model[1].act.inplace = False  # Torch's own raise otherwise.
+    expected: list[Any] = []
+    handle = model.get_submodule(name).register_full_backward_hook(
+        lambda module, grad_input, grad_output: expected.append((grad_input, grad_output))
+    )
+    with (
+        pytest.warns(UserWarning, match="no inputs require")
+        if not is_leaf_followed and name in ("", "0")
+        else nullcontext()
+    ):
+        model(x).sum().backward()
+    handle.remove()
+    (found,) = passes
+    for mine, theirs in zip((found.grad_inputs, found.grad_outputs), expected[0], strict=True):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_each_call_of_a_module_has_a_pass_of_its_own() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer, keep_values=True)
+    x = torch.randn(1, 2)
+    layer(layer(x)).sum().backward()
+    hooks.remove()
+    assert len(passes) == 2
+    torch.testing.assert_close(passes[0].inputs[0], layer(x).detach())
+    torch.testing.assert_close(passes[1].inputs[0], x)
+    assert passes[1].grad_inputs == (None,)
+    torch.testing.assert_close(passes[0].grad_inputs[0], passes[1].grad_outputs[0])
+
+
+def test_inputs_come_by_position_and_those_by_keyword_after_them() -> None:
+    module = nn.Bilinear(2, 3, 4)
+    passes, hooks = followed(module, keep_values=True)
+    one, two = torch.randn(1, 2, requires_grad=True), torch.randn(1, 3, requires_grad=True)
+    module(one, input2=two).sum().backward()
+    hooks.remove()
+    (found,) = passes
+    assert found.positional == 1
+    torch.testing.assert_close(found.grad_inputs, (one.grad, two.grad))
+    assert [value.requires_grad for value in (*found.inputs, *found.outputs)] == [False] * 3
+
+
+def test_what_has_no_gradient_is_none_and_keeps_its_place() -> None:
+    lstm = nn.LSTM(3, 2)
+    passes, hooks = followed(lstm)
+    _, (_, cell) = lstm(torch.randn(4, 3))
+    cell.sum().backward()
+    hooks.remove()
+    (found,) = passes
+    assert found.grad_inputs == (None,)
+    output, (hidden, cell_gradient) = found.grad_outputs
+    assert output is hidden is None
+    assert cell_gradient.equal(torch.ones(1, 2))
+
+
+def test_an_input_that_gets_no_gradient_is_not_waited_for() -> None:
+    module = Two()
+    passes, hooks = followed(module)
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    module(x, y)[0].sum().backward()
+    hooks.remove()
+    (found,) = passes
+    assert found.grad_inputs[0].equal(torch.full((2,), 2.0))
+    assert found.grad_inputs[1] is None
+    assert found.grad_outputs[1] is None
+
+
+def test_each_backward_through_one_graph_is_a_pass() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer)
+    output = layer(torch.ones(1, 2, requires_grad=True)).sum()
+    output.backward(retain_graph=True)
+    output.backward()
+    hooks.remove()
+    assert len(passes) == 2
+    torch.testing.assert_close(passes[0].grad_inputs, passes[1].grad_inputs)
+
+
+def test_a_recomputed_call_has_one_pass() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer)
+    checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=False).sum().backward()
+    hooks.remove()
+    assert len(passes) == 1
+
+
+def test_what_takes_any_number_of_arguments_has_each_in_its_place() -> None:
+    class Sum(nn.Module):
+        def forward(self, *values: Tensor, scale: float = 1.0) -> Tensor:
+            return sum(values) * scale  # type: ignore[return-value]
+
+    module = Sum()
+    passes, hooks = followed(module)
+    module(torch.ones(1), torch.ones(1, requires_grad=True), scale=3.0).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_inputs == (None, torch.tensor([3.0]), None)
+
+
+def test_a_parameter_named_args_is_one_argument() -> None:
+    class Named(nn.Module):
+        def forward(self, args: Tensor) -> Tensor:
+            return args * 2
+
+    module = Named()
+    passes, hooks = followed(module)
+    module(torch.ones(3, requires_grad=True)).sum().backward()
+    hooks.remove()
+    assert [gradient.tolist() for gradient in passes[0].grad_inputs] == [[2.0, 2.0, 2.0]]
+
+
+def test_a_forward_on_the_instance_has_the_names_of_its_own() -> None:
+    module = nn.Module()  # Its class takes `*input`.
+    module.forward = lambda input: input * 2  # type: ignore[method-assign, assignment]
+    passes, hooks = followed(module)
+    module(torch.ones(3, requires_grad=True)).sum().backward()
+    hooks.remove()
+    assert [gradient.tolist() for gradient in passes[0].grad_inputs] == [[2.0, 2.0, 2.0]]
+
+
+def test_several_modules_are_followed_by_one_function() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    hooks, seen = hl.Hooks(model), []
+    added = add_backward(hooks, [hl.Site("2"), hl.Site("0")], lambda one: seen.append((one.site, one.module)), "both")
+    add_backward_pre(hooks, [hl.Site("0"), hl.Site("2")], lambda one: seen.append((one.site, one.module)), "before")
+    model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert [str(site) for site, _ in seen] == ["2", "2", "0", "0"]
+    assert [module for _, module in seen] == [model[2], model[2], model[0], model[0]]
+    assert len(added) == 8
+    hooks.remove()
+
+
+def test_a_returned_gradient_takes_the_place_of_that_of_the_input() -> None:
+    layer = nn.Linear(2, 2)
+    hooks = hl.Hooks(layer)
+    add_backward(hooks, "", lambda one: (one.grad_inputs[0] * 0 + 7,), "sevens", changes=True)
+    x = torch.ones(1, 2, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.eq(7).all()
+    hooks.remove()
+
+
+def test_what_a_hook_returns_that_only_looks_is_let_be() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: (1, 2, 3), "looked")
+    x = torch.ones(2, requires_grad=True)
+    module(x, torch.ones(2))[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.eq(2).all()
+    hooks.remove()
+
+
+def test_the_gradients_of_several_inputs_are_changed_together() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: one.grad_inputs[::-1], "swapped", changes=True)
+    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+    module(x, y)[1].sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert (x.grad[0].item(), y.grad[0].item()) == (3.0, 5.0)
+    hooks.remove()
+
+
+def test_none_in_the_place_of_a_gradient_cuts_it() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: (None, one.grad_inputs[1]), "cut", changes=True)
+    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+    module(x, y)[1].sum().backward()
+    assert x.grad is None  # As with torch's own.
+    assert y.grad is not None
+    assert y.grad.eq(3).all()
+    module(x, torch.ones(2))[1].sum().backward()
+    assert x.grad.eq(0).all()  # type: ignore[unreachable]  # Where torch has none: one tensor's hook can only change it.
+    hooks.remove()
+    add_backward_pre(hooks := hl.Hooks(module), "", lambda one: (None, one.grad_outputs[1]), "cut")
+    x.grad = None
+    first, second = module(x, torch.ones(2))
+    (first.sum() + second.sum()).backward()
+    assert x.grad.eq(1).all()
+    hooks.remove()
+
+
+@pytest.mark.parametrize(("x", "y"), [(False, True), (True, False)])
+def test_a_gradient_in_the_place_of_none_is_refused(x: bool, y: bool) -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    ones = [torch.ones(2, requires_grad=is_followed) for is_followed in (x, y)]
+    add_backward(hooks, "", lambda one: [torch.ones(2)] * 2, "filled", changes=True)
+    with pytest.raises(hl.EditError, match=f"a gradient was returned in place {int(x)}, where none comes"):
+        module(*ones)[1].sum().backward()
+    hooks.remove()
+    add_backward_pre(hooks := hl.Hooks(module), "", lambda one: [torch.ones(2)] * 2, "filled")
+    if y:  # The first output is x * 2 and is not followed.
+        with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes"):
+            module(*ones)[1].sum().backward()
+    hooks.remove()
+
+
+def test_a_gradient_that_never_came_cannot_be_put_in() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 2, self.scale * 3
+
+    module = First()
+    hooks = hl.Hooks(module)
+    add_backward(hooks, "", lambda one: (torch.ones(2),), "filled", changes=True)
+    with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes"):
+        module(torch.ones(2, requires_grad=True))[1].sum().backward()
+    hooks.remove()
+    add_backward(hooks := hl.Hooks(module), "", lambda one: (None,), "cut", changes=True)
+    module(torch.ones(2, requires_grad=True))[1].sum().backward()
+    hooks.remove()
+
+
+def test_the_gradients_of_several_outputs_are_changed_together() -> None:
+    module = Two()
+    hooks = hl.Hooks(module)
+    seen: list[Any] = []
+
+    def double(one: Pass) -> Any:
+        seen.append(one.grad_outputs)
+        return [None if gradient is None else gradient * 2 for gradient in one.grad_outputs]
+
+    add_backward_pre(hooks, "", double, "doubled")
+    x = torch.ones(2, requires_grad=True)
+    first, second = module(x, torch.ones(2))
+    (first.sum() + second.sum()).backward()
+    assert len(seen) == 1
+    assert len(seen[0]) == 2
+    assert x.grad is not None
+    assert x.grad.eq(6).all()
+    x.grad = None
+    module(x, torch.ones(2))[0].sum().backward()
+    assert seen[1][1] is None
+    assert x.grad.eq(4).all()  # type: ignore[attr-defined]
+    hooks.remove()
+
+
+def test_the_gradient_of_one_output_is_changed_before_it_goes_on() -> None:
+    layer = nn.Linear(2, 2)
+    hooks = hl.Hooks(layer)
+    add_backward_pre(hooks, "", lambda one: (one.grad_outputs[0] * 0,), "none")
+    layer(torch.ones(1, 2)).sum().backward()
+    assert layer.bias.grad.eq(0).all()
+    hooks.remove()
+    layer.zero_grad()
+
+
+def test_one_tensor_at_two_places_has_the_gradient_of_each() -> None:
+    class Weighted(nn.Module):
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            return one * 2 + other * 3
+
+    module = Weighted()
+    passes, hooks = followed(module)
+    x = torch.ones(1, requires_grad=True)
+    module(x, x).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_inputs == (torch.tensor([2.0]), torch.tensor([3.0]))
+    assert x.grad is not None
+    assert x.grad.item() == 5
+
+
+def test_too_few_gradients_and_nested_ones_are_refused() -> None:
+    class Nested(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return pair[0] * pair[1]
+
+    module = Two()
+    hooks = hl.Hooks(module)
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    add_backward(hooks, "", lambda one: (), "none", changes=True)
+    with pytest.raises(hl.EditError, match="0 gradients returned in the place of 2"):
+        module(x, y)[1].sum().backward()
+    hooks.remove()
+    nested = Nested()
+    hooks = hl.Hooks(nested)
+    add_backward(hooks, "", lambda one: ((x, y),), "nested", changes=True)
+    with pytest.raises(hl.EditError, match="inside a nested value can't be changed here"):
+        nested((x, y)).sum().backward()
+    hooks.remove()
+
+
+def test_a_forward_without_a_backward_leaves_nothing_behind() -> None:
+    layer = nn.Linear(2, 2)
+    passes, hooks = followed(layer, keep_values=True)
+    with torch.no_grad():
+        layer(torch.ones(1, 2))
+    output = layer(torch.ones(1, 2, requires_grad=True))
+    kept = weakref.ref(output)
+    gc.disable()
+    try:
+        del output
+        assert kept() is None
+    finally:
+        gc.enable()
+    hooks.remove()
+    assert passes == []
+
+
+def test_a_method_has_a_backward_pass_too() -> None:
+    class Model(nn.Module):
+        def inner(self, x: Tensor) -> Tensor:
+            return x * 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + 1
+
+    model = Model()
+    passes: list[Pass] = []
+    hooks = hl.Hooks(model)
+    add_backward(hooks, hl.Site.parse("inner()"), lambda one: passes.append(one), "inner")
+    model(torch.ones(1, requires_grad=True)).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_inputs == (torch.tensor([3.0]),)
+
+
+def test_an_output_that_is_there_twice_has_its_gradient_at_both_places() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 2
+            return y, y
+
+    module = Doubled()
+    passes, hooks = followed(module)
+    one, other = module(torch.ones(1, requires_grad=True))
+    (one + 3 * other).sum().backward()
+    hooks.remove()
+    assert passes[0].grad_outputs == (torch.tensor([4.0]), torch.tensor([4.0]))
+
+
+def test_a_nested_value_of_which_no_gradient_came_is_none() -> None:
+    lstm = nn.LSTM(3, 2)
+    passes, hooks = followed(lstm)
+    lstm(torch.randn(4, 3))[0].sum().backward()
+    hooks.remove()
+    assert passes[0].grad_outputs[1] is None
+
+
+def test_tensors_that_pass_together_keep_their_strides() -> None:
+    """Kernels are chosen by strides, also by those of dimensions of size 1."""
+    x = torch.zeros(1, 2, 2, 3).permute(0, 3, 1, 2).requires_grad_()
+    passed, _ = passed_together(lambda gradients: gradients, [x, torch.ones(1, requires_grad=True)])
+    assert passed.stride() == x.stride() == (12, 1, 6, 3)

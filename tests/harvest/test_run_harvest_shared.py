@@ -1,0 +1,109 @@
+"""Several processes of torchrun on one store: they share its units, die, come back, and are of any number."""
+
+from __future__ import annotations
+
+import pytest
+
+from hookline import HooklineError
+from hookline._harvest.run_harvest import ranks, turns
+from tests.support import harvests
+from tests.support.harvest_ranks import Dying
+from tests.support.processes import python
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+UNITS = 24
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> dict:
+    """What one process writes."""
+    folder = tmp_path_factory.mktemp("alone")
+    harvests.harvest(folder / "store", Dying(folder))
+    assert len(harvests.committed(folder / "store")) == UNITS
+    return harvests.contents(folder / "store")
+
+
+def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
+    python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.support.harvest_ranks", tmp_path, 6)
+    assert (tmp_path / "died").exists()
+    assert harvests.contents(tmp_path / "store") == expected
+    # Both had their share, and did again only what was on its way when torchrun stopped them all, or, at the end, what
+    # the other had begun; on a slow disk that may be some units.
+    first, second = harvests.loaded(tmp_path / "notes-0"), harvests.loaded(tmp_path / "notes-1")
+    assert len({*first} - {*second}) > 4
+    assert len({*second} - {*first}) > 4
+    assert len(first) + len(second) < 2 * UNITS
+
+
+def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
+    failed = python(*TORCHRUN, 2, "-m", "tests.support.harvest_ranks", tmp_path, 4, fails=True)
+    assert "SIGKILL" in failed
+    begun = harvests.committed(tmp_path / "store")
+    assert 4 <= len(begun) < UNITS
+    (tmp_path / "died").unlink()
+    python(*TORCHRUN, 3, "-m", "tests.support.harvest_ranks", tmp_path, len(begun) + 1, fails=True)
+    more = harvests.committed(tmp_path / "store")
+    assert begun < more < {*range(UNITS)}
+    harvests.harvest(tmp_path / "store", Dying(tmp_path))
+    assert harvests.contents(tmp_path / "store") == expected
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"RANK": "1", "WORLD_SIZE": "4"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
+    ],
+)
+def test_a_launcher_tells_the_rank(told):
+    assert ranks(told) == (1, 4)
+
+
+def test_without_a_launcher_there_is_one_process():
+    assert ranks({"RANK": "3"}) == (0, 1)
+
+
+@pytest.mark.parametrize("told", [("4", "4"), ("-1", "4"), ("one", "4"), ("0", "0")])
+def test_a_rank_that_can_not_be_is_refused(told):
+    with pytest.raises(HooklineError, match="RANK=.* are no rank and number"):
+        ranks(dict(zip(("RANK", "WORLD_SIZE"), told, strict=True)))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_ranks_at_one_pace_do_every_unit_once_or_nearly(world):
+    done: set[int] = {2, 3, 11}
+    began: list[int] = []
+    coming = {rank: turns(20, lambda: done, rank, world) for rank in range(world)}
+    while coming:
+        now = {rank: next(units, None) for rank, units in coming.items()}
+        coming = {rank: coming[rank] for rank, unit in now.items() if unit is not None}
+        began += [unit for unit in now.values() if unit is not None]
+        done |= {*began}
+    assert {*began} == {*range(20)} - {2, 3, 11}
+    assert len(began) < 17 + world
+
+
+def test_a_rank_does_the_share_of_one_that_never_came():
+    done: set[int] = set()
+    for unit in turns(9, lambda: done, rank=1, world=3):
+        done.add(unit)
+    assert done == {*range(9)}
+
+
+def test_helpers_of_one_slow_rank_take_different_units():
+    helpers = [turns(40, lambda: {*range(10, 40)}, rank, 4) for rank in (1, 2, 3)]
+    assert len({next(helper) for helper in helpers}) == 3
+
+
+def test_processes_that_know_nothing_of_each_other_part_when_they_meet():
+    done: set[int] = set()
+    began: list[int] = []
+    losses = [False, False]
+    coming = [turns(200, lambda: done, lost=lambda process=process: losses[process]) for process in range(2)]
+    while len(done) < 200:
+        now = [next(units, None) for units in coming]
+        losses = [losses[0], losses[1] or now[0] == now[1]]
+        began += [unit for unit in now if unit is not None]
+        done |= {*began}
+    assert len(began) < 220
