@@ -6,7 +6,7 @@ change inside without breaking one. A client that needs more adds a name here, w
 
 from hookline._cache.cache import cache_of_calls, latest_value, refuse_several_calls, sites_without_values
 from hookline._engine import call_arguments, offload
-from hookline._engine.action import NOTHING, Call, Observer
+from hookline._engine.action import NOTHING, Call, Observer, OutputObserver
 from hookline._engine.shadowed_forward import is_shadow, running
 from hookline._engine.tap import Tap
 from hookline._hooks.diagnose import ran_elsewhere, why_not_called
@@ -107,6 +107,7 @@ __all__ = [  # noqa: RUF022 (in groups, each with its sentences)
     "NOTHING",  # Stands for an argument that was not given.
     "Call",  # One call of a module: its site, arguments, number and notes.
     "Observer",  # The base of actions of one's own, which are called with what passes and leave it alone.
+    "OutputObserver",  # The same for whole outputs, which it gets on the hot path by `keep`.
     "Tap",  # One action at one site.
     "add_observers",  # Add observers to hooks.
     "call_arguments",  # The arguments of a call by name.

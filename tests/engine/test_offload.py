@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hookline as hl
 from hookline._cache.record import Guarded, Record
 from hookline._engine import offload
-from hookline._engine.keep import Save
+from hookline._engine.keep import CaptureOptions, Save
 from hookline._sites.language import Site
 from tests.support.processes import python
 
@@ -348,9 +348,9 @@ def test_a_forked_process_reads_what_was_on_its_way() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
 def test_every_spelling_of_the_host_is_meant(device: Any) -> None:
-    assert Save(device=device).offloads
-    assert not Save(device=device, detach=False).offloads  # Its graph goes through the copy.
-    assert not Save(device="cuda").offloads
+    assert Save(CaptureOptions(device=device)).offloads
+    assert not Save(CaptureOptions(device=device, detach=False)).offloads  # Its graph goes through the copy.
+    assert not Save(CaptureOptions(device="cuda")).offloads
     assert not Save().offloads
 
 

@@ -198,7 +198,7 @@ def a_patch_hands_out_the_callers_tensor() -> Any:
 @mutation()
 def captures_keep_the_graph() -> Any:
     def keep(real: Any, save: Any, value: Any, call: Any = None, _is_new: bool = False) -> Any:
-        usual = save.detach and save.clone is None and save.transform is None
+        usual = save.options.detach and save.clone is None and save.transform is None
         return value.clone() if usual and isinstance(value, torch.Tensor) else real(save, value, call)
 
     return instead(Save, "keep", keep)

@@ -124,35 +124,6 @@ class StoredValue:
         return self.read(site)
 
 
-class Shared(StoredValue):
-    """A tensor that shares the memory of another one, or is that one, as it was at some version: the usual case."""
-
-    __slots__ = ("source", "value", "version")
-
-    def __init__(self, value: Tensor, source: Tensor, version: int) -> None:
-        self.value = value
-        self.source: Tensor | None = source
-        self.version = version
-
-    def read(self, site: Site) -> Tensor:
-        """Return the tensor as it was when it was captured; raise if the model has overwritten it since."""
-        source = self.source
-        if source is not None:
-            shares = source is self.value or address(source) == address(self.value) != 0
-            if not shares:  # What has parted from its copy can't harm it any more, and need not be held.
-                self.source = None
-            elif version_of(source) != self.version:
-                raise StaleValue(_overwritten(site, self.version, source, is_copy=source is not self.value))
-        return self.value
-
-    def peek(self) -> Tensor:
-        """Return the tensor as it is."""
-        return self.value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Guarded, (self.read(Site("")), [])  # Nobody else holds a copy, and torch counts its writes from 0.
-
-
 class Guarded(StoredValue):
     """A value and the tensors it shares memory with, each with the version at which it was captured.
 

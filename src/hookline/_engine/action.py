@@ -48,8 +48,30 @@ class Action(Protocol):
     with_call: bool  # Whether a user's function is called with the `Call` too.
     is_traceable: bool  # Whether dynamo can trace it.
 
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The user's function that makes the value that passes on."""
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """The user's function that makes what is kept of a value."""
+
     def __call__(self, value: Any, call: Any, is_whole: bool, /) -> Any:
         """Return what passes on in the place of a value; `is_whole` is False for a part of a tensor."""
+
+
+class KeepingAction(Action, Protocol):
+    """What the hot path asks of an action at a module's whole output, instead of calling it: see `hot_path`."""
+
+    copies_on_write: bool  # The hot path keeps a copy on write of a CPU tensor that nobody else holds.
+    refers: bool  # The hot path keeps any tensor itself, detached.
+    clone: bool | None  # With None, `keep` wants to know whether the value is new.
+
+    def gathered(self, value: Any, site: Site) -> Any:
+        """Return a value whole, gathered from all ranks where it is in parts."""
+
+    def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
+        """Return what the record is to hold of a whole value; `is_new` means that nobody else holds the value."""
 
 
 class Observer:
@@ -60,10 +82,28 @@ class Observer:
     gathering: Gathering | None = None
     with_call = False
     is_traceable = False
+    function: Callable[..., Any] | None = None
+    transform: Callable[..., Any] | None = None
 
     def __call__(self, value: Any, _call: Any, _is_whole: bool, /) -> Any:
         """Return the value."""
         return value
+
+
+class OutputObserver(Observer):
+    """The base of observers that the hot path gives a module's whole output, by `keep`."""
+
+    copies_on_write = False
+    refers = False
+    clone: bool | None = True
+
+    def gathered(self, value: Any, _site: Site) -> Any:
+        """Return the value: it is looked at as it is on this rank."""
+        return value
+
+    def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
+        """Look at a value; return what the record is to hold of it. `is_new` means that nobody else holds the value."""
+        raise NotImplementedError
 
 
 class Set:
@@ -73,6 +113,7 @@ class Set:
     observes = False
     with_call = False
     is_traceable = True
+    function = transform = None
 
     def __init__(
         self, value: Any, check: bool = True, number: Tensor | None = None, gathering: Gathering | None = None
@@ -99,6 +140,7 @@ class Apply:
 
     kind = "edit"
     observes = False
+    transform = None
 
     def __init__(
         self,
@@ -115,31 +157,31 @@ class Apply:
         self.gathering = gathering
         self.is_traceable = not with_call
 
-    def __call__(self, value: Any, call: Call | None, whole: bool, /) -> Any:
+    def __call__(self, value: Any, call: Call | None, is_whole: bool, /) -> Any:
         if self.clone is False:
-            return self._on_own(value, call, whole)
+            return self._on_own(value, call, is_whole)
         loan = Loan(value)  # The function may write into its argument: nobody else sees that.
         result = ask(self.function, self.with_call, loan.given, call)
         if result is None:
             if loan.is_written():
                 raise EditError("the function wrote into its argument but returned None; return the changed value")
             return value
-        if self.check and whole:
+        if self.check and is_whole:
             agree(result, value, call)
-        if self.check and not whole:
+        if self.check and not is_whole:
             return value if result is loan.given and loan.take_back(result) is value else fit(result, value, call)
         if isinstance(result, Tensor):
             return result if is_private(result) else loan.take_back(result)
         return map_tensors(loan.take_back, result, _in_object=True)
 
-    def _on_own(self, value: Any, call: Call | None, whole: bool) -> Any:
+    def _on_own(self, value: Any, call: Call | None, is_whole: bool) -> Any:
         """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
         result = ask(self.function, self.with_call, value, call)
         if result is None or result is value:
             return value
-        if self.check and whole:
+        if self.check and is_whole:
             agree(result, value, call)
-        return fit(result, value, call) if self.check and not whole else result
+        return fit(result, value, call) if self.check and not is_whole else result
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", None) or repr(self.function)

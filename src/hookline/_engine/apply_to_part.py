@@ -105,13 +105,13 @@ def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
     """Keep those parts of a value that the tap is at."""
     forward, site, stamp = tap.session.forwards, call.site, event.stamp
     if not tap.subscripts:
-        whole = value if action.gathering is None else action.whole(value, site)
+        whole = value if action.gathering is None else action.gathered(value, site)
         _put(tap.record_at(site), action.keep(whole, call, whole is event.new), stamp, forward, action.budget)
         return
     found = False
     for subscripts in tap.places(value):
         held, rest = split(value, subscripts)
-        part = get_part(action.whole(held, site), rest)
+        part = get_part(action.gathered(held, site), rest)
         found = found or not is_empty(part) or not selects_nothing(value, subscripts)
         if part is None and tap.star:
             continue

@@ -29,14 +29,14 @@ from hookline._engine.shadowed_forward import (
     code_for,
     gone,
     hot_path,
+    hot_tap_of,
     is_shadow,
-    plain_tap,
     shadow_of,
     strip_shadows,
     unhooked,
     written_in,
 )
-from hookline._engine.tap import Tap
+from hookline._engine.tap import HotTap, Tap
 from hookline._engine.tracing_guards import refuse_scripting
 from hookline._open_blocks import Blocks
 from hookline._sites.members import method_names
@@ -62,9 +62,10 @@ def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
                 continue
             module = tap.module
             names, kind = module.__dict__, type(module)
-            common = None
-            if tap.is_plain and "forward" not in names:
-                common = noted[kind] if kind in noted else _note(kind, noted, tap.session)
+            if type(tap) is not HotTap or "forward" in names:
+                _attach(tap)
+                continue
+            common = noted[kind] if kind in noted else _note(kind, noted, tap.session)
             if common is None:
                 _attach(tap)
                 continue
@@ -108,7 +109,7 @@ def _put_on(tap: Tap) -> None:
     _copy_unhooked(type(tap.module), tap.session)
     module, name = tap.module, tap.method
     before = module.__dict__.get(name)
-    plain = plain_tap(before, module) if before is not None else None
+    plain = hot_tap_of(before, module) if before is not None else None
     shadow = shadow_of(before, module) if before is not None and plain is None else None
     if plain is not None:
         _leave_hot_path(plain, tap)
@@ -132,7 +133,7 @@ def _put_on(tap: Tap) -> None:
         attach(tap.helpers)
 
 
-def _leave_hot_path(plain: Tap, tap: Tap) -> None:
+def _leave_hot_path(plain: HotTap, tap: Tap) -> None:
     """Let one `Shadow` serve a plain tap and another: all is made before anything is changed, for a Ctrl-C."""
     shadow = Shadow(plain.module, "forward", None)
     shadow.change((plain, tap))
@@ -145,7 +146,7 @@ def _leave_hot_path(plain: Tap, tap: Tap) -> None:
     left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch, or anybody, may have looked it up already.
 
 
-def _take_hot_path(plain: Tap, shadow: Shadow) -> None:
+def _take_hot_path(plain: HotTap, shadow: Shadow) -> None:
     """Let a plain tap stand alone again."""
     function = hot_path(plain)
     function.__dict__, code = _common(type(plain.module))

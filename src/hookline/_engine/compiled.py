@@ -138,7 +138,8 @@ def _save(tap: Tap, action: Save, value: Any) -> None:
         value = action.transform(value)
         if value is None:
             return
-    record.value = map_tensors(lambda tensor: tensor.to(action.device, action.dtype or tensor.dtype, copy=True), value)
+    device, dtype = action.options.device, action.options.dtype
+    record.value = map_tensors(lambda tensor: tensor.to(device, dtype or tensor.dtype, copy=True), value)
     record.is_traced = True
     if action.clone is False:
         record.version = -1  # It is a copy, whatever was there before.

@@ -357,7 +357,7 @@ class Arrival:
     def _refuse_second_part(self, number: int) -> None:
         """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
         part = (graph_task(), number)
-        if part in self.came and not (self.action.observes and getattr(self.action, "transform", None) is None):
+        if part in self.came and not (self.action.observes and self.action.transform is None):
             raise HooklineError(
                 "the gradient comes in two parts, since the value is used and then overwritten in place; it can be "
                 "captured whole, without a transform; to change it, hook the module that the value comes from"

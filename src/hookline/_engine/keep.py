@@ -1,32 +1,32 @@
-"""Whether, when and how a captured value is copied. `Save` decides; `_values/copies.py` has the ways to copy.
+"""Captures: the options of `capture`, and `Save`, which keeps what passes as they say.
 
-One shape is elsewhere: `hot_path` in shadow.py does the usual case of `Save.keep` by itself, a plain tensor on the CPU
-that nobody else holds. That saves a call for each captured module.
+How a tensor is copied is decided in `_values/copies.py`. `hot_path` in shadowed_forward.py does the usual case of
+`Save.keep` by itself, a plain tensor on the CPU that nobody else holds. That saves a call for each captured module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline._cache.budget import Budget
-from hookline._cache.record import Guarded, Shared, Source
+from hookline._cache.record import Guarded, Source
 from hookline._engine import offload
-from hookline._engine.action import NOTHING, Call, Observer, ask
+from hookline._engine.action import NOTHING, Call, OutputObserver, ask
 from hookline._engine.parameter_operand import Operand, plain
-from hookline._engine.tracing_guards import refuse_recording, refuse_tangent, refuse_tracers, refuse_transforms
+from hookline._engine.tracing_guards import refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._sites.language import Site
-from hookline._torch import current_transform, may_be_of_cuda_graph, raw_stream, version_of
+from hookline._torch import current_transform, version_of
 from hookline._values.copies import (
+    copy_captured,
     copy_tensor,
     is_parameter,
     may_move,
     share_detached,
-    share_on_any_device,
     share_tensor,
     versions,
 )
@@ -36,51 +36,66 @@ from hookline.parallel.gather import Gathering, arrived, share_part
 from hookline.parallel.ranks import is_cut
 
 
-class Save(Observer):
+class CaptureOptions(NamedTuple):
+    """What a capture keeps of each value. `Hooks.capture` says what each option means, and has the same defaults."""
+
+    detach: bool = True
+    clone: bool | None = None
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    transform: Callable[..., Any] | None = None
+    with_call: bool = False
+
+    @property
+    def offloads(self) -> bool:
+        """Whether values on a GPU go to the host while the model runs on."""
+        return self.detach and self.device is not None and torch.device(self.device).type == "cpu"
+
+    def __repr__(self) -> str:
+        options = zip(self._fields, self, USUAL, strict=True)
+        return ", ".join([f"{name}={value}" for name, value, usual in options if value != usual])
+
+
+USUAL = CaptureOptions()
+
+
+class Save(OutputObserver):
     """Keep what passes. The model goes on with its own value."""
 
     kind = "capture"
 
     def __init__(
-        self,
-        detach: bool = True,
-        clone: bool | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        transform: Callable[..., Any] | None = None,
-        with_call: bool = False,
-        budget: Budget | None = None,
-        gathering: Gathering | None = None,
+        self, options: CaptureOptions = USUAL, budget: Budget | None = None, gathering: Gathering | None = None
     ) -> None:
-        self.detach = detach
+        detach, clone, device, dtype, transform, with_call = options
+        self.options = options
         self.clone = clone
-        self.device = device
-        self.dtype = dtype
         self.transform = transform
         self.with_call = with_call
         self.budget = budget
+        self.gathering = gathering
+        self.is_plain = transform is None and budget is None  # Whether the record holds every value as it passed.
         # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
         self.keeps_own = not detach and clone is not True
-        self.quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
-        self.offloads = detach and device is not None and torch.device(device).type == "cpu"
+        self.is_quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
+        self.offloads = device is not None and options.offloads
         stays = detach and (device is None or self.offloads)  # Whether a tensor on the CPU stays there.
         self._is_usual = stays and (clone, dtype, transform) == (None, None, None)
-        self.gathering = gathering
-        self._settle()
+        self._choose_path()
 
-    def _settle(self) -> None:
-        """Take the hot path if no value can be a part of one."""
+    def _choose_path(self) -> None:
+        """Work out whether the hot path may be used: only if no value is sharded over ranks."""
         is_alone = self.gathering is None or self.gathering.is_alone
         self.copies_on_write = self._is_usual and is_alone
-        self.refers = self.quick and self.clone is False and is_alone
-        self.is_traceable = self.detach and (self.gathering is None or not self.gathering.alike)
+        self.refers = self.is_quick and self.clone is False and is_alone
+        self.is_traceable = self.options.detach and (self.gathering is None or not self.gathering.alike)
 
-    def whole(self, value: Any, site: Site) -> Any:
+    def gathered(self, value: Any, site: Site) -> Any:
         """Return a value whole, gathered from all ranks where it is in parts."""
         if self.gathering is None:
             return value
         found = self.gathering.whole(value, site)
-        self._settle()
+        self._choose_path()
         if self.keeps_own and found is not value:
             raise HooklineError("detach=False gives the graph's own tensor, which is in parts here; add gather=False")
         return found
@@ -91,9 +106,9 @@ class Save(Observer):
         Args:
             is_new: Whether the forward is known to have made it, and nobody else to hold it.
         """
-        if not self.quick or type(value) is not Tensor:
+        if not self.is_quick or type(value) is not Tensor:
             sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
-            sent = offload.send(value.detach(), self.dtype) if sends else None
+            sent = offload.send(value.detach(), self.options.dtype) if sends else None
             return self.keep_part(value, False, call) if sent is None else sent
         moves = is_new or (self.clone is None and may_move(value))  # Before there is a second tensor with its memory.
         source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
@@ -102,16 +117,11 @@ class Save(Observer):
         except RuntimeError:  # Torch counts no writes in inference mode.
             return self.keep_part(value, False, call)
         if self.clone is False:
-            return Shared(source, source, version)
+            return Guarded(source, [(source, version, None)])
         if value.is_quantized or current_transform() is not None:
             return self.keep_part(value, False, call)
-        if value.is_cuda:
-            if not _may_share_on_cuda(value) or not moves:  # The first refuses to keep what a graph records.
-                return copy_tensor(source)
-            return Shared(share_on_any_device(source), source, version)  # Foreach functions write through it.
-        if value.is_cpu:
-            return copy_tensor(source) if is_parameter(value) else share_tensor(source, moves)
-        return self.keep_part(value, False, call)
+        kept, is_shared = copy_captured(source, value, moves)
+        return Guarded(kept, [(source, version, kept)]) if is_shared else kept
 
     def keep_part(self, value: Any, is_part: bool, call: Call | None = None) -> Any:
         """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
@@ -123,7 +133,7 @@ class Save(Observer):
                 return NOTHING
         sources: list[Source] = []
         sent: dict[int, offload.Copy] = {}
-        for tensor in leaves(value) if not self.detach else ():
+        for tensor in leaves(value) if not self.options.detach else ():
             refuse_tangent(tensor)
         try:
             kept = map_tensors(lambda tensor: self._keep_tensor(tensor, is_part, sources, sent), value)
@@ -138,7 +148,7 @@ class Save(Observer):
 
     def keep_gradient(self, gradient: Tensor, subscripts: tuple[Any, ...], call: Callable[[], Call], site: Site) -> Any:
         """Return what to keep of the part of a gradient at these subscripts."""
-        part = get_part(self.whole(gradient, site), subscripts)
+        part = get_part(self.gathered(gradient, site), subscripts)
         # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
         copies = bool(subscripts) or (part.is_cuda and self.clone is not False and not self.keeps_own)
         if copies or self.transform is not None:
@@ -149,7 +159,7 @@ class Save(Observer):
         """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
         value = plain(value)
         if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):  # No writes are counted there.
-            value = map_tensors(share_detached if self.detach else share_tensor, value)
+            value = map_tensors(share_detached if self.options.detach else share_tensor, value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
         forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # The first takes 5 µs.
         before = versions(value) if self.keeps_own else None
@@ -162,46 +172,45 @@ class Save(Observer):
     def _keep_tensor(
         self, tensor: Tensor, is_part: bool, sources: list[Source], sent: dict[int, offload.Copy]
     ) -> Tensor:
+        """Return what to keep of one tensor; what has to be checked on reading is added to the sources."""
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         moves = self.clone is None and not is_part and not self.keeps_own and may_move(tensor)
-        source = tensor.detach() if self.detach else tensor
+        source = tensor.detach() if self.options.detach else tensor
+        device, dtype = self.options.device, self.options.dtype
         if type(source) is not Tensor and not self.keeps_own:
             if is_cut(source):
-                return share_part(source, self.device, self.dtype)
+                return share_part(source, device, dtype)
             source = arrived(source)
-        if self.offloads and source.is_cuda and (copy := offload.send(source, self.dtype)) is not None:
+        if self.offloads and source.is_cuda and (copy := offload.send(source, dtype)) is not None:
             stand_in = torch.empty(0, device="cpu")
             sent[id(stand_in)] = copy
             return stand_in
-        if source.is_quantized and self.dtype is not None:
+        if source.is_quantized and dtype is not None:
             source = source.dequantize()
-        if self.device is not None or self.dtype is not None:
+        if device is not None or dtype is not None:
             with torch.inference_mode(False) if tensor.is_inference() else nullcontext():
-                moved = source.to(self.device, self.dtype or source.dtype)
+                moved = source.to(device, dtype or source.dtype)
             if moved is not source:
                 return moved
         if tensor.is_inference():
-            return self._keep_inference(source, moves, is_part)
+            if self.clone is False and self.options.detach:
+                raise HooklineError(
+                    "clone=False can't tell in inference mode whether a value is overwritten; use clone=None"
+                )
+            with torch.inference_mode(False):  # Autograd can use a copy that is made outside of it.
+                return copy_tensor(source) if self.clone or is_part else share_tensor(source, moves)
         if (self.keeps_own or self.clone is False) and not is_part:
             sources.append((source, version_of(source), None))
             return source
-        if self.clone or is_part or is_parameter(tensor):
+        if self.clone or is_part:
             return copy_tensor(source)
-        return _shared(source, tensor, moves, sources)
-
-    def _keep_inference(self, source: Tensor, moves: bool, is_part: bool) -> Tensor:
-        """Copy a tensor made in inference mode into one that autograd can use later."""
-        if self.clone is False and self.detach:
-            raise HooklineError(
-                "clone=False can't tell in inference mode whether a value is overwritten; use clone=None"
-            )
-        with torch.inference_mode(False):
-            return copy_tensor(source) if self.clone or is_part else share_tensor(source, moves)
+        kept, is_shared = copy_captured(source, tensor, moves)
+        if is_shared:
+            sources.append((source, version_of(source), kept))
+        return kept
 
     def __repr__(self) -> str:
-        options = {"detach": True, "clone": None, "device": None, "dtype": None, "transform": None, "with_call": False}
-        given = [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
-        return f"save({', '.join(given + ([repr(self.budget)] if self.budget is not None else []))})"
+        return f"save({', '.join(filter(None, [repr(self.options), repr(self.budget) if self.budget else '']))})"
 
 
 @contextmanager
@@ -215,24 +224,5 @@ def _kept_random_state() -> Iterator[None]:
 
 def _spare(own: Tensor) -> Guarded:
     """Return a copy on write of a tensor of the graph, for when the model overwrites it."""
-    sources: list[Source] = []
-    return Guarded(_shared(own, own, may_move(own), sources), sources)
-
-
-def _shared(source: Tensor, tensor: Tensor, moves: bool, sources: list[Source]) -> Tensor:
-    """Copy a tensor on write, on CUDA too; what has to be checked on reading is added to the sources."""
-    if not source.is_cuda or not _may_share_on_cuda(tensor) or not moves:
-        return share_tensor(source, moves)
-    kept = share_on_any_device(source)
-    sources.append((source, version_of(source), kept))
-    return kept
-
-
-def _may_share_on_cuda(tensor: Tensor) -> bool:
-    """Return True if torch copies this CUDA tensor right when somebody writes."""
-    if raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
-        refuse_recording()
-        return False
-    if is_parameter(tensor):  # Fused optimizers write into parameters unseen.
-        return False
-    return not may_be_of_cuda_graph(tensor)  # The memory of compiled CUDA graphs can't be shared.
+    kept, is_shared = copy_captured(own, own, may_move(own))
+    return Guarded(kept, [(own, version_of(own), kept)] if is_shared else [])

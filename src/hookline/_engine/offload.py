@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from hookline._cache.record import Guarded, StoredValue
-from hookline._engine.tracing_guards import refuse_recording
 from hookline._sites.language import Site
 from hookline._torch import current_transform, empty_pinned_cache, raw_stream
-from hookline._values.copies import unexpanded
+from hookline._values.copies import refuse_recording, unexpanded
 from hookline._values.nested import map_tensors
 
 Buffer = weakref.ref[torch.UntypedStorage]

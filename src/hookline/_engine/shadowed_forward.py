@@ -20,14 +20,14 @@ from torch.compiler import is_dynamo_compiling
 
 from hookline._cache.record import Session, ticks
 from hookline._engine import call_arguments, compiled
-from hookline._engine.action import Call, Skip, Stop
+from hookline._engine.action import Call, OutputObserver, Skip
 from hookline._engine.activation_checkpoint import is_replaying
 from hookline._engine.apply_to_part import blame
 from hookline._engine.call_event import Choices, Event
 from hookline._engine.functions import EntryTap, Pause, entering
 from hookline._engine.model_forward import ModelTap
 from hookline._engine.run_call import pass_through, run, run_event
-from hookline._engine.tap import Tap
+from hookline._engine.tap import HotTap, Tap
 from hookline._engine.tracing_guards import refuse_scripting
 from hookline._open_blocks import RESTING, open_blocks
 from hookline._sites.language import Site
@@ -95,8 +95,8 @@ SCRIPT = "__prepare_scriptable__"  # torch.jit.script calls this first, if a mod
 _order = operator.attrgetter("order")
 
 
-def hot_path(held: Tap) -> Any:
-    """Make the function that stands in for the forward of a module with one plain tap: the hot path.
+def hot_path(held: HotTap) -> Any:
+    """Make the function that stands in for the forward of a module with one `HotTap`: the hot path.
 
     It looks at nothing but the tap and its record: no loop, no text, nothing allocated but the value. What can be
     worked out when hooks change is not worked out here.
@@ -114,8 +114,8 @@ def hot_path(held: Tap) -> Any:
         if tap.shadow is None:  # Taken off while the module ran.
             return output
         tap.fired = True
-        record: Any = tap.record
-        action: Any = tap.action  # A `Save`, or something of hookline's own that has the attributes read here.
+        record = tap.record
+        action = tap.action
         number, version = tap.session.forwards, -1
         try:
             is_tensor = type(output) is Tensor
@@ -134,7 +134,7 @@ def hot_path(held: Tap) -> Any:
                 version = value._version
             else:
                 is_new = is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output)
-                whole = output if action.gathering is None else action.whole(output, tap.site)
+                whole = output if action.gathering is None else action.gathered(output, tap.site)
                 value = action.keep(whole, None, is_new and whole is output)
         except Exception as error:
             value = _keep_otherwise(tap, output, error)
@@ -155,7 +155,7 @@ def hot_path(held: Tap) -> Any:
     return forward
 
 
-def _otherwise(tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _otherwise(tap: HotTap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a call that the hot path can't do, or not yet: whether the tap acts here is looked up once."""
     opened, method = open_blocks.get(), tap.shadow
     if is_rehearsal():
@@ -186,14 +186,14 @@ def shadow_for(tap: Tap) -> Shadow:
 _otherwise_uncompiled = uncompiled(_otherwise)
 
 
-def _keep_otherwise(tap: Tap, output: Any, error: Exception) -> Any:
+def _keep_otherwise(tap: HotTap, output: Any, error: Exception) -> Any:
     """Keep a value that torch refuses to copy on write; an error of any other kind names the site."""
-    action: Any = tap.action
+    action = tap.action
     try:
         if type(output) is not Tensor or not (action.copies_on_write or action.refers):
             blame(tap.site, error)
         try:
-            return action.keep(action.whole(output, tap.site))
+            return action.keep(action.gathered(output, tap.site))
         except Exception as other:
             blame(tap.site, other)
     finally:
@@ -211,7 +211,7 @@ class Shadow:
     found: Callable[..., Any] | None = None
     around: tuple[ModelTap, ...] = ()  # Taps that follow the forwards of a whole model: see model_forward.py.
     home: weakref.ref[nn.Module] | None = None
-    heir: weakref.ref[Tap] | None = None  # The tap that was left alone, and went to the hot path.
+    heir: weakref.ref[HotTap] | None = None  # The tap that was left alone, and went to the hot path.
     pauses: tuple[Tap, ...] = ()  # Taps that take away the `FunctionMode` of a module above: see functions.py.
     entries: tuple[EntryTap, ...] = ()  # Taps that ask whether a method is called by itself: see functions.py.
     choices: Choices
@@ -307,15 +307,16 @@ class Shadow:
         """Every tap on it."""
         return (*self.around, *self.pauses, *self.entries, *self.taps)
 
-    def remove(self, tap: Tap) -> Tap | None:
+    def remove(self, tap: Tap) -> HotTap | None:
         """Take a tap off. The last one leaves the module as it was found. Return one that may take the hot path now."""
         every = self.all
         if every == (tap,) or not every:
             self.leave()
             return None
         others = tuple([one for one in every if one is not tap])
-        if len(others) == 1 and others[0].is_plain and self.is_untouched:
-            return others[0]
+        last = others[0]
+        if len(others) == 1 and isinstance(last, HotTap) and self.is_untouched:
+            return last
         self.change(others)
         return None
 
@@ -388,7 +389,7 @@ def shadow_of(held: object, module: nn.Module) -> Shadow | None:
     """Return the `Shadow` behind what a module holds, if hookline put that there."""
     if not is_shadow(held):
         return None
-    plain = plain_tap(held, module)
+    plain = hot_tap_of(held, module)
     if plain is not None:
         return shadow_for(plain)
     shadow = _behind(held)
@@ -428,12 +429,12 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
     return left
 
 
-def plain_tap(held: object, module: nn.Module) -> Tap | None:
+def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
     """Return the tap behind what a module holds, if that is on the hot path."""
     if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in _PLAIN_CODES:
         return None
     function: Any = held.__func__
-    tap: Tap = function.__closure__[0].cell_contents
+    tap: HotTap = function.__closure__[0].cell_contents
     return tap if tap.module is module and tap.shadow is held else None
 
 
@@ -486,9 +487,9 @@ def code_for(kind: type, is_plain: bool) -> CodeType | None:
     return codes[0] if is_plain else codes[1]
 
 
-def gone(shadow: Shadow | None = None) -> Tap:
+def gone(shadow: Shadow | None = None) -> HotTap:
     """Return the tap of a shadow that is off its module; a copy of the module may still hold that shadow."""
-    tap = Tap(Site(""), _NO_MODULE, Stop(), Session(), False, "")
+    tap = HotTap(Site(""), _NO_MODULE, OutputObserver(), Session(), False, "")
     tap.shadow = shadow
     return tap
 

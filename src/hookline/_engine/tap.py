@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 from torch import Tensor, nn
 
 from hookline._cache.record import EMPTY, Record, Session
-from hookline._engine.action import Action, Call
+from hookline._engine.action import Action, Call, KeepingAction
 from hookline._engine.keep import Save
 from hookline._open_blocks import RESTING, Blocks, Rest, acting
 from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
@@ -82,8 +82,8 @@ class Tap:
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "action", "active", "acts_in", "blocks", "fired", "is_plain", "missing", "module",
-        "order", "path", "record", "session", "shadow", "siblings",
+        "__dict__", "__weakref__", "action", "active", "acts_in", "blocks", "fired", "missing", "module", "order",
+        "path", "record", "session", "shadow", "siblings",
     )  # fmt: skip
 
     module: nn.Module
@@ -94,12 +94,12 @@ class Tap:
     siblings: Children | None  # Where its module was found: by this a replaced one is noticed.
     active: bool
     blocks: Blocks
-    is_plain: bool  # Whether it captures the whole output of every call: see plain_taps.
-    acts_in: Blocks | None  # The set of open blocks in which it is known to act: see `hot_path` in shadow.py.
+    acts_in: Blocks | None  # The set of open blocks in which it is known to act: see `hot_path`.
     shadow: Placement | MethodType | None  # What it is attached to; on the hot path, the bound method on the module.
     order: int  # Taps of one module act in this order.
     fired: bool
     missing: str  # What happens when nothing passes here.
+    is_hot = False  # Whether it is a `HotTap`.
     exact = False
     name = ""
     holders: Holders = ()  # For a parameter: all modules that hold it.
@@ -135,7 +135,7 @@ class Tap:
         self.action = action
         self.session = session
         self.record = self.siblings = self.acts_in = self.shadow = None
-        self.active = self.fired = self.is_plain = False
+        self.active = self.fired = False
         self.blocks = NO_BLOCKS
         self.order = 0
         self.exact = exact
@@ -161,7 +161,7 @@ class Tap:
 
     @cached_property
     def site(self) -> Site:
-        """Where it is. That of a plain tap is made when first asked for, which is seldom."""
+        """Where it is. The site of a `HotTap` is made when first asked for, which is seldom."""
         return Site(self.path)
 
     @property
@@ -281,23 +281,38 @@ class Tap:
         return record.family[site]
 
 
-def plain_taps(places: Iterable[Named], exact: bool, action: Action, session: Session, name: str) -> list[Tap]:
-    """Make a tap for each of these modules that captures its whole output, at every call, and keeps the latest.
+class HotTap(Tap):
+    """A tap at the whole output of every call of a module, whose record keeps the latest value.
 
-    Most hooks are that, and there may be thousands: so this is a loop of stores, without a call for each.
+    Most taps are that. If it is the only tap of its module, it takes the hot path: see `hot_path`.
+    """
+
+    __slots__ = ()
+
+    is_hot = True
+    action: KeepingAction
+    record: Record
+
+
+def hot_taps(
+    places: Iterable[Named], exact: bool, action: KeepingAction, session: Session, name: str = ""
+) -> list[Tap]:
+    """Make a `HotTap` for each of these modules.
+
+    There may be thousands: so this is a loop of stores, without a call for each. It stores what `Tap.__init__` and
+    `Record.__init__` store; keep the three in step.
     """
     new = object.__new__
     missing = RAISE if exact else WARN
     taps: list[Tap] = []
     for path, module, siblings in places:
-        tap = new(Tap)
+        tap = new(HotTap)
         tap.path = path
         tap.module = module
         tap.siblings = siblings
         tap.action = action
         tap.session = session
         tap.acts_in = tap.shadow = None
-        tap.is_plain = True
         tap.missing = missing
         tap.active = tap.fired = False
         tap.blocks = NO_BLOCKS

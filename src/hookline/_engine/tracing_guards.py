@@ -61,12 +61,6 @@ def refuse_transforms(value: Any) -> None:
         raise HooklineError(INSIDE_TRANSFORM)
 
 
-def refuse_recording() -> None:
-    """Raise while a CUDA graph is recorded on the current stream."""
-    if torch.cuda.is_current_stream_capturing():
-        raise HooklineError("a CUDA graph is being recorded, and each replay would overwrite what was captured")
-
-
 def refuse_tangent(tensor: Tensor) -> None:
     """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
     if is_in_forward_ad() and forward_ad.unpack_dual(tensor).tangent is not None:

@@ -83,7 +83,7 @@ def never_fired(
 ) -> list[Message]:
     """Note why sites did not fire; return what to say, unless the model never ran or something failed."""
     missing = [tap for tap in taps if not tap.fired]
-    called = [not tap.is_plain and (tap.count or tap.ran is not None) for tap in missing]
+    called = [not tap.is_hot and (tap.count or tap.ran is not None) for tap in missing]
     was_called = len(missing) < len(taps) or any(called)
     ran = session.any_forward or (not session.failed and was_called)
     messages = []
@@ -178,7 +178,7 @@ def forward_before_block(
 
 def cut_off(taps: list[Tap]) -> list[Message]:
     """Say which changes of gradients saw none, though a backward went through what the model returned."""
-    changes = [tap for tap in taps if not (tap.is_plain or tap.action.observes) and tap.site.is_gradient]
+    changes = [tap for tap in taps if not (tap.is_hot or tap.action.observes) and tap.site.is_gradient]
     found = [tap for tap in changes if tap.fired and not tap.reached and tap.missing != IGNORE]
     why = "changed nothing: a backward ran in this block, and no gradient came here"
     reasons = "the loss may not depend on this value, detach() may cut it off, or torch.autograd.grad() was not asked"

@@ -19,9 +19,9 @@ from torch import nn
 
 from hookline._cache.cache import Cache
 from hookline._cache.record import Session
-from hookline._engine.action import Apply, Observer, Set, Skip
+from hookline._engine.action import Apply, Observer, OutputObserver, Set, Skip
 from hookline._engine.attach import attached, attached_to
-from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, plain_taps
+from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps
 from hookline._hooks.hooks import PLAIN, Hooks
 from hookline._open_blocks import open_block, open_blocks
 from hookline._sites.resolve import Found
@@ -59,17 +59,16 @@ def _taps(places: Iterable[tuple[Found, Observer]], session: Session) -> list[Ta
 def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> None:
     """Add an observer at each place. Only a place that was named exactly warns if nothing passes there.
 
-    One at a module's whole output needs what the hot path asks a capture for, `keep` above all: see `Save`.
+    An `OutputObserver` at a module's whole output is called by the hot path.
     """
     session, taps = session_of(hooks.cache), list[Tap]()
     for place, observer in places:
-        if place.site[1:] == PLAIN:
-            modules = [(place.site.path, place.module, place.siblings)]
-            found = plain_taps(modules, False, observer, session, "")
+        if place.site[1:] == PLAIN and isinstance(observer, OutputObserver):
+            tap = hot_taps([(place.site.path, place.module, place.siblings)], False, observer, session)[0]
         else:
-            found = _taps([(place, observer)], session)
-        found[0].missing = WARN if place.exact else IGNORE
-        taps += found
+            tap = _taps([(place, observer)], session)[0]
+        tap.missing = WARN if place.exact else IGNORE
+        taps.append(tap)
     hooks._add(taps)
 
 

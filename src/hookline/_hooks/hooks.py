@@ -20,8 +20,8 @@ from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.record import Record, spread
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
-from hookline._engine.keep import Save
-from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, plain_taps
+from hookline._engine.keep import CaptureOptions, Save
+from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, hot_taps
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
 from hookline._open_blocks import Blocks, open_blocks
 from hookline._option_checks import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
@@ -222,22 +222,21 @@ class Hooks(Tabular):
         if device is not None:
             device_here(device)
         dtype = None if dtype is None else dtype_of(dtype)
-        calls, budget = _calls_of(keep), _budget_of(limit, spill, detach)
-        gathering = gathering_of(self._model, gather)
-        action = Save(detach, clone, device, dtype, transform, with_call, budget, gathering)
-        return self._capture(where, action, calls, name, stop)
+        options = CaptureOptions(detach, clone, device, dtype, transform, with_call)
+        action = Save(options, _budget_of(limit, spill, detach), gathering_of(self._model, gather))
+        return self._capture(where, action, _calls_of(keep), name, stop)
 
     def _capture(self, where: tuple[Where, ...], action: Save, calls: int | None, name: str, stop: bool) -> Cache:
-        is_usual = calls == 1 and action.transform is None and not stop and action.budget is None
-        found = find_modules(self._model, where[0]) if is_usual and len(where) == 1 else None
+        is_hot = calls == 1 and action.is_plain
+        found = find_modules(self._model, where[0]) if is_hot and not stop and len(where) == 1 else None
         if found is not None:
-            return self._add_captures(plain_taps(*found, action, self._lifecycle.session, name), where)
+            return self._add_captures(hot_taps(*found, action, self._lifecycle.session, name), where)
         places = find_places(self._model, where)
-        if is_usual and all([place.exact and place.site[1:] == PLAIN for place in places]):
+        if is_hot and not stop and all([place.exact and place.site[1:] == PLAIN for place in places]):
             modules = [(place.site.path, place.module, place.siblings) for place in places]
-            return self._add_captures(plain_taps(modules, True, action, self._lifecycle.session, name), where)
+            return self._add_captures(hot_taps(modules, True, action, self._lifecycle.session, name), where)
         if stop:
-            _refuse_stop(self._model, [place.site for place in places], action.detach)
+            _refuse_stop(self._model, [place.site for place in places], action.options.detach)
         self._add_captures([self._capture_at(place, action, calls, name) for place in places], where)
         if stop:
             self._add(self._stops(places, name))
@@ -492,11 +491,12 @@ class Hooks(Tabular):
         return tap
 
     def _capture_at(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
+        if calls == 1 and action.is_plain and place.site[1:] == PLAIN:
+            module = place.site.path, place.module, place.siblings
+            return hot_taps([module], place.exact, action, self._lifecycle.session, name)[0]
         tap = self._tap(place, action, name)
         tap.record = Record(place.site, calls)
-        if calls == 1 and action.transform is None and action.budget is None and place.site[1:] == PLAIN:
-            tap.is_plain = True
-        elif tap.star or tap.is_family:
+        if tap.star or tap.is_family:
             tap.record.family = {}
         return tap
 

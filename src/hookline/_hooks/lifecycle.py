@@ -129,7 +129,7 @@ class Lifecycle:
         self.forward.taps = self.taps
         if taps and isinstance(taps[0].action, Stop):
             self.forward.stops += taps
-        if any([not tap.is_plain and tap.site.is_gradient for tap in taps]):
+        if any([not tap.is_hot and tap.site.is_gradient for tap in taps]):
             self.forward.has_gradients = True
             self.forward.changes_gradients |= any([not tap.action.observes for tap in taps])
         if brief:
@@ -209,7 +209,7 @@ class Lifecycle:
         try:
             self.blocks.append(block)
             if self.forward.has_gradients:
-                block.unfollowed = [tap for tap in taps if not tap.fired and not tap.is_plain and tap.site.is_gradient]
+                block.unfollowed = [tap for tap in taps if not tap.fired and not tap.is_hot and tap.site.is_gradient]
                 block.grads = diagnose.gradients_of(self.model)
             self._open(block, renew)
             self.session.restart()
@@ -410,7 +410,7 @@ def _warn_of_same_hook(taps: list[Tap]) -> None:
 
 def _label(tap: Tap) -> object:
     """Return what a tap does, the same for a function that was defined twice by the same lines."""
-    function = getattr(tap.action, "function", None)
+    function = tap.action.function
     code = getattr(function, "__code__", None)
     if function is not None and code is None:
         return id(function)  # A callable object: nobody can say what it does.

@@ -22,6 +22,8 @@ from hookline._torch import (
     is_lazy_clone,
     is_view,
     lazy_clone,
+    may_be_of_cuda_graph,
+    raw_stream,
     saves_its_output,
     saving_hooks,
     storage_address,
@@ -30,6 +32,7 @@ from hookline._torch import (
     version_of,
 )
 from hookline._values.nested import ATOMS, attributes_of, held_by, leaves, map_tensors, parts_of
+from hookline.errors import HooklineError
 
 
 def references_in_call() -> int:
@@ -223,15 +226,48 @@ def share_detached(tensor: Tensor) -> Tensor:
 
 def share_for_now(tensor: Tensor) -> Tensor:
     """Copy a tensor on write, wherever its memory comes from: it is hookline's own, or the copy is gone after a run."""
-    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see Save.
+    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see `copy_captured`.
     if not tensor.is_cpu or tensor.is_quantized or current_transform() is not None or is_parameter(tensor):
         return copy_tensor(tensor)
     if not tensor.numel():  # As an `out=` it may be given memory, which fails where an empty one is shared.
         return copy_tensor(tensor)
-    return share_on_any_device(tensor)
+    return _lazy_copy(tensor)
 
 
-def share_on_any_device(tensor: Tensor) -> Tensor:
+def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, bool]:
+    """Copy a captured tensor, on write where that is right, also on CUDA.
+
+    Also return whether reading the copy has to check the version of `source`: on CUDA torch's foreach functions write
+    through a copy on write.
+
+    Args:
+        source: The tensor, detached unless its graph is kept.
+        tensor: The tensor that passed.
+        moves: Whether its memory may move: see `may_move`.
+    """
+    if source.is_cuda:
+        is_shared = _may_share_on_cuda(tensor) and moves  # The first refuses what a CUDA graph records.
+        return (_lazy_copy(source) if is_shared else copy_tensor(source)), is_shared
+    return (copy_tensor(source) if is_parameter(tensor) else share_tensor(source, moves)), False
+
+
+def _may_share_on_cuda(tensor: Tensor) -> bool:
+    """Return True if torch copies this CUDA tensor right when somebody writes."""
+    if raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
+        refuse_recording()
+        return False
+    if is_parameter(tensor):  # Fused optimizers write into parameters unseen.
+        return False
+    return not may_be_of_cuda_graph(tensor)  # The memory of compiled CUDA graphs can't be shared.
+
+
+def refuse_recording() -> None:
+    """Raise while a CUDA graph is recorded on the current stream."""
+    if torch.cuda.is_current_stream_capturing():
+        raise HooklineError("a CUDA graph is being recorded, and each replay would overwrite what was captured")
+
+
+def _lazy_copy(tensor: Tensor) -> Tensor:
     """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
     try:
         return lazy_clone(tensor)

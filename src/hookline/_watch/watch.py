@@ -23,7 +23,7 @@ from hookline import Cache, Site
 from hookline._kernel import (
     Call,
     Found,
-    Observer,
+    OutputObserver,
     Where,
     add_observers,
     children,
@@ -114,13 +114,10 @@ def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -
 _BEGIN = Site("", "inputs")
 
 
-class Check(Observer):
+class Check(OutputObserver):
     """Look at what passes one site, and at the gradient of it."""
 
     kind = "watch"
-    transform = None
-    copies_on_write = refers = False  # The hot path leaves it to `keep`.
-    clone = True  # It shares nothing with the model.
     is_traceable = True
     # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
     # written there by `.data` or numpy, which no version tells of. Other modules may have.
@@ -153,7 +150,7 @@ class Check(Observer):
             self.watcher.end_forward(value)
         return value
 
-    def keep(self, value: Any, call: Call | None = None, _is_new: bool = False) -> None:
+    def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> None:
         """Look at a value as it passes."""
         watcher = self.watcher
         if self.seen != watcher.forwards:
