@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from hookline._engine.tracing_guards import refuse_tracers
 from hookline._open_blocks import call_user
 from hookline._sites.language import Site
 from hookline._values.copies import Loan, copy_all, is_private, share
-from hookline._values.fit import Passed, agree, as_returned, fit, put_number, returns_another_structure, takes_tensor
+from hookline._values.fit import Passed, agree, as_returned, fit, returns_another_structure
 from hookline._values.nested import children, describe, map_tensors
 from hookline.errors import EditError
 from hookline.parallel.gather import Gathering, replicate, whole
@@ -120,12 +119,10 @@ class Set:
     ) -> None:
         self.value = value
         self.check = check
-        self.number = number  # The value as a tensor, for compiled graphs.
+        self.number = number  # The value as a tensor, for compiled graphs: see compiled.py.
         self.gathering = gathering
 
     def __call__(self, value: Any, call: Call | None, _is_whole: bool, /) -> Any:
-        if self.check and self.number is not None and takes_tensor(value):
-            return put_number(self.number, value)  # Dynamo would make a graph for each `self.value` that it sees.
         if self.check:
             return fit(self.value if self.gathering is None else whole(self.value), value, call)
         holds = isinstance(self.value, Tensor) or children(self.value) is not None
@@ -201,11 +198,23 @@ class Skip(Observer):
     def output(self, module: nn.Module | None, first: Any, passed: Passed = ((), {})) -> Any:
         """Return what is given instead of running; a module is asked whether its input can stand for its output."""
         refuse_tracers(first)
-        if self.value is not NOTHING:
-            plain = isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
-            if plain or not self.check or torch.compiler.is_dynamo_compiling():
-                return replicate(copy_all(self.value), first) if plain else copy_all(self.value)
+        if self.value is NOTHING:
+            self.check_input(module, first)
+            return share(first)  # As an output it may be overwritten; the model's input may not.
+        if self.check and not self._is_replicated(first):
             return as_returned(self.value, module, first, passed)
+        return self.given_output(first)
+
+    def given_output(self, first: Any) -> Any:
+        """Return a copy of the given value, as a DTensor where the input is one; nothing is checked."""
+        given = copy_all(self.value)
+        return replicate(given, first) if self._is_replicated(first) else given
+
+    def _is_replicated(self, first: Any) -> bool:
+        return isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
+
+    def check_input(self, module: nn.Module | None, first: Any) -> None:
+        """Raise unless the first argument can stand for the output."""
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
@@ -213,7 +222,6 @@ class Skip(Observer):
         other = returns_another_structure(module, first) if module is not None else ""
         if other:
             raise EditError(f"{other}; give the value to return, as in skip(model, site, value)")
-        return share(first)  # As an output it may be overwritten; the model's input may not.
 
     def __repr__(self) -> str:
         return "pass the input on" if self.value is NOTHING else f"give {describe(self.value)}"

@@ -18,15 +18,16 @@ from torch import nn
 
 from hookline._cache.record import Session
 from hookline._engine import parameters
-from hookline._engine.compiled import keep_dynamo_out
+from hookline._engine.compiled import code_for, keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
 from hookline._engine.gradients import settled
 from hookline._engine.model_forward import ModelTap
 from hookline._engine.shadowed_forward import (
+    CODE,
     GONE,
+    HOT_CODES,
     SCRIPT,
     Shadow,
-    code_for,
     gone,
     hot_path,
     hot_tap_of,
@@ -87,7 +88,9 @@ def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Sess
 
 
 def _common(kind: type[nn.Module]) -> Common:
-    return {"__wrapped__": kind.forward}, code_for(kind, True)  # The first is for inspect.signature(model.forward).
+    return {"__wrapped__": kind.forward}, code_for(
+        kind, CODE, HOT_CODES
+    )  # The first is for inspect.signature(model.forward).
 
 
 def _attach(tap: Tap) -> None:

@@ -1,16 +1,25 @@
-"""Inside a graph that dynamo is tracing: what it needs differently.
+"""What dynamo needs differently: the functions here are traced into the graph of the model.
 
-Dynamo traces these functions into the model's graph, where nothing is counted, no clock is read and every thread is
-meant. What it can't trace runs in Python: the `uncompiled` twin of the usual function breaks the graph there.
+Nothing is counted there, no clock is read, and every thread is meant. What dynamo can't trace runs in Python: the
+`uncompiled` twin of the usual function breaks the graph there.
+
+The rest of hookline only asks `is_dynamo_compiling()` and calls what is here: the stand-ins for methods in
+shadowed_forward.py, and the property that reads a parameter in parameters.py. Dynamo also shows in these places:
+`FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; functions.py, where `read_name` and
+`may_give_tensors` have no cache, of which dynamo would warn; `Record.copy_out_of_graph`, for values in the memory of a
+CUDA graph; and `Lifecycle`, which refuses a block on a second thread and calls that method.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from hookline import _torch
@@ -25,19 +34,20 @@ from hookline._engine import (
     stop,
 )
 from hookline._engine import apply_to_part as acting
-from hookline._engine.action import NOTHING, Apply, Skip
+from hookline._engine.action import NOTHING, Action, Apply, Set, Skip
 from hookline._engine.functions import is_followed, may_give_tensors, read_name
 from hookline._engine.keep import Save
-from hookline._engine.parameter_operand import Role, as_operands, make_operand
-from hookline._engine.run_call import Shadowed, skipped
+from hookline._engine.parameter_operand import Follow, Role, as_operands, make_operand
+from hookline._engine.run_call import Shadowed
 from hookline._engine.tap import Tap
 from hookline._engine.tracing_guards import refuse_tracing
 from hookline._open_blocks import OtherRuns, call_user, current_task
-from hookline._torch import uncompiled
+from hookline._torch import has_compiled, is_dynamo_loaded, uncompiled
 from hookline._values.containers import Exchange
-from hookline._values.copies import Loan, address, share, state_of
+from hookline._values.copies import Loan, address, state_of
 from hookline._values.fit import agree, fit
 from hookline._values.nested import get_part, map_tensors, put_part, rebuild, split
+from hookline.errors import HooklineError
 
 
 def is_traceable(tap: Tap) -> bool:
@@ -54,7 +64,7 @@ def is_traceable(tap: Tap) -> bool:
 _run_uncompiled = uncompiled(run_call.run)
 
 
-def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_traced(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module's forward, or another method, with the taps on it: see `run` in run_call.py."""
     if module is not shadow.module:
         return getattr(type(module), shadow.name)(module, *args, **kwargs)
@@ -64,14 +74,14 @@ def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict
     for one in shadow.around:
         one.session.ran = True
     skip = None
-    exchange = Exchange()
+    exchange = _TracedExchange()
     for tap in shadow.taps:
         if isinstance(tap.action, Skip):
             skip = tap
         elif tap.site.port != "output":
             args, kwargs = _pass_input(tap, args, kwargs, shadow, exchange)
     if skip is not None:
-        output, _ = skipped(skip, shadow, module, (args, kwargs))
+        output = _skip(skip, shadow, module, (args, kwargs))
     elif shadow.found is not None:
         output = shadow.found(*args, **kwargs)
     else:
@@ -79,7 +89,7 @@ def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict
     exchange.put_back()
     for tap in shadow.taps:
         if tap.site.port == "output" and not isinstance(tap.action, Skip):
-            output = act(tap, output)
+            output = act_traced(tap, output)
     return output
 
 
@@ -89,27 +99,56 @@ def _pass_input(
     parameters = shadow.parameters
     if tap.site.port == "inputs":
         bound = call_arguments.bind((args, kwargs), parameters)
-        return call_arguments.unbind(act(tap, bound, exchange), (args, kwargs), parameters)
+        return call_arguments.unbind(act_traced(tap, bound, exchange), (args, kwargs), parameters)
     first = call_arguments.first((args, kwargs), parameters)
     if first is NOTHING:
         return args, kwargs
-    return call_arguments.with_first((args, kwargs), parameters, act(tap, first, exchange))
+    return call_arguments.with_first((args, kwargs), parameters, act_traced(tap, first, exchange))
 
 
-def run_plain(
+def run_hot_traced(
     tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run_uncompiled: Callable[..., Any]
 ) -> Any:
-    """Run the forward of a module with one plain tap: see `hot_path` in shadow.py."""
+    """Run the forward of a module with one `HotTap`: see `hot_path` in shadowed_forward.py."""
     if module is not tap.module:
         return type(module).forward(module, *args, **kwargs)
     refuse_tracing()
     if not tap.action.is_traceable:
         return run_uncompiled(tap, module, args, kwargs)
-    return act(tap, type(module).forward(module, *args, **kwargs))
+    return act_traced(tap, type(module).forward(module, *args, **kwargs))
 
 
-def act(tap: Tap, value: Any, exchange: Exchange | None = None) -> Any:
-    """Take the part that a tap is at, act on it, put the result back: see act.py."""
+class _TracedExchange(Exchange):
+    """Dynamo can't trace the table of what was replaced, which tells threads apart."""
+
+    def remember(self, old: Tensor, new: Tensor) -> Tensor:
+        return old
+
+
+def _skip(tap: Tap, shadow: Shadowed, module: nn.Module, passed: call_arguments.Arguments) -> Any:
+    """Return what stands in for a call that is skipped; the shape of a given value is not checked."""
+    action = tap.action
+    assert isinstance(action, Skip)
+    tap.fired = True
+    first = call_arguments.first(passed, shadow.parameters)
+    try:
+        return _skipped(action, module if not tap.site.member else None, first)
+    except HooklineError as error:
+        acting.blame(tap.site, error)
+
+
+def _skipped(action: Skip, module: nn.Module | None, first: Any) -> Any:
+    if action.value is not NOTHING:
+        return action.given_output(first)
+    action.check_input(module, first)
+    return _copied(first)
+
+
+def act_traced(tap: Tap, value: Any, exchange: Exchange | None = None) -> Any:
+    """Take the part that a tap is at, act on it, put the result back: see `change_part` in apply_to_part.py.
+
+    Not by that function: whether subscripts select anything, and whether a tuple is the same, dynamo can't tell.
+    """
     tap.fired = True
     action = tap.action
     whole, rest = split(value, tap.subscripts)
@@ -119,7 +158,7 @@ def act(tap: Tap, value: Any, exchange: Exchange | None = None) -> Any:
         return value
     # With dynamic=True the numbers in subscripts are symbols, and dynamo can't tell whether such a tuple is empty.
     is_whole = len(rest) == 0
-    new = _apply(action, part, is_whole) if isinstance(action, Apply) else action(part, None, is_whole)
+    new = _changed(action, part, is_whole)
     if exchange is not None and not isinstance(part, Tensor):
         new = exchange.merge(new, part)
     if len(tap.subscripts) == 0:
@@ -145,19 +184,70 @@ def _save(tap: Tap, action: Save, value: Any) -> None:
         record.version = -1  # It is a copy, whatever was there before.
 
 
+def _changed(action: Action, value: Any, is_whole: bool) -> Any:
+    """Return what an action puts in the place of a value. What it copies is cloned, which fuses with what made it."""
+    if isinstance(action, Apply):
+        return _apply(action, value, is_whole)
+    if isinstance(action, Set) and action.check and action.number is not None and _takes_any_number(value):
+        # Dynamo would make a graph for each number that it sees.
+        return torch.empty_like(value, requires_grad=False).copy_(action.number)
+    return action(value, None, is_whole)
+
+
+def _takes_any_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
+
+
+def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
+    """Return a number as a tensor, where the model is; None if it is not a number, or nothing was compiled yet."""
+    if not has_compiled():
+        return None
+    if type(value) not in (int, float) or not abs(value) <= 1 << 53:
+        return None
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    if device.type not in ("cpu", "cuda"):  # Others have no float64.
+        return None
+    with torch.inference_mode(False):
+        return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def _copied(value: Any, in_object: bool = False) -> Any:
+    return map_tensors(Tensor.clone, value, _in_object=in_object)
+
+
 def _apply(action: Apply, value: Any, is_whole: bool) -> Any:
     """Call a user's function. To dynamo neither versions nor the identity of a tuple mean anything."""
-    result = action.function(value if action.clone is False else share(value, objects=True))
+    result = action.function(value if action.clone is False else _copied(value, in_object=True))
     if result is None:
         return value
     if action.check and not is_whole:
         return fit(result, value)
     if action.check:
         agree(result, value)
-    return result if action.clone is False else share(result)
+    return result if action.clone is False else _copied(result)
 
 
-def operate(
+class ParameterTaps(Protocol):
+    """The taps on the parameters of a module: `Reads` in parameters.py."""
+
+    taps: dict[str, tuple[Tap, ...]]
+    operations: dict[str, tuple[Tap, ...]]
+    untraceable: set[str]
+
+
+def read_traced(
+    reads: ParameterTaps, name: str, value: Tensor, follow: Follow, read_uncompiled: Callable[..., Tensor]
+) -> Tensor:
+    """Return what is read in place of a parameter: see `Reads.read` in parameters.py."""
+    if name in reads.untraceable and reads.taps.get(name):
+        return read_uncompiled(reads, name, value)
+    for tap in reads.taps.get(name, ()):
+        value = act_traced(tap, value)
+    return make_operand(value, ((reads, name),), follow) if reads.operations.get(name) else value
+
+
+def operate_traced(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role], run_uncompiled: Callable[..., Any]
 ) -> Any:
     """Run an operation that takes a parameter with taps on such operations: see `follow` in parameters.py."""
@@ -176,21 +266,49 @@ def operate(
         if isinstance(tap.action, Skip):
             tap.fired = True
             skips.append(tap.action)
-    result = skips[-1].output(None, args[0]) if skips and not follows else function(*args, **kwargs)
+    result = _skipped(skips[-1], None, args[0]) if skips and not follows else function(*args, **kwargs)
     if follows:  # Dynamo can't make a subclass of the very same tensor.
         return as_operands(result, lambda one: make_operand(one.view_as(one), origins, found[0].follow))
     if not isinstance(result, Tensor):
         return result
     for tap in taps:
-        result = result if isinstance(tap.action, Skip) else act(tap, result)
+        result = result if isinstance(tap.action, Skip) else act_traced(tap, result)
     return result
+
+
+_codes_of: WeakKeyDictionary[type, dict[CodeType, CodeType]] = WeakKeyDictionary()
+_kept: deque[type[nn.Module]] = deque(maxlen=256)
+
+
+def code_for(kind: type, code: CodeType, copies: set[CodeType]) -> CodeType | None:
+    """Return a copy of the code of a shadow for one class, where dynamo is in use, and add it to the copies.
+
+    Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
+    each other.
+    """
+    if not is_dynamo_loaded():
+        return None
+    codes = _codes_of.setdefault(kind, {})
+    if code not in codes:
+        codes[code] = code.replace(co_name=f"{kind.__name__}.forward")
+        copies.add(codes[code])
+    return codes[code]
+
+
+def keep_class(made: type[nn.Module]) -> None:
+    """Keep a class alive that was made for hooked parameters: for a new one dynamo would compile again."""
+    if is_dynamo_loaded():
+        _kept.append(made)
 
 
 @cache
 def keep_dynamo_out() -> None:
-    """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them."""
+    """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them.
+
+    It takes whole files: a function that moves to a file that is not among them drops out, and nothing tells.
+    """
     ours = (acting, run_call, activation_checkpoint, call_event, functions, gradients, model_forward, stop)
-    found = [function for one in ours for function in vars(one).values() if function is not skipped]
+    found = [function for one in ours for function in vars(one).values()]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
     found += [Tap.pass_by, *vars(OtherRuns).values(), *vars(Loan).values()]
     found += [current_task, call_user, state_of, address]

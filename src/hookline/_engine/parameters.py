@@ -8,7 +8,6 @@ that notices when an operation takes it.
 from __future__ import annotations
 
 import copyreg
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,14 +36,13 @@ from hookline._engine.tap import Tap
 from hookline._engine.tracing_guards import refuse_fx, refuse_tracing
 from hookline._open_blocks import open_blocks
 from hookline._sites.tree import refuse_data_parallel
-from hookline._torch import REPLICATE, frame_at, is_dynamo_loaded, uncompiled
+from hookline._torch import REPLICATE, frame_at, uncompiled
 from hookline.errors import HooklineError
 
 KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
 _FUSING = frozenset(id(kind.forward.__code__) for kind in FAST)
 _made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
-_kept: deque[type[nn.Module]] = deque(maxlen=256)  # Keeps those alive: for a new class dynamo would compile again.
 _KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
 
 
@@ -87,16 +85,6 @@ class Reads:
     def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
         """Return True if attention that may take a fast path reads this, and taps only look: it stays on that path."""
         return id(frame_at(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
-
-    def read_compiled(self, name: str, value: Tensor) -> Tensor:
-        """Return the same inside a graph that dynamo is tracing."""
-        if name in self.untraceable and self.taps.get(name):
-            return _read_uncompiled(self, name, value)
-        for tap in self.taps.get(name, ()):
-            value = compiled.act(tap, value)
-        if self.operations.get(name):
-            return parameter_operand.make_operand(value, ((self, name),), _follow_compiled)
-        return value
 
     def put(self, taps: tuple[Tap, ...], name: str) -> None:
         """Set the taps on one name, in their order; each table in one step, for another thread may be reading."""
@@ -208,8 +196,7 @@ def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module
     made = _made.get((kind, names))
     if made is None:
         made = _made[kind, names] = _make_class(kind, names)
-        if is_dynamo_loaded():
-            _kept.append(made)
+        compiled.keep_class(made)
     return made
 
 
@@ -240,7 +227,7 @@ def _reader(name: str) -> property:
         if value is None or reads is None or reads.module is not self:
             return value
         if is_dynamo_compiling():
-            return reads.read_compiled(name, value)
+            return compiled.read_traced(reads, name, value, _follow_traced, _read_uncompiled)
         if frame_at(1).f_code in _REGISTERING:  # Asks whether there is such a name, and reads nothing.
             return value
         try:
@@ -325,9 +312,8 @@ def _tapped(
     return operate(Function(function, name, args, kwargs, event), first.module, run_event)
 
 
-def _follow_compiled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
-    """Run such an operation inside a graph that dynamo is tracing."""
-    return compiled.operate(function, args, kwargs, found, _tapped_uncompiled)
+def _follow_traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
+    return compiled.operate_traced(function, args, kwargs, found, _tapped_uncompiled)
 
 
 _tapped_uncompiled = uncompiled(_tapped)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from hookline._engine import call_arguments, functions, gradients, parameter_operand
 from hookline._engine.action import NOTHING, Call, Skip
@@ -178,27 +177,16 @@ def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments
 
 def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any:
     """Return what stands in for a call that is skipped."""
+    action = tap.action
+    assert isinstance(action, Skip)
     tap.skipped_in = tap.session.forwards
     if not tap.site.member:
         note_skip(module)
-    value, is_given = skipped(tap, called, module, passed)
-    return called.stand_in(value, is_given, passed)
-
-
-def skipped(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> tuple[Any, bool]:
-    """Return what a skip gives, and whether the user gave that."""
-    action = tap.action
-    assert isinstance(action, Skip)
-    tap.fired = True
+    # What is known of a class is not so of its methods, nor of a forward that somebody put on the instance.
+    is_own = not tap.site.member and (called.found is None or wraps_own(called.found, module))
     try:
-        # What is known of a class is not so of its methods, nor of a forward that somebody put on the instance.
-        known = module if not tap.site.member and _runs_own(called, module) else None
         first = call_arguments.first(passed, called.parameters)
-        return action.output(known, first, passed), action.value is not NOTHING
+        value = action.output(module if is_own else None, first, passed)
     except HooklineError as error:
         blame(tap.site, error)
-
-
-def _runs_own(called: Called, module: nn.Module) -> bool:
-    """Return True if the forward that would run is the class's, as far as its instance says."""
-    return is_dynamo_compiling() or called.found is None or wraps_own(called.found, module)
+    return called.stand_in(value, action.value is not NOTHING, passed)

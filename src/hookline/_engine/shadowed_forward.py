@@ -38,7 +38,6 @@ from hookline._torch import (
     frame_at,
     frames,
     graph_task,
-    is_dynamo_loaded,
     is_rehearsal,
     lazy_clone,
     uncompiled,
@@ -70,7 +69,7 @@ def _method_shadow(shadow: Shadow, name: str, own: Any) -> Callable[..., Any]:
 
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return compiled.run(shadow, self, args, kwargs)
+            return compiled.run_traced(shadow, self, args, kwargs)
         return run(shadow, self, args, kwargs)
 
     functools.update_wrapper(method, own)  # For inspect.signature, and what is noted on the function.
@@ -105,7 +104,7 @@ def hot_path(held: HotTap) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tap = held  # Once: when the hook comes off, on another thread maybe, GONE is put there.
         if is_dynamo_compiling():
-            return compiled.run_plain(tap, self, args, kwargs, _otherwise_uncompiled)
+            return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
         # The very set of open blocks in which the tap is known to act: nobody has to look into it.
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
@@ -229,7 +228,7 @@ class Shadow:
         self.name = name
         if name == "forward":
             function: Any = _shadow(self, kind.forward)
-            function.__code__ = code_for(kind, False) or function.__code__
+            function.__code__ = compiled.code_for(kind, _SHADOW_CODE, _CODES) or function.__code__
             self.method = MethodType(function, module)
         else:
             function = _method_shadow(self, name, own if before is None else before)
@@ -379,7 +378,7 @@ def _shadow(shadow: Shadow, own: Callable[..., Any]) -> Callable[..., Any]:
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return compiled.run(shadow, self, args, kwargs)
+            return compiled.run_traced(shadow, self, args, kwargs)
         return run(shadow, self, args, kwargs)
 
     return functools.update_wrapper(forward, own, (), ())  # Its __wrapped__, for inspect.signature(model.forward).
@@ -399,7 +398,7 @@ def shadow_of(held: object, module: nn.Module) -> Shadow | None:
 def _behind(held: Any) -> Shadow | None:
     """Return the `Shadow` behind a function on a module; the hot path has none."""
     function: Any = held.__func__
-    if function.__code__ in _PLAIN_CODES:
+    if function.__code__ in HOT_CODES:
         return None
     cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
     found: Shadow = dict(cells)["shadow"].cell_contents
@@ -431,7 +430,7 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
 
 def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
     """Return the tap behind what a module holds, if that is on the hot path."""
-    if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in _PLAIN_CODES:
+    if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in HOT_CODES:
         return None
     function: Any = held.__func__
     tap: HotTap = function.__closure__[0].cell_contents
@@ -441,7 +440,8 @@ def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
 def is_shadow(held: object) -> bool:
     """Return True if `held` is one of hookline's shadows, on the original or a copy. Their code tells."""
     if type(held) is MethodType or type(held) is ShadowedCallable:
-        return type(held.__func__) is FunctionType and held.__func__.__code__ in _CODES
+        code = getattr(held.__func__, "__code__", None) if type(held.__func__) is FunctionType else None
+        return code in _CODES or code in HOT_CODES
     return False
 
 
@@ -453,7 +453,7 @@ def running() -> list[Call]:
     """
     found = []
     for frame in frames(frame_at(1)):
-        held = variables(frame) if frame.f_code in _PLAIN_CODES or frame.f_code is _PASSING else {}
+        held = variables(frame) if frame.f_code in HOT_CODES or frame.f_code is _PASSING else {}
         tap = held.get("tap")
         if "self" in held and tap is not None and tap.record is not None:
             found.append(Call(tap.site, held["self"], held["args"], held["kwargs"], tap.record.count, {}))
@@ -470,23 +470,6 @@ def running() -> list[Call]:
     return found
 
 
-def code_for(kind: type, is_plain: bool) -> CodeType | None:
-    """Return the code of a shadow as one of a class's own, where dynamo is in use.
-
-    Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
-    each other.
-    """
-    if not is_dynamo_loaded():
-        return None
-    codes = _codes_of.get(kind)
-    if codes is None:
-        name = f"{kind.__name__}.forward"
-        codes = _codes_of[kind] = CODE.replace(co_name=name), _SHADOW_CODE.replace(co_name=name)
-        _PLAIN_CODES.add(codes[0])
-        _CODES.update(codes)
-    return codes[0] if is_plain else codes[1]
-
-
 def gone(shadow: Shadow | None = None) -> HotTap:
     """Return the tap of a shadow that is off its module; a copy of the module may still hold that shadow."""
     tap = HotTap(Site(""), _NO_MODULE, OutputObserver(), Session(), False, "")
@@ -500,7 +483,6 @@ GONE = gone()
 CODE = hot_path(GONE).__code__
 _SHADOW_CODE = cast("FunctionType", _shadow(_NO_SHADOW, len)).__code__
 _METHOD_CODE = cast("FunctionType", _method_shadow(_NO_SHADOW, "", len)).__code__
-_codes_of: weakref.WeakKeyDictionary[type, tuple[CodeType, CodeType]] = weakref.WeakKeyDictionary()
-_PLAIN_CODES = {CODE}
-_CODES = {CODE, _SHADOW_CODE, _METHOD_CODE}
+HOT_CODES = {CODE}  # With a copy for each class, where dynamo is in use.
+_CODES = {_SHADOW_CODE, _METHOD_CODE}
 _PASSING = pass_through.__code__

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 
 from hookline._cache.record import INSIDE_TRANSFORM
 from hookline._sites.language import Site
@@ -47,7 +46,7 @@ def refuse_fx(site: Site) -> None:
 
 def refuse_tracers(value: Any) -> None:
     """Raise where a value is not a value but a stand-in, of something that traces the model."""
-    if is_dynamo_compiling() or type(value) is Tensor:
+    if type(value) is Tensor:
         return
     for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
         name = type(part).__name__

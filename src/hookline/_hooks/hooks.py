@@ -20,6 +20,7 @@ from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.record import Record, spread
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
+from hookline._engine.compiled import number_tensor
 from hookline._engine.keep import CaptureOptions, Save
 from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, hot_taps
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
@@ -30,7 +31,6 @@ from hookline._sites.resolve import Found, Where, find_modules, find_places
 from hookline._sites.tree import Names, refuse_other_model, unwrap
 from hookline._tables import Table, Tabular, count
 from hookline._torch import frame_at
-from hookline._values.fit import number_tensor
 from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, note_stop, warn
 from hookline.parallel.gather import gathering_of
 from hookline.parallel.ranks import is_sharded

@@ -15,7 +15,6 @@ from threading import get_ident
 from typing import Any
 
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hookline._values.copies import references_in_call
@@ -63,10 +62,22 @@ class Exchange:
         return self.rebuild(old, merged) if _same_keys(before, parts) else rebuild(new, merged)
 
     def _write(self, container: Any, key: Any, old: Any, new: Any) -> None:
-        if isinstance(old, Tensor) and isinstance(new, Tensor) and not is_dynamo_compiling():  # Which can't trace it.
-            old = _note(old, new)
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            old = self.remember(old, new)
         self._written.append((container, key, old, new))  # Before it is there, for a Ctrl-C between the two.
         _set(container, key, new)
+
+    def remember(self, old: Tensor, new: Tensor) -> Tensor:
+        """Remember which tensor `new` replaces. Return the tensor to put back later.
+
+        That is not `old` if another thread's call has put `old` there for now.
+        """
+        first, thread = _stands_for.get(old, (None, 0))
+        before = first() if first else None
+        if thread != get_ident() and before is not None:
+            old = before
+        _stands_for[new] = weakref.ref(old if before is None else before), get_ident()
+        return old
 
     @property
     def replaced(self) -> list[Any]:
@@ -90,16 +101,6 @@ def _is_key(one: Any, other: Any) -> bool:
 def _same_keys(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
     """Return True if two containers have the same keys in the same order, in which keyword arguments are passed."""
     return len(one) == len(other) and all(map(_is_key, one, other))
-
-
-def _note(old: Tensor, new: Tensor) -> Tensor:
-    """Note for what a tensor is put into a container; return what has to be put back there."""
-    first, thread = _stands_for.get(old, (None, 0))
-    before = first() if first else None
-    if thread != get_ident() and before is not None:  # Another thread's call has put it there for now.
-        old = before
-    _stands_for[new] = weakref.ref(old if before is None else before), get_ident()
-    return old
 
 
 # For each tensor that a call has put into a container: what was there before any call, and the thread of that call.

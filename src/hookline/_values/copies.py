@@ -196,9 +196,9 @@ _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # Among memory: there is more than was looked at.
 
 
-def share(value: Any, objects: bool = False) -> Any:
-    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
-    return map_tensors(share_tensor, value, _in_object=objects)
+def share(value: Any) -> Any:
+    """Return `value` with every tensor copied on write."""
+    return map_tensors(share_tensor, value)
 
 
 def copy_all(value: Any) -> Any:
@@ -212,16 +212,13 @@ def share_tensor(tensor: Tensor, moves: bool | None = None) -> Tensor:
     Args:
         moves: Whether its memory may move, if the caller knows: a tensor that was detached from it holds it too.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
     moves = tensor.is_cpu and (may_move(tensor) if moves is None else moves)
     return share_for_now(tensor) if moves else copy_tensor(tensor)
 
 
 def share_detached(tensor: Tensor) -> Tensor:
     """The same, detached from the graph."""
-    moves = not torch.compiler.is_dynamo_compiling() and may_move(tensor)
-    return share_tensor(tensor.detach(), moves)
+    return share_tensor(tensor.detach(), may_move(tensor))
 
 
 def share_for_now(tensor: Tensor) -> Tensor:

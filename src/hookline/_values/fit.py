@@ -15,7 +15,6 @@ from hookline._torch import (
     AnyAvgPool,
     AnyConvolution,
     AnyMaxPool,
-    has_compiled,
     unseen_by_dispatch_modes,
     unseen_by_modes_and_subclasses,
 )
@@ -122,35 +121,6 @@ def _name_part(old: Any, call: Any, keys: tuple[Any, ...]) -> str:
         return ""
     site = "" if call is None else call.site
     return f"; name the part to change, as in '{site}{''.join(map(subscript_text, (*keys, *first)))}'"
-
-
-def takes_tensor(old: Any) -> bool:
-    """Whether a number is put in the place of this value as a tensor: in a compiled graph, if any number fits."""
-    return torch.compiler.is_dynamo_compiling() and _holds_fractions(old)
-
-
-def put_number(number: Tensor, old: Tensor) -> Tensor:
-    """Return a value like `old` that is that number everywhere."""
-    return torch.empty_like(old, requires_grad=False).copy_(number)
-
-
-def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
-    """Return a number as a tensor, where the model is; None if it is not a number, or nothing was compiled yet."""
-    if not has_compiled():
-        return None
-    if type(value) not in (int, float) or not abs(value) <= 1 << 53:
-        return None
-    parameter = next(model.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
-    if device.type not in ("cpu", "cuda"):  # Others have no float64.
-        return None
-    with torch.inference_mode(False):
-        return torch.full((), value, dtype=torch.float64, device=device)
-
-
-def _holds_fractions(value: Any) -> bool:
-    """Whether a value is a tensor that takes any number."""
-    return isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
 
 
 def _of_its_kind(new: Any, old: Any) -> Any:
