@@ -17,8 +17,8 @@ from hookline._engine.tracing_guards import refuse_tracers
 from hookline._open_blocks import call_user
 from hookline._sites.language import Site
 from hookline._values.copies import Loan, copy_all, is_private, share
-from hookline._values.fit import Passed, agree, as_returned, fit, returns_another_structure
-from hookline._values.nested import children, describe, map_tensors
+from hookline._values.fit import agree, as_returned, fit, returns_another_structure
+from hookline._values.nested import Arguments, children, describe, map_tensors
 from hookline.errors import EditError
 from hookline.parallel.gather import Gathering, replicate, whole
 from hookline.parallel.ranks import is_cut
@@ -195,7 +195,7 @@ class Skip(Observer):
         self.check = check
         self.is_traceable = not (check and isinstance(value, Number))  # Dynamo does not know the shape to fill.
 
-    def output(self, module: nn.Module | None, first: Any, passed: Passed = ((), {})) -> Any:
+    def output(self, module: nn.Module | None, first: Any, passed: Arguments = ((), {})) -> Any:
         """Return what is given instead of running; a module is asked whether its input can stand for its output."""
         refuse_tracers(first)
         if self.value is NOTHING:

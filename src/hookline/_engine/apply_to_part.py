@@ -17,7 +17,8 @@ from hookline._engine.stop import reached
 from hookline._engine.tap import Tap
 from hookline._engine.tracing_guards import refuse_tracers
 from hookline._sites.language import Site
-from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split
+from hookline._values.containers import Exchange
+from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split, take_part
 from hookline.errors import EditError, HooklineError, SiteError
 from hookline.parallel.gather import Gathering
 
@@ -59,46 +60,52 @@ def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
     exchange = event.exchange(tap.site.port)
     given, found = value, False
     for subscripts in tap.places(value):
-        held, rest = split(value, subscripts)
-        where = subscripts[: len(subscripts) - len(rest)]
-        if is_empty(held) and selects_nothing(value, where):
-            continue
         there = tap.call_at(call, subscripts)
 
         def change(part: Any, is_whole: bool, there: Call = there) -> Any:
             tap.fired = True
             return action(part, there, is_whole)
 
-        new, is_there = change_part(held, rest, change, action.gathering, call.site)
+        value, is_there = change_part(value, subscripts, change, exchange, action.gathering, call.site)
         found = found or is_there
-        if new is not held:
-            value = put_part(value, where, exchange.merge(new, held), exchange.rebuild)
     if not found:
         tap.miss(given)
     return value
 
 
 def change_part(
-    held: Any, subscripts: tuple[Any, ...], change: Callable[[Any, bool], Any], gathering: Gathering | None, site: Site
+    value: Any,
+    subscripts: tuple[Any, ...],
+    change: Callable[[Any, bool], Any],
+    exchange: Exchange,
+    gathering: Gathering | None,
+    site: Site,
 ) -> tuple[Any, bool]:
-    """Return a value with what `change` makes of its part, and whether the subscripts select anything of it.
+    """Take the part of a value at some subscripts, let `change` act on it, and put the result back.
+
+    Return the value that passes on, and whether the subscripts select anything of it.
 
     Args:
-        subscripts: Those for a tensor; without any, the part is the whole value.
+        change: Called with the part, and whether it is not a part of a tensor.
+        exchange: Puts the result into the containers of the value.
         gathering: Makes a value whole that is one rank's part of it, and cuts it again afterwards.
     """
+    held, rest = split(value, subscripts)  # Subscripts lead through containers to a tensor, and the rest into it.
+    where = subscripts[: len(subscripts) - len(rest)]
+    if is_empty(held) and selects_nothing(value, where):
+        return value, False
     is_there = False
 
     def changed(whole: Any) -> Any:
         nonlocal is_there
-        part = get_part(whole, subscripts)
-        if is_empty(part) and selects_nothing(whole, subscripts):
-            return whole
-        is_there = True
-        new = change(part, not subscripts)
-        return whole if new is part else put_part(whole, subscripts, new)
+        part, is_there = take_part(whole, rest)
+        new = change(part, not rest) if is_there else part
+        return whole if new is part else put_part(whole, rest, new)
 
-    return changed(held) if gathering is None else gathering.change(held, site, changed), is_there
+    new = changed(held) if gathering is None else gathering.change(held, site, changed)
+    if new is not held:
+        value = put_part(value, where, exchange.merge(new, held), exchange.rebuild)
+    return value, is_there
 
 
 def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hookline._engine.action import NOTHING
+from hookline._values.nested import Arguments
 from hookline.errors import EditError
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Parameters(NamedTuple):
@@ -47,6 +46,17 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
 parameters_of_function = lru_cache(maxsize=1024)(read_parameters)
 
 
+def take(arguments: Arguments, parameters: Parameters, port: str) -> Any:
+    """Return what a port of a call names: all arguments by name, or the first one, or NOTHING."""
+    return bind(arguments, parameters) if port.endswith("inputs") else first(arguments, parameters)
+
+
+def put(arguments: Arguments, parameters: Parameters, port: str, new: Any) -> Arguments:
+    """Return the arguments with another value in the place of what `take` returned."""
+    place = unbind if port.endswith("inputs") else with_first
+    return place(arguments, parameters, new)
+
+
 def first(arguments: Arguments, parameters: Parameters) -> Any:
     """Return the first argument, however it was passed, or NOTHING."""
     args, kwargs = arguments
@@ -76,7 +86,7 @@ def bind(arguments: Arguments, parameters: Parameters) -> dict[str, Any]:
     return {**bound, **kwargs}
 
 
-def unbind(bound: dict[str, Any], arguments: Arguments, parameters: Parameters) -> Arguments:
+def unbind(arguments: Arguments, parameters: Parameters, bound: dict[str, Any]) -> Arguments:
     """Return bound arguments as they were passed: by position or by keyword."""
     args, before = arguments
     has_rest = len(args) > len(parameters.positional) or (parameters.takes_rest and parameters.rest not in before)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from hookline._cache.record import ticks
 from hookline._engine.activation_checkpoint import replaying, wrapped
-from hookline._engine.call_arguments import Arguments, Parameters
+from hookline._engine.call_arguments import Parameters
 from hookline._engine.tap import Tap
 from hookline._open_blocks import Blocks, is_called_in_backward
 from hookline._torch import graph_task, is_in_checkpoint, recomputations
 from hookline._values.containers import Exchange
-from hookline._values.nested import leaves
+from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError
 
 Count = tuple[int, bool]  # The number of a call, and whether it is wanted.

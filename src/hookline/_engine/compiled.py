@@ -46,7 +46,7 @@ from hookline._torch import has_compiled, is_dynamo_loaded, uncompiled
 from hookline._values.containers import Exchange
 from hookline._values.copies import Loan, address, state_of
 from hookline._values.fit import agree, fit
-from hookline._values.nested import get_part, map_tensors, put_part, rebuild, split
+from hookline._values.nested import Arguments, get_part, map_tensors, put_part, rebuild, split
 from hookline.errors import HooklineError
 
 
@@ -95,15 +95,12 @@ def run_traced(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwarg
 
 def _pass_input(
     tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any], shadow: Shadowed, exchange: Exchange
-) -> call_arguments.Arguments:
-    parameters = shadow.parameters
-    if tap.site.port == "inputs":
-        bound = call_arguments.bind((args, kwargs), parameters)
-        return call_arguments.unbind(act_traced(tap, bound, exchange), (args, kwargs), parameters)
-    first = call_arguments.first((args, kwargs), parameters)
-    if first is NOTHING:
+) -> Arguments:
+    port, parameters = tap.site.port, shadow.parameters
+    value = call_arguments.take((args, kwargs), parameters, port)
+    if value is NOTHING:
         return args, kwargs
-    return call_arguments.with_first((args, kwargs), parameters, act_traced(tap, first, exchange))
+    return call_arguments.put((args, kwargs), parameters, port, act_traced(tap, value, exchange))
 
 
 def run_hot_traced(
@@ -125,7 +122,7 @@ class _TracedExchange(Exchange):
         return old
 
 
-def _skip(tap: Tap, shadow: Shadowed, module: nn.Module, passed: call_arguments.Arguments) -> Any:
+def _skip(tap: Tap, shadow: Shadowed, module: nn.Module, passed: Arguments) -> Any:
     """Return what stands in for a call that is skipped; the shape of a given value is not checked."""
     action = tap.action
     assert isinstance(action, Skip)

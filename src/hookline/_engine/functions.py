@@ -45,7 +45,7 @@ from hookline._torch import (
     pop_function_mode,
     push_function_mode,
 )
-from hookline._values.nested import leaves, map_tensors
+from hookline._values.nested import Arguments, leaves, map_tensors
 from hookline.errors import HooklineError
 
 # What Python's operators are called where torch has no function of the operator's own name.
@@ -181,15 +181,13 @@ _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _UNSEEN = "which runs later, and the functions that it calls then can't be seen; hook the modules and methods it calls"
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
-RunFunction = Callable[
-    ["Function", nn.Module, call_arguments.Arguments, Event], Any
-]  # `pass_through` or `run_event` in call.py.
+RunFunction = Callable[["Function", nn.Module, Arguments, Event], Any]  # `pass_through` or `run_event` in call.py.
 
 
 def run(
     called: Called,
     module: nn.Module,
-    passed: call_arguments.Arguments,
+    passed: Arguments,
     taps: Numbered,
     event: Event,
     run_function: RunFunction,
@@ -503,14 +501,14 @@ class Function:
         leaf_pairs = [(leaves(old), leaves(new)) for old, new in zip(given, taken, strict=True)]
         return [pair for old, new in leaf_pairs if len(old) == len(new) for pair in zip(old, new, strict=True)]
 
-    def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call_arguments.Arguments:
+    def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Let a function whose result is changed write into a copy: autograd may need what it wrote as it was."""
         changed = any(tap.site.port == "output" and not tap.action.observes for tap, _ in self.event.taps)
         target = self._target(args, kwargs) if changed else None
         if target is None:
             return args, kwargs
         apart = {id(one): one.clone() for one in leaves(target)}  # For real: an `out=` may be given more memory.
-        given: call_arguments.Arguments = map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))
+        given: Arguments = map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))
         return given
 
     def finish(self, output: Any) -> Any:
@@ -524,7 +522,7 @@ class Function:
         output = map_tensors(write, output) if self.targets else output
         return None if self.name == "setitem" else output
 
-    def stand_in(self, value: Any, is_given: bool, passed: call_arguments.Arguments) -> Any:
+    def stand_in(self, value: Any, is_given: bool, passed: Arguments) -> Any:
         """Return what a function that is skipped gives: what it would have written into, if it has such."""
         target = self._target(self.args, self.kwargs)
         if not isinstance(target, Tensor):

@@ -27,19 +27,10 @@ from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant
 from hookline._values.containers import Exchange, mutable_containers
 from hookline._values.copies import Alias, alias_of
 from hookline._values.fit import agree
-from hookline._values.nested import (
-    get_part,
-    held_by,
-    is_empty,
-    leaf_places,
-    leaves,
-    map_tensors,
-    selects_nothing,
-    split,
-)
+from hookline._values.nested import Arguments, held_by, leaf_places, leaves, map_tensors, split, take_part
 from hookline.errors import EditError, HooklineError, NeverFired, warn
 
-Hook = Callable[[Tensor], Tensor | None]
+TensorHook = Callable[[Tensor], Tensor | None]
 Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
 _HELD = "others hold the list, dict or object that it is in, so nothing can follow it there"
 _SOME_TENSOR = torch.empty(0)  # Takes the place of every tensor in the structure of a value.
@@ -51,7 +42,7 @@ class View(NamedTuple):
     tensor: Tensor
     version: int
     before: Any  # What made the base, when the view was followed.
-    hook: Hook
+    hook: TensorHook
     tap: Tap
     stamp: int
 
@@ -59,7 +50,7 @@ class View(NamedTuple):
 _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 
-def given(passed: call_arguments.Arguments, event: Event) -> list[Tensor]:
+def given(passed: Arguments, event: Event) -> list[Tensor]:
     """Return the tensors among arguments, and those in whose place others are for this call."""
     found: list[Any] = [*passed[0], *passed[1].values()]
     if any([type(one) is not Tensor for one in found]):
@@ -110,16 +101,13 @@ def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) 
 
 
 def follow_input(
-    tap: Tap, passed: call_arguments.Arguments, parameters: call_arguments.Parameters, call: Call, event: Event
-) -> call_arguments.Arguments:
+    tap: Tap, passed: Arguments, parameters: call_arguments.Parameters, call: Call, event: Event
+) -> Arguments:
     """Follow the gradient of what a module takes, through this use of it alone: return the arguments with aliases.
 
     A tensor that is among them twice gets one alias: the module may ask whether two arguments are the same.
     """
-    if tap.site.port == "grad_inputs":
-        value: Any = call_arguments.bind(passed, parameters)
-    else:
-        value = call_arguments.first(passed, parameters)
+    value = call_arguments.take(passed, parameters, tap.site.port)
     if value is NOTHING:
         return passed
     event.aliases |= _follow(tap, value, call, event, alias_of)
@@ -192,7 +180,7 @@ def _follow_part(
     """Follow the tensors of one part of a value, and note their aliases. Parts may be of one tensor: it gets one."""
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
-    if rest and is_empty(get_part(part, rest)) and selects_nothing(part, rest):
+    if rest and not take_part(part, rest)[1]:
         tap.miss(value)
         if not tap.action.observes:
             return
@@ -262,7 +250,7 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
-def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
+def _follow_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:
     """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
     base = base_of(tensor)
     if base is None or not base.is_contiguous():
@@ -283,7 +271,7 @@ def _follow_written(tensor: Tensor, hook: Hook, tap: Tap) -> None:
     base.register_hook(arrived)
 
 
-def _reshaped(hook: Hook, shape: torch.Size) -> Hook:
+def _reshaped(hook: TensorHook, shape: torch.Size) -> TensorHook:
     def arrived(gradient: Tensor | None) -> Tensor | None:
         new = None if gradient is None else hook(gradient.reshape(shape))
         return None if gradient is None or new is None else new.reshape(gradient.shape)
@@ -314,7 +302,7 @@ class Arrival:
         self.subscripts = subscripts
         self.came: set[tuple[int, int]] = set()
 
-    def hook(self, numbers: list[int]) -> Hook:
+    def hook(self, numbers: list[int]) -> TensorHook:
         """Return the tensor hook for the tensor at these places of the value."""
 
         def arrived(gradient: Tensor | None) -> Tensor | None:
@@ -328,7 +316,7 @@ class Arrival:
                 if (tap := self.tap()) is not None:
                     tap.reached = True
                 change = self._change(self.action, self._call(numbers[0]))
-                new, _ = change_part(gradient, self.rest, change, self.action.gathering, self.site)
+                new, _ = change_part(gradient, self.rest, change, Exchange(), self.action.gathering, self.site)
                 return None if new is gradient else new
             except Exception as error:
                 blame(self.site, error)
@@ -414,7 +402,7 @@ def _plain(kept: Any) -> Any:
     return kept.peek() if isinstance(kept, StoredValue) else kept
 
 
-def _note_view(tensor: Tensor, hook: Hook, tap: Tap, event: Event) -> None:
+def _note_view(tensor: Tensor, hook: TensorHook, tap: Tap, event: Event) -> None:
     views = _views.get()
     base = base_of(tensor) if views is not None and is_view(tensor) else None
     if views is not None and base is not None:

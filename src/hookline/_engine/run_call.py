@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hookline._engine import call_arguments, functions, gradients, parameter_operand
 from hookline._engine.action import NOTHING, Call, Skip
 from hookline._engine.apply_to_part import act, blame
-from hookline._engine.call_arguments import Arguments
 from hookline._engine.call_event import Called, Event, event_of
 from hookline._engine.model_forward import ModelTap, follow, following
 from hookline._engine.tap import Sequences, Tap
@@ -23,7 +22,7 @@ from hookline._values import copies
 from hookline._values.containers import private_containers
 from hookline._values.copies import is_private
 from hookline._values.fit import wraps_own
-from hookline._values.nested import leaves
+from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError
 
 Taps = tuple[Tap, ...]
@@ -162,17 +161,19 @@ def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments
     parameters = called.parameters
     if tap.site.is_gradient:
         return gradients.follow_input(tap, passed, parameters, call, event)
-    if tap.site.port.endswith("inputs"):
-        bound = call_arguments.bind(passed, parameters)
-        before = dict(bound)
-        new = act(tap, bound, call, event)
-        is_same = new is bound and len(new) == len(before) and all([new.get(k) is v for k, v in before.items()])
-        return passed if is_same else call_arguments.unbind(new, passed, parameters)
-    first = call_arguments.first(passed, parameters)
-    if first is NOTHING:
+    port = tap.site.port
+    value = call_arguments.take(passed, parameters, port)
+    if value is NOTHING:
         return passed
-    new = act(tap, first, call, event)
-    return passed if new is first else call_arguments.with_first(passed, parameters, new)
+    before = dict(value) if port == "inputs" else None  # A function may write into it, with clone=False.
+    new = act(tap, value, call, event)
+    if new is value and (before is None or _is_same(before, new)):
+        return passed
+    return call_arguments.put(passed, parameters, port, new)
+
+
+def _is_same(before: dict[str, Any], new: dict[str, Any]) -> bool:
+    return len(new) == len(before) and all([new.get(name) is value for name, value in before.items()])
 
 
 def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any:

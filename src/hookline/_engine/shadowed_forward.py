@@ -44,6 +44,7 @@ from hookline._torch import (
     variables,
 )
 from hookline._values.copies import ALONE, ALONE_IN_MEMORY, is_result
+from hookline._values.nested import Arguments
 
 
 class ShadowedCallable:
@@ -265,7 +266,7 @@ class Shadow:
             return shadow_of(module.__dict__.get(self.name), module)
         return None
 
-    def stand_in(self, value: Any, _is_given: bool, _passed: call_arguments.Arguments) -> Any:
+    def stand_in(self, value: Any, _is_given: bool, _passed: Arguments) -> Any:
         """Return what is given when it is skipped."""
         return value
 

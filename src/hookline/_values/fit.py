@@ -20,6 +20,7 @@ from hookline._torch import (
 )
 from hookline._values.copies import copy_all, copy_tensor
 from hookline._values.nested import (
+    Arguments,
     check_fits,
     check_kind,
     check_number,
@@ -65,7 +66,6 @@ _KEEPING = [
     f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
 ]
 _NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
-Passed = tuple[tuple[Any, ...], dict[str, Any]]  # The arguments of a call.
 
 
 def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any:
@@ -181,7 +181,7 @@ def _filled(number: complex, old: Tensor) -> Tensor:
         raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
 
 
-def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Passed) -> Any:
+def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Arguments) -> Any:
     """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that.
 
     Args:
@@ -230,7 +230,7 @@ def _casts(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def _shape_returned(module: nn.Module | None, first: Tensor, passed: Passed) -> tuple[int, ...] | None:
+def _shape_returned(module: nn.Module | None, first: Tensor, passed: Arguments) -> tuple[int, ...] | None:
     """Return the shape of what a layer of torch.nn makes of its arguments, None if it is not known without a run."""
     shape = tuple(first.shape)
     if type(module) is nn.Sequential:

@@ -1,8 +1,8 @@
 """Nested values: what a module takes or returns, of any shape.
 
-`children` and `rebuild` say what a container is; everything else here is written in terms of them:
-`get` and `put` a part, `map_tensors` and `leaves` over all tensors.
-Nothing the caller holds is ever modified.
+`children` and `rebuild` say what a container is; everything else here is written in terms of them: `get_part` and
+`put_part`, `map_tensors` and `leaves` over all tensors. Nothing the caller holds is modified, unless it gives a
+`rebuild` of its own, as `Exchange` in containers.py has.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class _Star:
         return "*"
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # The arguments of a call: by position, and by name.
 STAR = _Star()  # In a parsed subscript: every index of that dimension.
 DEEPEST = 40  # Levels of nesting that are looked into.
 WRITTEN_BITS = 14_000  # Of an integer: Python refuses to write one of over 4,300 digits in decimal.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
 ITERATORS = (Iterator, AsyncIterator, Coroutine)
-USUAL = (tuple, list, dict)  # Of which nothing has to be asked: that takes longer than all the rest.
+USUAL = (tuple, list, dict)  # Asked for by `type()` first: an isinstance check takes longer than all the rest.
 
 
 def children(value: Any) -> dict[Any, Any] | None:
@@ -163,6 +164,12 @@ def selects_nothing(value: Any, subscripts: Iterable[Any]) -> bool:
     return False
 
 
+def take_part(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, bool]:
+    """Return the part of a value at some subscripts, and whether they select anything of it."""
+    part = get_part(value, subscripts)
+    return part, not (is_empty(part) and selects_nothing(value, subscripts))
+
+
 def split(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Follow `subscripts` into the containers; return what is there and the subscripts left for a tensor."""
     for position, subscript in enumerate(subscripts):
@@ -210,7 +217,7 @@ def map_tensors(
         return value
     parts = children(value)
     if parts is None:
-        # Inside an object that is copied, so are its objects: an empty key-value cache has nothing yet that changes.
+        # Inside a copied object copy every object, even one without tensors: an empty key-value cache will get some.
         parts = _own_attributes(value) if _in_object and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
         _in_object = parts is not None
     if parts is None or len(_inside) > DEEPEST:
