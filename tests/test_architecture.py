@@ -15,6 +15,7 @@ import pytest
 
 import hookline as hl
 from hookline import _kernel
+from hookline._engine.tap import Tap
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hookline"
@@ -33,7 +34,7 @@ KERNEL = [
     "_sites",
     "_plot",
 ]
-KERNEL += ["parallel", "_open_blocks", "_cache", "_engine", "_hooks", "_kernel"]
+KERNEL += ["parallel", "_open_blocks", "_why_nothing_passed", "_cache", "_engine", "_hooks", "_kernel"]
 CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
 ORDER = [*KERNEL, *CLIENTS, "__main__"]
 # What a client may import beside hookline's public names and the clients above it.
@@ -57,6 +58,10 @@ ELSEWHERE = [
     *(f"/{folder}/" for folder in ("ho" + "me", "Us" + "ers", "ro" + "ot", "wo" + "rk", "t" + "mp", "mn" + "t")),
     *("py" + "pi.", "python" + "hosted", "art" + "ifactory", "dev" + "pi", "ne" + "xus", "--index" + "-url"),
 ]
+
+
+# What the kernel lists for its clients.
+LISTED = {name for name in vars(_kernel) if not name.startswith("__")}
 
 
 def module_of(path: Path) -> str:
@@ -178,13 +183,24 @@ def test_a_client_takes_only_public_names_from_hookline_itself(name):
 
 def test_every_name_on_the_kernel_s_list_has_a_sentence_and_a_client():
     text = ALL["_kernel"].read_text(encoding="utf-8")
-    listed = dict(re.findall(r'^    "(\w+)",  # (\S.*\.)$', text, flags=re.MULTILINE))
+    listed = dict(re.findall(r"^(?:from .* import|   ) (\w+) as \1(?:,|)  # (\S.*\.)$", text, flags=re.MULTILINE))
     used = set()
     for module, path in ALL.items():
         for node in ast.walk(tree_of(path)) if module.partition(".")[0] in {*CLIENTS, *FOUNDATIONS} else ():
             if isinstance(node, ast.ImportFrom) and node.module == "hookline._kernel":
                 used |= {alias.name for alias in node.names}
-    assert {*listed} == {*_kernel.__all__} == used
+    assert {*listed} == {*LISTED} == used
+
+
+def test_the_kernel_s_list_gives_away_no_tap_and_no_session():
+    assert not hasattr(_kernel, "Tap")
+    assert not hasattr(_kernel, "Session")
+    listed = [getattr(_kernel, name) for name in LISTED]
+    returned = [str(inspect.signature(one).return_annotation) for one in listed if inspect.isfunction(one)]
+    fields = [str(hint) for one in listed if isinstance(one, type) for hint in inspect.get_annotations(one).values()]
+    assert len(returned) > 30
+    assert len(fields) > 10
+    assert not [text for text in (*returned, *fields) if re.search(r"\b(Tap|Session)\b", text)]
 
 
 def test_no_files_import_each_other():
@@ -255,7 +271,7 @@ PRIVATE = {
 # The same of what the kernel gives to clients.
 PRIVATE_TO_KERNEL = {
     name
-    for holder in (hl.Hooks, hl.Hook, hl.Cache, _kernel.Tap)
+    for holder in (hl.Hooks, hl.Hook, hl.Cache, Tap)
     for name in (*vars(holder), *re.findall(r"\bself\.(_\w+)", inspect.getsource(holder)))
     if re.match(r"_[a-z]", name)
 } - {"_repr_html_", "_table"}

@@ -1,9 +1,9 @@
-"""`with` blocks: which are open here, on this thread and in this asyncio task, and which have to be entered.
+"""`with` blocks: which are open on this thread and in this asyncio task, and what ran in them.
 
-Every `with` block is a token. The set of those open here is one context variable, so that threads and tasks don't
-see each other's blocks. While a function of a hook runs the set holds `RESTING` and a `Rest` too: the hooks on that
-hook's model rest, but for those of blocks that the function itself opens. `must_enter` makes a block of a generator,
-which warns if it is never entered.
+Every `with` block is a token. The set of open blocks is one context variable, so that threads and tasks don't see each
+other's blocks. While a function of a hook runs, the set also holds `RESTING` and a `Rest`: the hooks on that hook's
+model rest, except those of blocks that the function itself opens. A `Session` knows what ran in the blocks of one set
+of hooks.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
 from threading import get_ident
-from typing import Any, ParamSpec, TypeVar
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from hookline._torch import graph_task
-from hookline.errors import warn
+from hookline.errors import CacheFull, StoreError
 
 Blocks = frozenset[object]
 
-Parameters = ParamSpec("Parameters")
-Value = TypeVar("Value")
 RESTING: object = object()  # In the set while any `Rest` is: the hot path looks for this alone.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
@@ -39,20 +37,20 @@ def open_block(token: object) -> None:
 
 
 def note_skip(module: nn.Module) -> None:
-    """Let the blocks that are open here know that a module was skipped: its hook may be gone when they end."""
+    """Note in the open blocks that a module was skipped: its hook may be gone when they end."""
     for token in open_blocks.get():
         if isinstance(token, Token):
             token.skipped |= {id(module)}
 
 
 def not_left() -> Blocks:
-    """Return what is open here, without the blocks that were left and could not be closed at that moment."""
+    """Return the open blocks, without those that were left and could not be closed at that moment."""
     here = open_blocks.get()
     return here.difference([token() for token in tuple(_left)]) if _left else here
 
 
 def close_block(token: object) -> None:
-    """Close a block; in any order, and also from another context than the one that opened it.
+    """Close a block. Blocks may be closed in any order, and from another context than the one that opened them.
 
     Not while Python collects garbage: before Python 3.12 a context variable that is set then may free memory in which
     Python is just setting another, and Python crashes. Nothing acts in a block that was left, so its token may wait
@@ -71,29 +69,29 @@ _phases = OrderedDict.fromkeys(("start", "stop"))
 
 
 def follow_collector() -> None:
-    """Note from now on which phase Python's garbage collector is in, where `close_block` has to know."""
+    """Keep track of the phase that Python's garbage collector is in, on the versions where `close_block` needs it."""
     if sys.version_info < (3, 12):
         gc.callbacks.append(_phases.move_to_end)  # type: ignore[arg-type]  # A dict is given for `last`.
 
 
 class Token:
-    """Stands for a `with` block in the set of those open here."""
+    """Stands for a `with` block in the set of open blocks."""
 
     skipped: frozenset[int] = frozenset()  # The ids of modules that a hook has skipped while it was open.
 
     def is_on(self, _model: nn.Module) -> bool:
-        """Whether the block is open on this model, on a part of it or on one that it is a part of."""
+        """Return True if the block is open on this model, on a part of it or on a model that holds it."""
         return False
 
 
 class OtherRuns:
-    """Who else runs the model while a block is open: where the block does not act, or beside each other in it."""
+    """Runs of the model that a block misses, or whose values mix in it: those on other threads and tasks."""
 
-    ran = False  # On a thread or in a task where the block does not act, and no other on this model does.
-    are_mixed = False  # Several tasks, or threads at the same time, in this block, and nothing was read in between.
+    ran = False  # Whether the model ran on a thread or in a task where no block on it is open.
+    are_mixed = False  # Whether several tasks, or threads at the same time, ran it in this block since the last read.
     _task: Callable[[], Any] | None = None  # The asyncio task that ran it last in this block, held weakly.
-    _thread = 0  # The one on which the model runs in this block, begun last.
-    _with_own: Blocks | None = None  # What was open where another block on this model is, seen last.
+    _thread = 0  # The thread that runs it in this block now; of several, the last one that began.
+    _with_own: Blocks | None = None  # The last open blocks that had another block on this model: not reported.
 
     def __getstate__(self) -> dict[str, Any]:
         return {"ran": self.ran}
@@ -108,7 +106,7 @@ class OtherRuns:
         self.ran = True
 
     def begin(self) -> OtherRuns:
-        """Note a forward in the block: the values of several tasks, or of threads at the same time, replace others."""
+        """Note that a forward starts here. Two tasks, or two threads at once, overwrite each other's values."""
         thread, task = get_ident(), current_task()
         if self._thread != thread and self._thread:
             self.are_mixed = True
@@ -120,36 +118,104 @@ class OtherRuns:
         return self
 
     def end(self) -> None:
-        """Note that it is over."""
+        """Note that the forward is over."""
         self._thread = 0
 
     def take_mixed(self) -> bool:
-        """Return whether several ran the model since this was last asked."""
+        """Return True if values were mixed since this was last asked."""
         are_mixed, self.are_mixed, self._task = self.are_mixed, False, None
         return are_mixed
 
 
+class Generating(NamedTuple):
+    """A generator that has opened a block. It holds no frame, which would keep its variables alive."""
+
+    frame: int  # The id of its frame.
+    code: CodeType
+    runner: tuple[int, int]  # The thread and the task that ran it when it opened the block.
+
+
+def _nothing() -> None:
+    return None
+
+
+class Session:
+    """What is known of the forwards that fill a cache, most of it since the hooks were last entered. Holds no model."""
+
+    lifecycle: Callable[[], Any] = staticmethod(_nothing)  # The `Lifecycle` of the hooks, held weakly.
+    began = 0  # Forwards before the hooks were last entered.
+    failed = 0  # Forwards since then that raised.
+    broke = 0  # The number of the last forward that raised.
+    was_full = False  # Whether it raised because the cache was full.
+    stopped = False  # Whether a forward was ended early.
+    ran = False  # Whether the model ran inside a compiled graph, where nothing can be counted.
+    gave_up = False  # Whether the model ran uncompiled because torch makes no further graph of it.
+    missed = False  # Whether subscripts selected nothing of what passed.
+    backward = False  # Whether a backward went through what the model returned; noted where gradients are changed.
+    rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
+    recomputed = False  # Whether captures were passed over in a backward, where a forward is a recomputation.
+    warned_of: tuple[str, ...] = ()  # Reasons why gradients can't come that a warning has named already.
+    generator: Generating | None = None  # The generator that opened the block, if one did.
+    called = ""  # What hl.run called that did not call the model itself.
+    over = ""  # Why no further value will come.
+    forked = False  # Whether this process is a copy of the one that placed the hooks.
+
+    def __init__(self) -> None:
+        self.forwards = 0  # Forwards of the model.
+        self.others = OtherRuns()  # Runs on other threads and tasks since the hooks were last entered.
+        self.model: Callable[[], nn.Module | None] = _nothing  # The model of those hooks, held weakly.
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator")}
+        return kept | {"model": _nothing}
+
+    def restart(self) -> None:
+        """Forget what was noted about earlier runs, at the beginning of a block."""
+        self.began = self.forwards
+        self.failed = 0
+        self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = self.recomputed = False
+        self.over = self.called = ""
+        self.generator = None
+        self.others = OtherRuns()
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the forward that is running ends with an exception."""
+        self.failed += 1
+        self.was_full = isinstance(error, (CacheFull, StoreError))
+        self.broke = self.forwards
+
+    @property
+    def since(self) -> int:
+        """Forwards since the hooks were last entered."""
+        return self.forwards - self.began
+
+    @property
+    def any_forward(self) -> bool:
+        """Whether the model has run to its end since the hooks were last entered."""
+        return self.since > self.failed or self.ran
+
+
 def current_task() -> Any:
-    """Return the asyncio task that runs here, if one does."""
+    """Return the running asyncio task, or None."""
     asyncio = sys.modules.get("asyncio")
     loop = asyncio._get_running_loop() if asyncio is not None else None
     return asyncio.current_task(loop) if asyncio is not None and loop is not None else None
 
 
 def current_runner() -> tuple[int, int]:
-    """Return the thread and the asyncio task that run here, by their ids."""
+    """Return the ids of the running thread and asyncio task."""
     return get_ident(), id(current_task())
 
 
 def overlap(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two models are the same, or one is a part of the other."""
+    """Return True if two models are the same, or one is a part of the other."""
     if one is other:
         return True
     return any(part is one for part in other.modules()) or any(part is other for part in one.modules())
 
 
 class Rest:
-    """Hooks that rest: those on a model, or on all, that were there before."""
+    """Pauses the hooks on a model (None: on all models) that were open when it began."""
 
     def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
         self.blocks = blocks
@@ -159,7 +225,7 @@ class Rest:
         self._modules: set[int] | None = None
 
     def covers(self, module: nn.Module) -> bool:
-        """Whether hooks on a module rest. The modules are looked up when first asked for, which is seldom."""
+        """Return True if hooks on this module rest. The modules are looked up when first asked for, which is seldom."""
         if self._model is None:
             return True
         if self._modules is None:
@@ -168,13 +234,13 @@ class Rest:
 
 
 def is_called_in_backward(here: Blocks) -> bool:
-    """Whether a function of a hook at a gradient runs here. What it runs is not a recomputation."""
+    """Return True if a function of a hook at a gradient runs here. What it runs is not a recomputation."""
     task = graph_task()
     return RESTING in here and any(isinstance(rest, Rest) and rest.backward == task for rest in here)
 
 
 def acting(blocks: Blocks, active: bool, module: nn.Module, here: Blocks) -> bool:
-    """Whether a hook in these blocks, or active everywhere, acts on its module while others rest."""
+    """Return True if a hook in these blocks, or active everywhere, acts on its module while others rest."""
     left = blocks & here
     for rest in here:
         if isinstance(rest, Rest) and rest.covers(module):
@@ -185,7 +251,7 @@ def acting(blocks: Blocks, active: bool, module: nn.Module, here: Blocks) -> boo
 
 @contextmanager
 def resting() -> Iterator[None]:
-    """Let all hooks rest: what is done to the model meanwhile is not captured or edited."""
+    """Pause all hooks: nothing that the model does in this block is captured or edited."""
     before = open_blocks.get()
     try:
         open_blocks.set(before | {RESTING, Rest(None, before)})
@@ -195,7 +261,7 @@ def resting() -> Iterator[None]:
 
 
 def call_user(model: nn.Module | None, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's function while the hooks on a model rest."""
+    """Call a user's function while the hooks on a model are paused."""
     if torch.compiler.is_dynamo_compiling():
         return function(*args)  # Dynamo can't trace a context variable.
     before = open_blocks.get()
@@ -204,34 +270,3 @@ def call_user(model: nn.Module | None, function: Callable[..., Any], *args: Any)
         return function(*args)
     finally:
         open_blocks.set(before)
-
-
-class Unstarted(_GeneratorContextManager[Any, None, None]):
-    """A block made of a generator. It warns if it is dropped without having been entered."""
-
-    is_used = False
-
-    def __enter__(self) -> Any:
-        self.is_used = True
-        return super().__enter__()
-
-    def __call__(self, function: Any) -> Any:
-        self.is_used = True  # As a decorator: each call enters a block like this one.
-        return super().__call__(function)
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not self.is_used and not _is_finalizing():
-            name = self.func.__name__
-            warn(f"{name} was never entered and did nothing; write `with {name}(...):`")
-
-
-def must_enter(
-    function: Callable[Parameters, Generator[Value, None, None]],
-) -> Callable[Parameters, AbstractContextManager[Value]]:
-    """Make a `with` block of a generator function, as contextlib.contextmanager does; it has to be entered."""
-
-    @wraps(function)
-    def make(*args: Parameters.args, **kwargs: Parameters.kwargs) -> AbstractContextManager[Value]:
-        return Unstarted(function, args, kwargs)
-
-    return make

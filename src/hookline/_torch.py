@@ -392,6 +392,9 @@ AnyDropout = dropout._DropoutNd
 AnyMaxPool = pooling._MaxPoolNd
 AnyAvgPool = pooling._AvgPoolNd
 
+# Public, and here because several files ask: these may compute in one kernel, past their children and functions.
+FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
 # Torch's own hooks: the attributes that hold them, and what each is called. A table that torch lacks holds nothing.
 
 MODULE_HOOKS = {

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._cache.record import EMPTY, Guarded, Lost, Record, Session
+from hookline._cache.record import EMPTY, Guarded, Lost, Record
+from hookline._open_blocks import Session
 from hookline._sites.language import Site
 
 SITE = Site("h.0")

@@ -323,7 +323,7 @@ class Shared:
 
 @mutation()
 def a_failed_forward_hides_nothing() -> Any:
-    return instead(records.Session, "fail", lambda real, session, error: None)
+    return instead(context.Session, "fail", lambda real, session, error: None)
 
 
 @mutation(caught_by="itself")

@@ -12,8 +12,10 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hookline import _why_nothing_passed as why
 from hookline._cache.file import read_file, write_file
-from hookline._cache.record import EMPTY, Record, Session, read_value, spread
+from hookline._cache.record import EMPTY, Record, read_value, spread
+from hookline._open_blocks import Session
 from hookline._option_checks import device_here, refuse_flags, short_text
 from hookline._plot.plot import Curves, Plottable, PlotValues, note_of, one_call
 from hookline._sites import members
@@ -127,10 +129,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         forwards = self._session.forwards
         is_old = -1 < record.read_at < forwards and record.stamp == record.read_stamp and record.keep == 1
         if is_old and not record.is_traced and not record.site.is_gradient:
-            warn(
-                f"'{record.site}' is the value that was read before: the model ran, and nothing passed here since; "
-                "call cache.clear() before each forward, and reading it raises instead"
-            )
+            warn(why.same_as_before(record.site))
         record.read_at, record.read_stamp = forwards, record.stamp
 
     def __iter__(self) -> Iterator[str]:
@@ -463,7 +462,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
         for site, record in self._records.items():
             if record.family == {} and site.path == (key.path if isinstance(key, Site) else _path(key)):
-                return _reason(record) or f"{name} was not captured: nothing has passed '{site}' yet"
+                return why.why_unmet(name, site, record.reason)
             if record.family is not None and str(site) == str(key):
                 first = next(iter(record.family.values())).site
                 return f"{name} is one site for each index: read '{first}' and so on, or select('{site}')"
@@ -473,31 +472,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return f"{name} was not captured{near}"
 
     def _why_empty(self, record: Record) -> str:
-        session = self._session
-        if session.forked:
-            return f"'{record.site}' can't be read here: this process was forked from the one that placed the hooks"
-        if record.reason:
-            return _reason(record)
-        if record.value is not EMPTY:
-            return f"nothing passed '{record.site}' in the latest forward, which failed before it"
-        if session.others.ran and not session.any_forward:
-            return (
-                f"nothing has passed '{record.site}' on this thread, where the block was opened; to run the model on "
-                "another one, start it with contextvars.copy_context().run(...)"
-            )
-        if record.site.is_gradient:
-            return (
-                f"no gradient has reached '{record.site}': run the forward inside the block, and call backward() after "
-                "it; if you did, what backward() was called on does not depend on it"
-            )
-        if session.over:
-            return f"nothing passed '{record.site}': {session.over}"
-        lifecycle = session.lifecycle()
-        if lifecycle is not None and lifecycle.is_inactive(record):
-            return f"nothing has passed '{record.site}': its hook is not active; activate it, or enter its Hooks"
-        if session.any_forward:
-            return f"nothing has passed '{record.site}', though the model ran: hl.scan(model, ...) shows what is called"
-        return f"nothing has passed '{record.site}' yet: run the model first"
+        lifecycle = self._session.lifecycle()
+        is_inactive = lifecycle is not None and lifecycle.is_inactive(record)
+        return why.why_empty(record.site, self._session, record.reason, record.value is not EMPTY, is_inactive)
 
     def _combine(self, other: Mapping[str, Any], operation: Operation) -> Cache:
         if not isinstance(other, Mapping):
@@ -547,10 +524,6 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 def _with_several(records: Iterable[Record]) -> Record | None:
     """Return the first record that holds several calls."""
     return next((record for record in records if len(record.stamps()) > 1), None)
-
-
-def _reason(record: Record) -> str:
-    return record.reason.replace("{site}", str(record.site))
 
 
 def _path(key: Key) -> str | None:

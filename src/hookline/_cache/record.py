@@ -7,19 +7,17 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookline._open_blocks import OtherRuns
 from hookline._sites.language import Site
 from hookline._stats import Histogram, glimpse
 from hookline._torch import is_replayed_over, is_transformed, version_of
 from hookline._values.copies import address, share_for_now
 from hookline._values.nested import leaves, map_tensors
-from hookline.errors import CacheFull, HooklineError, StaleValue, StoreError, warn
+from hookline.errors import HooklineError, StaleValue, warn
 
 
 class _Empty:
@@ -32,78 +30,6 @@ Source = tuple[Tensor, int, Tensor | None]  # Memory that is shared: by whom, at
 NEVER = 1 << 62
 INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"
 ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
-
-
-def _nothing() -> None:
-    return None
-
-
-class Generating(NamedTuple):
-    """A generator that has opened a block. It holds no frame, which would keep its variables alive."""
-
-    frame: int  # Its id.
-    code: CodeType
-    runner: tuple[int, int]  # The thread and the task that ran it then.
-
-
-class Session:
-    """What is known of the runs that fill a cache. It holds no model."""
-
-    lifecycle: Callable[[], Any] = staticmethod(_nothing)  # Whose runs they are, held weakly.
-    began = 0  # How many of them were before the hooks were last entered.
-    failed = 0  # How many since then ended with an exception.
-    broke = 0  # The number of the latest that did.
-    was_full = False  # Whether that was because no more could be kept.
-    stopped = False  # Whether one of them was ended early.
-    ran = False  # Whether it ran inside a compiled graph, where nothing can be counted.
-    gave_up = False  # Whether it ran uncompiled because torch makes no further graph of it.
-    missed = False  # Whether subscripts selected nothing of what passed.
-    backward = False  # Whether one went through what the model returned; noted where gradients are changed.
-    rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
-    recomputed = False  # Whether captures were passed over in a backward, where a forward is a recomputation.
-    warned_of: tuple[str, ...] = ()  # Reasons why gradients can't come that a warning has named already.
-    generator: Generating | None = None  # Whose block it is, if one opened it.
-    called = ""  # What hl.run called that did not call the model itself.
-    over = ""  # Why no further value will come.
-    forked = False  # Whether this process is a copy of the one that placed the hooks.
-
-    def __init__(self) -> None:
-        self.forwards = 0  # Forwards of the model.
-        self.others = OtherRuns()  # Who else ran it since the hooks were last entered.
-        self.model: Callable[[], nn.Module | None] = _nothing  # The model of those hooks, held weakly.
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("lifecycle", "generator")}
-        return kept | {"model": _nothing}
-
-    def restart(self) -> None:
-        """Forget what was noted about earlier runs, at the beginning of a block."""
-        self.began = self.forwards
-        self.failed = 0
-        self.ran = self.gave_up = self.stopped = self.rested = self.missed = self.backward = self.recomputed = False
-        self.over = self.called = ""
-        self.generator = None
-        self.others = OtherRuns()
-
-    def say_dropped(self) -> None:
-        """Note that nobody holds the hooks any more."""
-        self.over = self.over or "the Hooks that filled this cache is gone; keep it in a variable"
-
-    def fail(self, error: BaseException) -> None:
-        """Note that the forward that is running ends with an exception."""
-        self.failed += 1
-        self.was_full = isinstance(error, (CacheFull, StoreError))
-        self.broke = self.forwards
-
-    @property
-    def since(self) -> int:
-        """Forwards since the hooks were last entered."""
-        return self.forwards - self.began
-
-    @property
-    def any_forward(self) -> bool:
-        """Whether the model has run to its end since the hooks were last entered."""
-        return self.since > self.failed or self.ran
 
 
 class StoredValue:

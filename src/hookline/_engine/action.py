@@ -169,7 +169,7 @@ class Apply:
             return value if result is loan.given and loan.take_back(result) is value else fit(result, value, call)
         if isinstance(result, Tensor):
             return result if is_private(result) else loan.take_back(result)
-        return map_tensors(loan.take_back, result, _in_object=True)
+        return map_tensors(loan.take_back, result, in_objects=True)
 
     def _on_own(self, value: Any, call: Call | None, is_whole: bool) -> Any:
         """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from hookline import _why_nothing_passed as why
 from hookline._cache.budget import Budget
 from hookline._cache.record import EMPTY, Record
 from hookline._engine import parameter_operand
@@ -38,10 +39,10 @@ def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
         new = _change(tap, seen, call, event)
         new = value if new is seen else new
     except SiteError as error:
-        short = tap.why_short(value) if tap.subscripts else ""
+        short = why.why_short(tap, value) if tap.subscripts else ""
         blame(call.site, SiteError(f"{error}{short}") if short else error)
     except EditError as error:
-        blame(call.site, EditError(f"{error}{tap.why_short(value)}") if error.is_longer else error)
+        blame(call.site, EditError(f"{error}{why.why_short(tap, value)}") if error.is_longer else error)
     except Exception as error:
         blame(call.site, error)
     if isinstance(action, Apply):
@@ -134,7 +135,7 @@ def _put(record: Record, kept: Any, stamp: Any, forward: int, budget: Budget | N
     if kept is not NOTHING:
         record.put(kept if budget is None else budget.hold(kept, record, stamp), stamp, forward)
     elif record.value is EMPTY or record.reason:
-        record.explain(f"the transform has kept nothing of '{record.site}'")
+        record.explain(why.NOTHING_KEPT)
 
 
 def blame(site: Site, error: Exception) -> NoReturn:

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from hookline._cache.record import Session
 from hookline._engine import parameters
 from hookline._engine.compiled import code_for, keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
@@ -39,7 +38,7 @@ from hookline._engine.shadowed_forward import (
 )
 from hookline._engine.tap import HotTap, Tap
 from hookline._engine.tracing_guards import refuse_scripting
-from hookline._open_blocks import Blocks
+from hookline._open_blocks import Blocks, Session
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, is_dynamo_loaded

@@ -210,7 +210,7 @@ def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
 
 
 def _copied(value: Any, in_object: bool = False) -> Any:
-    return map_tensors(Tensor.clone, value, _in_object=in_object)
+    return map_tensors(Tensor.clone, value, in_objects=in_object)
 
 
 def _apply(action: Apply, value: Any, is_whole: bool) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from hookline import _why_nothing_passed as why
 from hookline._engine import call_arguments, gradients
 from hookline._engine.action import Observer, Skip
 from hookline._engine.apply_to_part import act
@@ -28,6 +29,7 @@ from hookline._open_blocks import call_user, open_blocks
 from hookline._sites.language import Site
 from hookline._sites.tree import Names
 from hookline._torch import (
+    FUSED_MODULES,
     MODULE_CALL,
     MODULE_CALLS,
     TRACING_MODULES,
@@ -178,8 +180,6 @@ _KINDS: dict[type, tuple[str, ...]] = {
 
 _schemas = lru_cache(maxsize=1024)(operator_schemas)
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
-_UNSEEN = "which runs later, and the functions that it calls then can't be seen; hook the modules and methods it calls"
-FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 Numbered = list[tuple[Tap, int]]
 RunFunction = Callable[["Function", nn.Module, Arguments, Event], Any]  # `pass_through` or `run_event` in call.py.
 
@@ -194,7 +194,7 @@ def run(
 ) -> Any:
     """Run a module's forward, or a method that is called by itself, with taps on the functions that it calls."""
     refuse_fx(taps[0][0].site)
-    if isinstance(module, FAST) and not module.training and may_be_fused() and not event.changes:
+    if isinstance(module, FUSED_MODULES) and not module.training and may_be_fused() and not event.changes:
         return called.forward(
             module, *passed
         )  # To look is not to change it: the reason says how to turn that path off.
@@ -213,8 +213,8 @@ def run(
             if not tap.fired:
                 tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
                 if isinstance(output, _LATER):
-                    what = f"'{called.found.__name__}()'" if called.is_method and called.found else "the forward"
-                    tap.problem = f"did not fire: {what} gives a {type(output).__name__}, {_UNSEEN}"
+                    method = called.found.__name__ if called.is_method and called.found else ""
+                    tap.problem = why.runs_later(method, output)
 
 
 class Pause(Observer):
@@ -225,7 +225,9 @@ class Pause(Observer):
 
 def pauses_below(tap: Tap) -> list[Tap]:
     """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
-    below = [module for module in tap.module.modules() if module is not tap.module and isinstance(module, FAST)]
+    below = [
+        module for module in tap.module.modules() if module is not tap.module and isinstance(module, FUSED_MODULES)
+    ]
     return [Tap(tap.site, module, Pause(), tap.session, False, "") for module in below]
 
 
@@ -270,7 +272,9 @@ def entering(entries: Iterable[EntryTap], name: str, module: nn.Module) -> Event
             if caller is None:
                 taps.append(tap)
             elif caller is not module and not (tap.fired or tap.problem) and tap.acts(opened):
-                tap.problem = _belongs_to(caller, tap, entry)
+                model = tap.session.model()
+                path = Names(model).of(caller)[0] if model is not None else ""
+                tap.problem = why.counts_elsewhere(entry.site, path, tap.function)
     event = event_of((module, name, "/"), taps, opened, lambda _: (0, True)) if taps else None
     return event if event is not None and event.taps else None
 
@@ -285,16 +289,6 @@ def _caller(model: nn.Module | None) -> nn.Module | None:
             if isinstance(owner, nn.Module) and (model is None or any(part is owner for part in model.modules())):
                 return owner
     return None
-
-
-def _belongs_to(caller: nn.Module, tap: Tap, entry: Tap) -> str:
-    """Say that a method was called by the forward of another module, and where its functions are then."""
-    model = tap.session.model()
-    path = Names(model).of(caller)[0] if model is not None else ""
-    whose = f"the forward of {path!r}" if path else "the model's own forward"
-    return (
-        f"did not fire: '{entry.site}' was called by {whose}, and what it calls counts there: '{path}/{tap.function}'"
-    )
 
 
 def _is_called_directly(frame: FrameType) -> bool:

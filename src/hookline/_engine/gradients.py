@@ -12,8 +12,9 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, StoredValue, read_value
 from hookline._engine import call_arguments
 from hookline._engine.action import NOTHING, Action, Call
@@ -359,7 +360,7 @@ class Arrival:
         kept = action.keep_gradient(gradient, self.rest, lambda: self._call(numbers[0]), self.site)
         if kept is NOTHING:
             if record.value is EMPTY:
-                record.explain(f"the transform has kept nothing of '{record.site}'")
+                record.explain(why.NOTHING_KEPT)
             return
         task = self.task if self.task is not None else graph_task()
         found = self.passes.get(task)
@@ -426,7 +427,7 @@ def _settle(view: View) -> None:
     alike = base.shape == tensor.shape and base.stride() == tensor.stride()
     whole = alike or (base.numel() == tensor.numel() and base.is_contiguous() and tensor.is_contiguous())
     if node is None or not whole:
-        problem = f"'{view.tap.site}' can get no gradient: a part of it is written in place later"
+        problem = f"'{view.tap.site}' {why.WRITTEN_LATER}"
         if view.tap.missing == RAISE:
             raise NeverFired(problem)
         if view.tap.record is not None and view.tap.record.family is None:
@@ -449,32 +450,11 @@ def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[
     if not torch.is_grad_enabled() and is_in_reentrant_checkpoint():
         tap.fired = True
         return
-    if not tensors:
-        why = "no tensor passes here"
-    elif torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        mode = "torch.inference_mode" if torch.is_inference_mode_enabled() else "torch.no_grad"
-        why = f"{mode} is on; run the model outside it"
-    elif not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-        why = f"{tensors[0].dtype} values have none"
-    else:
-        why = "nothing it depends on requires grad; call requires_grad_() on the input or on a parameter before it"
-        why += _embedding_instead(tap.session.model())
-    _say_problem(tap, site, subscripts, why)
+    _say_problem(tap, site, subscripts, why.why_no_gradient(tensors, tap.session.model()))
 
 
-def _embedding_instead(model: nn.Module | None) -> str:
-    """Say how the values of a model require grad whose input is integers, which can't."""
-    for name, module in model.named_modules() if model is not None else ():
-        if isinstance(module, nn.Embedding):
-            return f"; where the input is integers, hl.edit(model, '{name}', torch.Tensor.requires_grad_) does it"
-    return ""
-
-
-def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) -> None:
-    tap.problem = f"can get no gradient: {why}"
-    tap.hint = ""
-    if tap.active:  # Hooks that stay see runs without gradients too, such as a validation.
-        tap.problem += ", or deactivate the hook for such a run"
+def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], reason: str) -> None:
+    tap.problem, tap.hint = why.no_gradient_problem(reason, stays=tap.active), ""
     problem = f"'{site}' {tap.problem}"
     if tap.missing == RAISE:
         raise NeverFired(problem)
@@ -487,6 +467,6 @@ def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], why: str) ->
     if tap.has_warned or tap.missing == IGNORE:
         return
     tap.has_warned = True
-    if why not in tap.session.warned_of:  # Warn once for all the sites with this reason.
-        tap.session.warned_of += (why,)
+    if reason not in tap.session.warned_of:  # Warn once for all the sites with this reason.
+        tap.session.warned_of += (reason,)
         warn(problem)

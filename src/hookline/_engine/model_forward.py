@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from hookline import _why_nothing_passed as why
 from hookline._cache.record import INSIDE_TRANSFORM
 from hookline._engine.action import NOTHING, Observer, Skip
 from hookline._engine.gradients import settled
@@ -253,30 +254,23 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
     lost, covered = forward.link(model)
     names = Names(model)
     places = {id(module): name for name, module in names.once()} if lost else {}
-    lost_sites: dict[tuple[bool, bool], dict[str, tuple[str, str]]] = {}  # By what became of their modules.
+    found: list[why.LostModule] = []
     for tap in lost:
         tap.siblings = None
-        now, place = names.find(tap.path), places.get(id(tap.module), "")
-        what = "taken out of the model" if now is None else f"replaced by another {type(now).__name__}"
+        now = names.find(tap.path)
         if now is not None or tap.exact or tap.missing == RAISE:  # A pattern means what is there.
-            lost_sites.setdefault((now is None, place != ""), {})[f"'{tap.site}'"] = what, place
+            found.append(why.LostModule(tap.site, now, places.get(id(tap.module), "")))
         if tap.record is not None:
             tap.record.clear()
-            tap.record.explain(f"'{tap.site}' was {what}; make the hooks again")
-    for (is_gone, is_elsewhere), sites in lost_sites.items():
-        first, (what, place) = next(iter(sites.items()))
-        them, fate = f"{first} was {what} while hooked, and its hooks", f"act on what was there, which is now {place!r}"
-        if len(sites) > 1:
-            what = what if is_gone else "replaced by other modules"
-            them = f"{first} and {len(sites) - 1} more were {what} while hooked, and their hooks"
-            fate = "act on what was there, which is elsewhere in the model now"
-        warn(f"{them} {fate if is_elsewhere else 'act no more'}; make the hooks again")
+            tap.record.explain(why.why_replaced(tap.site, now))
+    for text in why.hooks_left_behind(found):
+        warn(text)
     if covered:
         forward.links, forward.held = UNKNOWN  # Looks again next time, should this forward fail or be stopped.
-    found = [(forward, tap, tap.seen, tap.fired) for tap in covered]
+    doubtful = [(forward, tap, tap.seen, tap.fired) for tap in covered]
     for tap in covered:
         tap.fired = False  # A compiled graph counts nothing, but it says that something passed.
-    return found
+    return doubtful
 
 
 def _passed_by(covered: list[Covered]) -> list[Covered]:
@@ -298,7 +292,7 @@ def _warn_of_covered(covered: list[Covered]) -> None:
         forward.settled[tap] = tap.module.__dict__.get(tap.method)
     for _, tap, *_ in covered:
         if tap.active and tap.is_covered and tap.missing != IGNORE:
-            warn(f"nothing passed '{tap.site}': {tap.why_covered}")
+            warn(f"nothing passed '{tap.site}': {why.why_covered(tap)}")
 
 
 def _warn_of_generator(tap: Tap) -> None:

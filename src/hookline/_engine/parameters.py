@@ -21,7 +21,6 @@ from hookline._engine.activation_checkpoint import is_only_backward, is_replayin
 from hookline._engine.apply_to_part import act
 from hookline._engine.call_event import event_of
 from hookline._engine.functions import (
-    FAST,
     Function,
     gives_tensors,
     is_followed,
@@ -36,12 +35,12 @@ from hookline._engine.tap import Tap
 from hookline._engine.tracing_guards import refuse_fx, refuse_tracing
 from hookline._open_blocks import open_blocks
 from hookline._sites.tree import refuse_data_parallel
-from hookline._torch import REPLICATE, frame_at, uncompiled
+from hookline._torch import FUSED_MODULES, REPLICATE, frame_at, uncompiled
 from hookline.errors import HooklineError
 
 KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
-_FUSING = frozenset(id(kind.forward.__code__) for kind in FAST)
+_FUSING = frozenset(id(kind.forward.__code__) for kind in FUSED_MODULES)
 _made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
 _KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
 

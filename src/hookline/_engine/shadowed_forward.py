@@ -18,7 +18,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookline._cache.record import Session, ticks
+from hookline._cache.record import ticks
 from hookline._engine import call_arguments, compiled
 from hookline._engine.action import Call, OutputObserver, Skip
 from hookline._engine.activation_checkpoint import is_replaying
@@ -29,7 +29,7 @@ from hookline._engine.model_forward import ModelTap
 from hookline._engine.run_call import pass_through, run, run_event
 from hookline._engine.tap import HotTap, Tap
 from hookline._engine.tracing_guards import refuse_scripting
-from hookline._open_blocks import RESTING, open_blocks
+from hookline._open_blocks import RESTING, Session, open_blocks
 from hookline._sites.language import Site
 from hookline._torch import (
     MODULE_CALL,

@@ -10,15 +10,16 @@ from typing import Any, NoReturn, Protocol
 
 from torch import Tensor, nn
 
-from hookline._cache.record import EMPTY, Record, Session
+from hookline import _why_nothing_passed as why
+from hookline._cache.record import EMPTY, Record
 from hookline._engine.action import Action, Call, KeepingAction
 from hookline._engine.keep import Save
-from hookline._open_blocks import RESTING, Blocks, Rest, acting
+from hookline._open_blocks import RESTING, Blocks, Rest, Session, acting
 from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline._sites.members import Holders
 from hookline._sites.tree import Children, Named
 from hookline._values import copies
-from hookline._values.nested import STAR, describe, expand, leaves
+from hookline._values.nested import STAR, expand, leaves
 from hookline.errors import HooklineError, warn
 
 
@@ -174,13 +175,6 @@ class Tap:
         return self.module.__dict__.get(self.method) is not own
 
     @property
-    def why_covered(self) -> str:
-        """Say that its shadow was replaced."""
-        whose = f"{self.method!r} of this {type(self.module).__name__}"
-        advice = "make the hooks again, unless the new one calls the old one"
-        return f"{whose} was replaced on the instance after the hooks were made; {advice}"
-
-    @property
     def seen(self) -> tuple[int, int]:
         """How often something has passed here, to compare with an earlier time."""
         return self.count, 0 if self.record is None else self.record.count
@@ -249,24 +243,13 @@ class Tap:
             self.fired = True
             return
         did = "captured" if isinstance(self.action, Save) else "changed"
-        self.problem = f"{did} nothing: {self.site.index} selects nothing of {describe(value)}"
-        self.hint = self.why_short(value)
+        self.problem = why.selects_nothing_problem(did, self.site.index, value)
+        self.hint = why.why_short(self, value)
         self.misses += 1
         self.session.missed = True
         if self.active and not self.blocks and not self.has_warned and self.missing != IGNORE:
             self.has_warned = True
             warn(f"'{self.site}' {self.problem}{self.hint}")
-
-    def why_short(self, value: Any) -> str:
-        """Say why a value of a later call may be of one position: in the first call, the prompt passed."""
-        shapes = [tensor.shape for tensor in leaves(value)[:1] if not tensor.is_nested]
-        if self.count < 2 or self.wanted_call is not None or not shapes or len(shapes[0]) < 2 or shapes[0][1] != 1:
-            return ""
-        prompt = self.site._replace(within=0) if self.is_inside else self.site._replace(call=0)
-        return (
-            "; a model that generates with a cache is given one token a call after the prompt: "
-            f"'{prompt}' is the prompt's call alone, and call.number tells an edit which call it is"
-        )
 
     def record_at(self, site: Site, subscripts: tuple[Any, ...] | None = None) -> Record:
         """Return the record of a site: for a `[*]` or a pattern of functions, one for each it stands for."""

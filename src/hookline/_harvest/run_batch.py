@@ -16,11 +16,10 @@ from hookline._harvest.data import Batch, on
 from hookline._harvest.rows_and_padding import Choice, RowChooser, Rule, cast, refuse_padding, takes_output, token_mask
 from hookline._kernel import (
     Found,
-    Tap,
+    Miss,
     Where,
     device_here,
     find_places,
-    is_cut,
     leaves,
     map_tensors,
     offload,
@@ -32,6 +31,7 @@ from hookline._kernel import (
 from hookline._store.disk_format import Array
 from hookline.errors import BadSample, HooklineError, SiteError, warn
 from hookline.parallel import arrived, placement
+from hookline.parallel.ranks import is_cut
 
 ON_ERROR = ("raise", "skip")
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)
@@ -184,6 +184,7 @@ class Pass:
         self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
         self._sites: dict[str, Site] = {}
+        self._warned_of = set[Site]()  # The sites that gave a batch without rows.
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -235,17 +236,17 @@ class Pass:
 
         Where positions are the rows, a batch of short samples has none, and others may have some.
         """
-        for tap in take_misses(self.hooks):
-            if not self._is_short(tap):
-                raise HooklineError(f"'{tap.site}' {tap.problem}{tap.hint}")
-            if not tap.has_warned:
-                tap.has_warned = True
-                warn(f"'{tap.site}' {tap.problem}; a batch without rows is not told of again")
+        for miss in take_misses(self.hooks):
+            if not self._is_short(miss):
+                raise HooklineError(f"'{miss.site}' {miss.problem}{miss.hint}")
+            if miss.site not in self._warned_of:
+                self._warned_of.add(miss.site)
+                warn(f"'{miss.site}' {miss.problem}; a batch without rows is not told of again")
 
-    def _is_short(self, tap: Tap) -> bool:
-        """Whether a tap has captured [samples, 0 positions, ...], and positions are the rows."""
-        part = tap.record.peek() if tap.record is not None and tap.count == 1 else None
-        if not isinstance(part, Tensor) or part.dim() < 3 or self._rule(str(tap.site)) == "batch":
+    def _is_short(self, miss: Miss) -> bool:
+        """Return True if [samples, 0 positions, ...] was captured, and positions are the rows."""
+        part = miss.part
+        if not isinstance(part, Tensor) or part.dim() < 3 or self._rule(str(miss.site)) == "batch":
             return False
         return part.shape[1] == 0 and 0 not in (part.shape[0], *part.shape[2:])
 

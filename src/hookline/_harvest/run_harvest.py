@@ -35,12 +35,13 @@ from hookline._harvest.fingerprints import agreed, model_digest, steady
 from hookline._harvest.resume import begin_or_resume, check_skipped_batches, specification
 from hookline._harvest.run_batch import BatchRows, Pass, RowOptions, needs_output, run_first
 from hookline._harvest.run_units import Counts, Listener, Progress, UnitRunner
-from hookline._kernel import Where, is_running, may_be_a_stage
+from hookline._kernel import Where
 from hookline._store.disk_format import MANIFEST, Manifest, committed, how_many, read_record
 from hookline._store.storage import Storage, open_storage
 from hookline._store.writer import end, sweep
 from hookline._tables import count
 from hookline._tables import size as written
+from hookline._torch import is_running, may_be_a_stage
 from hookline.errors import HooklineError, NeverFired, StoreError, warn
 from hookline.parallel import Replica, meet, replica
 

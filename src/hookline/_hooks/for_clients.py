@@ -3,10 +3,12 @@
 observing            give what passes to objects of the client's own, for the time of a block
 add_observers        the same, as hooks of a `Hooks`
 changes_in           the hooks that have changed something in some modules
+arguments_by_name    the arguments of a call by the names of its parameters
+what_ran             what ran in the block of some hooks
+take_misses          the hooks whose subscripts selected nothing in a block
 warn_unless_entered  name the call whose block has to be entered
 raise_if_all_miss    raise if nothing passes at any place of some hooks
 put_first            let hooks act before all others
-session_of           what is known of the runs that fill a cache
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from hookline._cache.cache import Cache
-from hookline._cache.record import Session
-from hookline._engine.action import Apply, Observer, OutputObserver, Set, Skip
+from hookline._engine.action import Apply, Call, Observer, OutputObserver, Set, Skip
 from hookline._engine.attach import attached, attached_to
+from hookline._engine.call_arguments import bind, parameters_of
 from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps
-from hookline._hooks.hooks import PLAIN, Hooks
-from hookline._open_blocks import open_block, open_blocks
+from hookline._hooks.hooks import PLAIN, Hook, Hooks
+from hookline._open_blocks import Session, open_block, open_blocks
+from hookline._sites.language import Site
 from hookline._sites.resolve import Found
+from hookline._why_nothing_passed import ran_elsewhere
 from hookline.errors import Line
 
 _to_front = itertools.count(-1, -1)
@@ -61,7 +65,7 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
 
     An `OutputObserver` at a module's whole output is called by the hot path.
     """
-    session, taps = session_of(hooks.cache), list[Tap]()
+    session, taps = hooks._lifecycle.session, list[Tap]()
     for place, observer in places:
         if place.site[1:] == PLAIN and isinstance(observer, OutputObserver):
             tap = hot_taps([(place.site.path, place.module, place.siblings)], False, observer, session)[0]
@@ -72,10 +76,54 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
     hooks._add(taps)
 
 
-def changes_in(modules: Iterable[nn.Module]) -> list[Tap]:
+def changes_in(modules: Iterable[nn.Module]) -> list[Hook]:
     """Return the hooks on these modules that put other values in, have done so, and act here."""
     here, taps = open_blocks.get(), [tap for module in modules for tap in attached_to(module)]
-    return [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
+    changes = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
+    return [Hook(tap, lifecycle) for tap in changes if (lifecycle := tap.session.lifecycle()) is not None]
+
+
+def arguments_by_name(call: Call) -> dict[str, Any]:
+    """Return the arguments of a call of a module or method by the names of its parameters."""
+    method = call.site.method
+    own = getattr(type(call.module), method or "forward", None) or getattr(call.module, method)
+    return bind((call.args, dict(call.kwargs)), parameters_of(own))
+
+
+class Ran(NamedTuple):
+    """What ran in the block of some hooks."""
+
+    forward: bool  # The model ran to its end.
+    compiled: bool  # It ran inside a compiled graph.
+    failed: bool  # A forward raised.
+    elsewhere: str  # The sentence that says that the model ran where the block does not act, or "".
+
+
+def what_ran(hooks: Hooks) -> Ran:
+    """Return what ran since these hooks were last entered."""
+    lifecycle, session = hooks._lifecycle, hooks._lifecycle.session
+    elsewhere = ran_elsewhere(lifecycle.model) if session.others.ran else ""
+    return Ran(session.any_forward, session.ran, session.failed > 0, elsewhere)
+
+
+class Miss(NamedTuple):
+    """A hook whose subscripts selected nothing of what passed."""
+
+    site: Site
+    problem: str  # What follows the site in a message.
+    hint: str  # What may be the reason, and what to write instead; or "".
+    part: Any  # What was captured, if its module was called once; else None.
+
+
+def take_misses(hooks: Hooks) -> list[Miss]:
+    """Return the hooks whose subscripts selected nothing in this block. Its end will not warn of them."""
+    session = hooks._lifecycle.session
+    missed = [tap for tap in hooks._taps if tap.misses] if session.missed else []
+    session.missed = False
+    return [
+        Miss(tap.site, tap.problem, tap.hint, tap.record.peek() if tap.record is not None and tap.count == 1 else None)
+        for tap in missed
+    ]
 
 
 def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
@@ -100,8 +148,3 @@ def put_first(hooks: Hooks) -> None:
         hooks._lifecycle.deactivate([tap])
         tap.order = next(_to_front)
         hooks._lifecycle.activate([tap])
-
-
-def session_of(cache: Cache) -> Session:
-    """Return what is known of the runs that fill a cache."""
-    return cache._session

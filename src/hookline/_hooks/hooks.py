@@ -516,14 +516,6 @@ class Hooks(Tabular):
         return self._narrow(taps)
 
 
-def take_misses(hooks: Hooks) -> list[Tap]:
-    """Return the hooks whose subscripts selected nothing in this block. Its end will not warn of them."""
-    session = hooks._lifecycle.session
-    missed = [tap for tap in hooks._taps if tap.misses] if session.missed else []
-    session.missed = False
-    return missed
-
-
 def _calls_of(keep: str | int) -> int | None:
     """Return how many calls are kept, None for all."""
     if keep == "last":

@@ -27,7 +27,8 @@ from types import CellType, FrameType
 
 from torch import nn
 
-from hookline._cache.record import EMPTY, Generating, Record, Session
+from hookline import _why_nothing_passed as why
+from hookline._cache.record import EMPTY, Record
 from hookline._engine import offload
 from hookline._engine.action import Stop
 from hookline._engine.attach import attach, attached_to, copy_as_before, detach, following, forget_locks
@@ -39,6 +40,8 @@ from hookline._hooks import diagnose
 from hookline._hooks.diagnose import Gradients, Message
 from hookline._open_blocks import (
     RESTING,
+    Generating,
+    Session,
     Token,
     close_block,
     current_runner,
@@ -53,8 +56,6 @@ from hookline._sites.tree import unwrap
 from hookline._torch import frames, is_any_compiled, is_dynamo_loaded
 from hookline.errors import HooklineError, Line, user_line, warn
 
-NOT_YET = "nothing passed '{site}' in this block; the stored value is from an earlier one"
-REMOVED = "nothing passed '{site}' before its hook was removed"  # The site is put in when somebody reads it.
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "anyio", "pluggy")
@@ -91,7 +92,7 @@ class OpenBlock(Token):
             tap.fired = tap.fired or fired
             del self.before[-1]
         for tap in self.taps if self.hides_values else ():
-            if tap.record is not None and tap.record.reason is NOT_YET:
+            if tap.record is not None and tap.record.reason is why.NOT_YET:
                 tap.record.reason = ""  # The model did not run, so there is nothing to complain about.
 
 
@@ -185,7 +186,7 @@ class Lifecycle:
             tap.active = False
             tap.blocks = NO_BLOCKS
             if tap.record is not None and tap.record.value is EMPTY and not tap.record.family:
-                tap.record.explain(tap.record.reason or REMOVED)
+                tap.record.explain(tap.record.reason or why.REMOVED)
         self._wire(taps)
         for tap in taps:
             tap.removed = True
@@ -254,7 +255,7 @@ class Lifecycle:
             if tap.problem or tap.ran is not None:
                 tap.problem, tap.hint, tap.misses, tap.ran = "", "", 0, None
             if tap.record is not None and tap.record.value is not EMPTY and not tap.site.is_gradient:
-                tap.record.explain(NOT_YET)
+                tap.record.explain(why.NOT_YET)
                 block.hides_values = True
 
     def leave(self, block: OpenBlock, failed: type[BaseException] | None = None, over: bool = False) -> None:
@@ -266,7 +267,7 @@ class Lifecycle:
             self._close(block)  # Goes on where a Ctrl-C stopped the first attempt.
             raise
         if over:
-            self.session.over = "its block is over"
+            self.session.over = why.BLOCK_OVER
         began, failures = block.session_before
         self.session.began = began
         self.session.failed += failures
@@ -376,7 +377,7 @@ class Lifecycle:
             close_block(block)
             block.taps, block.before = [], []  # Another context may still hold the block.
         self.blocks = []
-        self.session.say_dropped()
+        self.session.over = self.session.over or why.HOOKS_GONE
         if self.forward.owner is not None:
             self.detach_all()
         self.is_dropped = True

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, cast, overload
 import torch  # noqa: F401  # For the examples.
 from torch import nn
 
+from hookline import _why_nothing_passed as why
 from hookline._cache.cache import Cache
 from hookline._engine.action import NOTHING
 from hookline._engine.shadowed_forward import is_shadow
@@ -233,10 +234,7 @@ def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kw
     if output is STOPPED and is_running():
         reshard_after_stop(lifecycle.model, is_over=True)
     if not lifecycle.session.since and not is_method and not any(hook.fired for hook in hooks):
-        what = getattr(call, "__name__", None) or type(call).__name__
-        raise NeverFired(
-            f"{what} did not run {type(lifecycle.model).__name__}, the model that it was given with, nor a part"
-        )
+        raise NeverFired(why.did_not_run(call, lifecycle.model))
     if not lifecycle.session.since:
         lifecycle.session.forwards += 1  # A method that does not call the model itself has run it all the same.
         path = Names(lifecycle.model).of(owner)[0] if isinstance(owner, nn.Module) else ""

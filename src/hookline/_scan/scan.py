@@ -123,7 +123,7 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
 def _places(model: nn.Module, observe: Observe) -> Places:
     """Return the inputs and the output of every module, at which to observe."""
     modules = [(name, one) for name, one in Names(model).once() if not (is_scripted(one) or is_container(one))]
-    places = [Found(Site(name, port), module, False, None) for name, module in modules for port in ("inputs", "output")]
+    places = [Found(Site(name, port), module) for name, module in modules for port in ("inputs", "output")]
     return [(place, observe) for place in places]
 
 

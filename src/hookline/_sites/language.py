@@ -109,12 +109,17 @@ class Pattern(NamedTuple):
         return Site(path, *self[3:])
 
     def matches(self, path: str) -> bool:
-        """Whether the wildcards match this module path; linear in its length."""
+        """Return True if the wildcards match this module path; linear in its length."""
         if self.member.endswith("()"):  # A method is the last name: `**.encode()` may be one of the model itself.
             return _match_names([*filter(None, path.split(".")), self.member], (*self.segments, _ANY_NAME))
         if not path or (None not in self.segments and path.count(".") != len(self.segments) - 1):
             return False
         return _match_names(path.split("."), self.segments)
+
+    def means(self, site: Site) -> bool:
+        """Return True if a site matches: path and member by the wildcards, port, call and subscripts exactly."""
+        same_place = self.matches(site.path) and matches_name(site.member, self.member)
+        return same_place and self.at(site.path)._replace(member=site.member) == site
 
 
 @lru_cache(maxsize=16384)

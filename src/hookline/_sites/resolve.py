@@ -45,9 +45,9 @@ class Found(NamedTuple):
 
     site: Site
     module: nn.Module
-    exact: bool
-    siblings: Children | None
-    holders: Holders = ()  # Of a parameter: all who hold it.
+    exact: bool = False  # Whether it was named, and not found by a pattern.
+    siblings: Children | None = None
+    holders: Holders = ()  # For a parameter: all modules that hold it.
 
 
 def find_places(model: nn.Module, where: Iterable[Where]) -> list[Found]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline import Site
-from hookline._kernel import Pattern, matches_name, parse, refuse_flags, refuse_numbers, same_values
+from hookline._kernel import parse, refuse_flags, refuse_numbers, same_values
 from hookline._plot.plot import Plottable, PlotValues
 from hookline._stats import Stats, numbers_of_pieces
 from hookline._store.disk_format import how_many, parts, read_manifest
@@ -160,7 +160,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         pattern = parse(str(where))
         if where in self or pattern.path is not None:
             return [self._find(where)]
-        found = [name for name in self if _means(pattern, Site.parse(name))]
+        found = [name for name in self if pattern.means(Site.parse(name))]
         if not found:
             raise NotCaptured(f"{str(where)!r} matches nothing in this store{did_you_mean(str(where), self)}")
         return found
@@ -246,11 +246,6 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
     def _title(self) -> str:
         left_out = f", {len(self.skipped):,} of them skipped" if self.skipped else ""
         return f"{count(len(self), 'array')} of {count(self.samples, 'sample')}{left_out}, {count(self.nbytes, 'byte')}"
-
-
-def _means(pattern: Pattern, site: Site) -> bool:
-    same_place = pattern.matches(site.path) and matches_name(site.member, pattern.member)
-    return same_place and pattern.at(site.path)._replace(member=site.member) == site
 
 
 def _same_rows(mine: Rows, theirs: Rows) -> bool:

@@ -196,9 +196,9 @@ _MOST_OBJECTS = 20_000
 _TOO_MUCH = -1  # Among memory: there is more than was looked at.
 
 
-def share(value: Any) -> Any:
-    """Return `value` with every tensor copied on write."""
-    return map_tensors(share_tensor, value)
+def share(value: Any, objects: bool = False) -> Any:
+    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
+    return map_tensors(share_tensor, value, in_objects=objects)
 
 
 def copy_all(value: Any) -> Any:
@@ -317,7 +317,7 @@ class Loan:
 
     def __init__(self, value: Any) -> None:
         self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # A copy, what it is a copy of, and its state.
-        self.given = self._lend(value) if isinstance(value, Tensor) else map_tensors(self._lend, value, _in_object=True)
+        self.given = self._lend(value) if isinstance(value, Tensor) else map_tensors(self._lend, value, in_objects=True)
         self._before = state_of(self.given)
 
     def _lend(self, tensor: Tensor) -> Tensor:

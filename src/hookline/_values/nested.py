@@ -199,7 +199,7 @@ def map_tensors(
     function: Callable[[Tensor], Any],
     value: Any,
     _inside: tuple[int, ...] = (),
-    _in_object: bool = False,
+    in_objects: bool = False,
     rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
 ) -> Any:
     """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`.
@@ -218,13 +218,13 @@ def map_tensors(
     parts = children(value)
     if parts is None:
         # Inside a copied object copy every object, even one without tensors: an empty key-value cache will get some.
-        parts = _own_attributes(value) if _in_object and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
-        _in_object = parts is not None
+        parts = _own_attributes(value) if in_objects and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
+        in_objects = parts is not None
     if parts is None or len(_inside) > DEEPEST:
         is_buffer = type(value) is bytearray or type(value).__name__ == "ndarray"  # Somebody may write into it.
         return copy.copy(value) if is_buffer and rebuild is _rebuild else value
     inside = (*_inside, id(value))
-    mapped = {key: map_tensors(function, part, inside, _in_object, rebuild) for key, part in parts.items()}
+    mapped = {key: map_tensors(function, part, inside, in_objects, rebuild) for key, part in parts.items()}
     return rebuild(value, mapped)
 
 

@@ -14,16 +14,15 @@ from hookline._kernel import (
     Call,
     Found,
     address,
-    call_arguments,
+    arguments_by_name,
     changes_in,
     leaf_places,
     leaves,
     method_names,
-    ran_elsewhere,
-    session_of,
     shape_of,
     share,
     unwrap,
+    what_ran,
     write_subscripts,
 )
 from hookline._stats import Numbers, Stats, numbers_of_pieces
@@ -68,7 +67,7 @@ def changes(call: Call, origin: Origin | None) -> list[str]:
     modules = [made_in.module] if came_in else list(made_in.module.modules())
     ports = ("input", "inputs") if came_in else ("input", "inputs", "output", "param")
     return list(
-        dict.fromkeys(f"{tap.action.kind} at '{tap.site}'" for tap in changes_in(modules) if tap.site.port in ports)
+        dict.fromkeys(f"{hook.kind} at '{hook.site}'" for hook in changes_in(modules) if hook.site.port in ports)
     )
 
 
@@ -250,8 +249,7 @@ def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tu
     if call.site.function:
         bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
     else:
-        own = getattr(type(call.module), call.site.method or "forward", None) or getattr(call.module, call.site.method)
-        bound = call_arguments.bind((call.args, dict(call.kwargs)), call_arguments.parameters_of(own))
+        bound = arguments_by_name(call)
     written = {address(tensor) for tensor in leaves(value)} - {0}
     came: list[tuple[Site, Finding]] = []
     kept: dict[Site, Any] = {}
@@ -380,25 +378,25 @@ def _scaler_hint(finding: Finding, dtype: torch.dtype) -> list[str]:
 
 def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
     """Warn if nothing was watched: the model ran on another thread, or called none of the places of a pattern."""
-    session, sites = session_of(hooks.cache), {place.site: None for place in places}
+    ran, sites = what_ran(hooks), {place.site: None for place in places}
     fired = {hook.site for hook in hooks if hook.fired}
-    if session.others.ran and not fired:
-        warn(f"nothing was watched: {ran_elsewhere(model)}")
-    elif session.any_forward and not session.failed and not fired.intersection(sites) and not places[0].exact:
+    if ran.elsewhere and not fired:
+        warn(f"nothing was watched: {ran.elsewhere}")
+    elif ran.forward and not ran.failed and not fired.intersection(sites) and not places[0].exact:
         named = ", ".join(f"'{site}'" for site in list(sites)[:3])
         warn(f"nothing was watched: {type(model).__name__} ran, and did not call {named}; hl.scan shows what it calls")
 
 
 def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -> None:
     """Warn of methods that ran in a block without a forward or backward of the model: what they return is not seen."""
-    session, kind = session_of(hooks.cache), type(model).__name__
+    ran, kind = what_ran(hooks), type(model).__name__
     unseen = [site for site in methods if site not in {hook.site for hook in hooks}]
     if unseen:
         warn(
             f"'{unseen[0]}' was called by itself, not in a forward of {kind}: the modules that it calls were watched, "
             f'and what it makes of their outputs was not; name it too: hl.watch(model, "**", "{unseen[0]}")'
         )
-    elif session.ran or session.others.ran or any(hook.fired for hook in hooks):
+    elif ran.compiled or ran.elsewhere or any(hook.fired for hook in hooks):
         return
     elif any(not name.startswith("_") for module in model.modules() for name in method_names(module)):
         warn(

@@ -19,7 +19,6 @@ from hookline._kernel import (
     Names,
     Observer,
     describe,
-    is_running,
     is_scripted,
     leaves,
     share,
@@ -28,7 +27,7 @@ from hookline._scan.fake_run import observed, undisturbed
 from hookline._scan.list_sites import user_line_text
 from hookline._scan.restore import left_as_found
 from hookline._stats import numbers_of_pieces
-from hookline._torch import graph_task
+from hookline._torch import graph_task, is_running
 from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces
 from hookline.errors import BadValue
 

@@ -29,7 +29,6 @@ from hookline._kernel import (
     children,
     describe,
     find_places,
-    is_running,
     leaf_places,
     leaves,
     refuse_flags,
@@ -41,7 +40,14 @@ from hookline._kernel import (
     write_subscripts,
 )
 from hookline._tables import count
-from hookline._torch import current_transform, graph_task, is_dynamo_loaded, known_version, when_backward_ends
+from hookline._torch import (
+    current_transform,
+    graph_task,
+    is_dynamo_loaded,
+    is_running,
+    known_version,
+    when_backward_ends,
+)
 from hookline._watch import reports, rerun
 from hookline._watch.bad_values import (
     Finding,
@@ -652,7 +658,7 @@ class Watcher:
             begin = Check(first.site, self, first.rule, False, forward=False)
             end = Check(last.site, self, self.rule, self.backward, forward=False)
             ends += [(self._outer, begin), (self._outer, end)]
-        yield from ((Found(check.site, module, False, None), check) for module, check in ends)
+        yield from ((Found(check.site, module), check) for module, check in ends)
         for place in [one for one in self._places if one.site != Site("")]:
             check = Check(place.site, self, self.rule, self.backward)
             check.is_torchs = type(place.module).__module__.startswith("torch.nn.")

@@ -313,7 +313,7 @@ class Comparison:
         """Run the model once under hook functions, and a block."""
         self.state.restore()  # Before anything is attached, which it would take away.
         with block or nullcontext(), self.points.opened(list(wanted)):
-            return self.model(**map_tensors(_fresh, dict(self.given), _in_object=True))
+            return self.model(**map_tensors(_fresh, dict(self.given), in_objects=True))
 
     def _compare(self, one: Any, other: Any, check: str, problem: str) -> Iterator[PointRow]:
         if not is_same(one, other):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, ValuesView
-from typing import Any, TypeVar, overload
+from contextlib import AbstractContextManager, _GeneratorContextManager
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import nn
 
-from hookline._kernel import Names, describe, is_scripted, must_enter, refuse_flags, unwrap
-from hookline.errors import EditError, HooklineError
+from hookline._kernel import Names, describe, is_scripted, refuse_flags, unwrap
+from hookline.errors import EditError, HooklineError, warn
 from hookline.points.caching import CacheOptions, NamesFilter, Saver, caching_hooks, loss_of, run_with_cache
 from hookline.points.hook_points import (
     RAISES,
@@ -33,12 +35,45 @@ from hookline.points.hook_points import (
 
 Pairs = Iterable[tuple[NameOrFilter, HookFunction]]
 Kind = TypeVar("Kind", bound=type[nn.Module])
+Options = ParamSpec("Options")
+Yielded = TypeVar("Yielded")
 KEY = "_hookline_points"  # Where an instance of a decorated class keeps its points.
 CHAINED = (  # Methods that return the model itself.
     *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_"),
     *("share_memory", "to", "to_empty", "train", "type", "xpu"),
 )
 DELEGATED = ("__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__")
+
+
+class Unstarted(_GeneratorContextManager[Any, None, None]):
+    """A block made of a generator. It warns if it is dropped without having been entered."""
+
+    is_used = False
+
+    def __enter__(self) -> Any:
+        self.is_used = True
+        return super().__enter__()
+
+    def __call__(self, function: Any) -> Any:
+        self.is_used = True  # As a decorator: each call enters a block like this one.
+        return super().__call__(function)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self.is_used and not _is_finalizing():
+            name = self.func.__name__
+            warn(f"{name} was never entered and did nothing; write `with {name}(...):`")
+
+
+def must_enter(
+    function: Callable[Options, Generator[Yielded, None, None]],
+) -> Callable[Options, AbstractContextManager[Yielded]]:
+    """Make a `with` block of a generator function, as contextlib.contextmanager does; warn if it is never entered."""
+
+    @functools.wraps(function)
+    def make(*args: Options.args, **kwargs: Options.kwargs) -> AbstractContextManager[Yielded]:
+        return Unstarted(function, args, kwargs)
+
+    return make
 
 
 class HookedRoot(nn.Module):
