@@ -3,7 +3,7 @@
  *
  *     path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
  *
- * This is `src/hookline/sites.py` in TypeScript, function by function: text that means some sites in Python means the same
+ * This is `src/hookline/_sites/language.py` in TypeScript, function by function: text that means some sites in Python means the same
  * sites on the page, and a test holds one against the other. Change them together.
  */
 

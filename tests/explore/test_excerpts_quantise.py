@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline._explore.excerpts import MOST_LEVELS, FullValue, dense, kind_of_source, levels_of, quantise, read
+from hookline._explore.excerpts import MOST_LEVELS, FullValue, kind_of_source, levels_of, quantise, read
+from hookline._plot.plot_data import dense
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hookline._explore import excerpts
-from hookline._explore.excerpts import FullValue, Pick, Summary, dense, kind_of_source, of_tokens, pick_all
-from hookline._plot.plot_data import dead_share
+from hookline._explore.excerpts import FullValue, Pick, Summary, kind_of_source, of_tokens, pick_all
+from hookline._plot.plot_data import dead_share, dense
 from hookline._stats import histogram, numbers
 
 

@@ -14,7 +14,7 @@ KINDS = ("own", "lens") if importlib.util.find_spec("transformer_lens") else ("o
 
 @pytest.fixture(params=KINDS, autouse=True)
 def kind_of_points(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Whose hook points `auto_hook` makes; `test_hook_points_transformer_lens.py` has a fixture of this name of its own."""
+    """Say whose hook points `auto_hook` makes. `test_hook_points_transformer_lens.py` overrides this fixture."""
     if request.param == "own":
         monkeypatch.setattr(hook_points, "lens", lambda: None)
     hook_points.as_point.cache_clear()

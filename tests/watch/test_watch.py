@@ -385,7 +385,7 @@ class TestWaiting:
 
     @pytest.fixture(autouse=True)
     def device(self, monkeypatch):
-        monkeypatch.setattr(Watcher, "waits", lambda watcher, tensor: not watcher.at_once)
+        monkeypatch.setattr(Watcher, "reads_later", lambda watcher, tensor: not watcher.at_once)
 
     def test_a_bad_forward_is_seen_again_with_all_that_went_in(self):
         with torch.no_grad():

@@ -1,6 +1,6 @@
-"""What a page warns of, gravest first: NaN, Inf, exploding, vanishing, constant, dead, never called.
+"""The warnings on a page, gravest first: NaN, Inf, exploding, vanishing, constant, dead, never called.
 
-One place is one warning; the same for many layers (`h.0.mlp` ... `h.11.mlp`) is one too, at the worst of them.
+Many layers with the same problem (`h.0.mlp` ... `h.11.mlp`) are one warning, at the worst of them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from hookline._explore.excerpts import Summary
 from hookline._explore.module_tree import Node
 from hookline._explore.run_or_load import SiteValue
+from hookline._plot.plot_data import FAR
 from hookline._tables import count
 
 LEVELS = ("error", "warning", "note")
 KINDS = ("nan", "inf", "exploding", "vanishing", "constant", "dead", "never", "same")
-TIMES = 1000.0  # By so much a size grows or shrinks over depth before it is called exploding or vanishing.
-AT_ONCE = 100.0  # The same from one layer to the next.
+AT_ONCE = 100.0  # The growth from one layer to the next that is worth a warning; over all layers it is `FAR`.
 FEWEST_LAYERS = 3
-FEWEST_SEEN = 16  # Times that a unit must have been seen before it may be called dead.
+FEWEST_SEEN = 16  # How often a unit must have been seen before it is called dead.
 DEAD, MANY_DEAD = 0.1, 0.5
-_NUMBER = re.compile(r"(\d+)(?![^\[]*\])")  # Of a name: what is inside brackets picks parts of a value, and no layer.
+_NUMBER = re.compile(r"(\d+)(?![^\[]*\])")  # A number in a name, outside of brackets, which select parts of a value.
 _NEAR_LIMIT = 0.1  # A share of the largest number of a dtype.
 
 
 class Alarm(NamedTuple):
-    """One warning, with the fields of a page's."""
+    """One warning, with the fields that the page reads."""
 
     level: str
     what: str
@@ -40,19 +40,19 @@ class Alarm(NamedTuple):
     text: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a page."""
+        """Return the warning for JSON."""
         return self._asdict()
 
 
-class Seen(NamedTuple):
-    """A site of one run, and its numbers."""
+class SiteSummary(NamedTuple):
+    """A site of one run, and the summary of its value."""
 
     number: int
     entry: SiteValue
     summary: Summary
 
 
-def alarms(runs: Sequence[Sequence[Seen]], modules: Sequence[Node]) -> list[Alarm]:
+def alarms(runs: Sequence[Sequence[SiteSummary]], modules: Sequence[Node]) -> list[Alarm]:
     """Return every warning, gravest first."""
     found: list[Alarm] = []
     types = {name: node.type for node in modules for name in (node.path, *node.also)}
@@ -66,7 +66,7 @@ def alarms(runs: Sequence[Sequence[Seen]], modules: Sequence[Node]) -> list[Alar
 
 
 def family(name: str) -> str:
-    """Return a name with its numbers left open: those of one family are the same place in many layers.
+    """Return a name with each number as `*`. Names of one family are the same place in many layers.
 
     >>> family("h.10.mlp"), family("layer2.0.conv1")
     ('h.*.mlp', 'layer*.*.conv*')
@@ -74,8 +74,8 @@ def family(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def _not_finite(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
-    """NaN and Inf spread: the first site that has some is named, and how many others have."""
+def _not_finite(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
+    """Warn about NaN and Inf. They spread, so only the first site is named, with the number of others."""
     for what, word in (("nan", "NaN"), ("inf", "Inf")):
         bad = [one for one in sites if getattr(one.summary.numbers, what)]
         masks = [one for one in bad if what == "inf" and not one.summary.has_plus_inf]
@@ -93,15 +93,15 @@ def _not_finite(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
 
 
 class _Growth(NamedTuple):
-    """How sizes change over the layers of a chain, in orders: over all of it, or at once from one layer to the next."""
+    """How the magnitude of values changes over the layers of a chain."""
 
-    orders: float  # Of what is out of the ordinary: the way through the chain, or else its largest jump.
+    orders: float  # Orders of magnitude: over the whole chain, or of its largest single step.
     text: str
-    at: Seen
+    at: SiteSummary
 
 
-def _over_depth(sites: Sequence[Seen], run: int, types: Mapping[str, str]) -> Iterator[Alarm]:
-    """Sizes that grow or shrink by orders over the layers of a family; gradients from the last layer to the first."""
+def _over_depth(sites: Sequence[SiteSummary], run: int, types: Mapping[str, str]) -> Iterator[Alarm]:
+    """Warn about magnitudes that explode or vanish over layers; gradients from the last layer to the first."""
     for members in _families(sites).values():
         sized = [one for one in members if one.summary.finite and 0 < one.summary.rms < float("inf")]
         yield from _near_limit(sized, run)
@@ -111,28 +111,28 @@ def _over_depth(sites: Sequence[Seen], run: int, types: Mapping[str, str]) -> It
             yield _alarm("warning", "exploding" if worst.orders > 0 else "vanishing", worst.at, run, worst.text)
 
 
-def _chains(members: Sequence[Seen], types: Mapping[str, str]) -> list[list[Seen]]:
-    """Return the members of a family that are alike: they differ in one number of their name, and are of one type.
+def _chains(members: Sequence[SiteSummary], types: Mapping[str, str]) -> list[list[SiteSummary]]:
+    """Return chains of members that differ in one number of their name and have the same type.
 
-    Where the types are not known, the number is the first one that varies: that of the block, and not of what is in it.
+    If the types are not known, the number is the first one that varies: that of the block, not of a layer inside it.
     """
     parts = [_NUMBER.split(str(one.entry.site)) for one in members]
     varying = [place for place, numbers in enumerate(zip(*parts, strict=True)) if place % 2 and len(set(numbers)) > 1]
     kinds = [types.get(one.entry.site.path, "") for one in members]
-    found: dict[tuple[object, ...], list[Seen]] = {}
+    found: dict[tuple[object, ...], list[SiteSummary]] = {}
     for place in varying if all(kinds) else varying[:1]:
         for one, part, kind in zip(members, parts, kinds, strict=True):
             found.setdefault((place, kind, *part[:place], *part[place + 1 :]), []).append(one)
     return [chain for chain in found.values() if len(chain) >= FEWEST_LAYERS]
 
 
-def _growth(chain: Sequence[Seen]) -> _Growth | None:
-    """Return what is out of the ordinary in a chain."""
+def _growth(chain: Sequence[SiteSummary]) -> _Growth | None:
+    """Return how a chain explodes or vanishes; None if it does not."""
     first, last = chain[0], chain[-1]
     jumps = [(_orders(before, after), before, after) for before, after in pairwise(chain)]
     through, sign = _orders(first, last), 1 if first.summary.rms <= last.summary.rms else -1
     what = "the gradient's size (rms)" if first.entry.site.is_gradient else "the size (rms)"
-    if abs(through) >= log10(TIMES):
+    if abs(through) >= log10(FAR):
         orders, _, after = max(jumps, key=lambda jump: sign * jump[0])
         most = f"most at '{after.entry.site}' ({_times(orders)})"
         return _Growth(through, f"{what} {_grows(through)} from {_sized(first)} to {_sized(last)}, {most}", after)
@@ -142,7 +142,7 @@ def _growth(chain: Sequence[Seen]) -> _Growth | None:
     return _Growth(orders, f"{what} {_grows(orders)} at once, from {_sized(before)} to {_sized(after)}", after)
 
 
-def _orders(before: Seen, after: Seen) -> float:
+def _orders(before: SiteSummary, after: SiteSummary) -> float:
     return log10(after.summary.rms) - log10(before.summary.rms)
 
 
@@ -154,12 +154,12 @@ def _times(orders: float) -> str:
     return f"{10 ** abs(orders):.3g} times"
 
 
-def _sized(seen: Seen) -> str:
+def _sized(seen: SiteSummary) -> str:
     return f"'{seen.entry.site}' ({seen.summary.rms:.2g})"
 
 
-def _near_limit(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
-    """Numbers of half precision that are about to overflow."""
+def _near_limit(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
+    """Warn about float16 numbers that are close to overflow."""
     near = [
         one
         for one in sites
@@ -171,8 +171,8 @@ def _near_limit(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
         yield _alarm("warning", "exploding", worst, run, text)
 
 
-def _constant(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
-    """A value that is the same number everywhere tells nothing; a gradient may be, as that of a sum, unless it is 0."""
+def _constant(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
+    """Warn about constant values. A constant gradient is normal (the gradient of a sum), except 0."""
     constant = [one for one in sites if one.summary.is_constant]
     constant = [one for one in constant if not one.entry.site.is_gradient or not one.summary.numbers.norm]
     for members in _families(constant).values():
@@ -182,23 +182,25 @@ def _constant(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
         yield _alarm("warning", "constant", members[0], run, f"{_named(members)} {verb} {what} everywhere")
 
 
-def _dead(sites: Sequence[Seen], run: int) -> Iterator[Alarm]:
-    """Units that are zero wherever they were seen, and they were seen often enough."""
+def _dead(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
+    """Warn about units that are zero wherever they were seen, if they were seen often enough."""
     dead = [one for one in sites if (one.summary.dead or 0) >= DEAD and one.summary.seen >= FEWEST_SEEN]
     dead = [one for one in dead if not one.summary.is_constant]
     for members in _families(dead).values():
         shares = sorted((one.summary.dead or 0.0) for one in members)
         worst = max(members, key=lambda one: one.summary.dead or 0.0)
-        span = " to ".join(dict.fromkeys((_percent(shares[0]), _percent(shares[-1]))))  # Once, if they read the same.
+        # Only once, if both read the same.
+        span = " to ".join(dict.fromkeys((_percent(shares[0]), _percent(shares[-1]))))
         level = "warning" if shares[-1] >= MANY_DEAD else "note"
         text = f"{_named(members)}: {span} of the units are zero wherever they were seen"
         yield _alarm(level, "dead", worst, run, text)
 
 
 def _never(modules: Sequence[Node]) -> Iterator[Alarm]:
-    """Modules that were there and were not called, nor anything in them: a forward may take their parts one by one."""
+    """Note modules that were not called, and nothing inside them either."""
     called = {node.path for node in modules if node.calls}
-    used = {path[:end] for path in called for end in range(len(path)) if path[end] == "."}  # What they are parts of.
+    # Modules around a called one.
+    used = {path[:end] for path in called for end in range(len(path)) if path[end] == "."}
     silent = [node for node in modules if any(hazard.startswith("never called") for hazard in node.hazards)]
     silent = [node for node in silent if node.path not in used]
     found: dict[tuple[str, str], list[Node]] = {}
@@ -211,29 +213,29 @@ def _never(modules: Sequence[Node]) -> Iterator[Alarm]:
         yield Alarm("note", "never", None, nodes[0].path, 0, f"'{nodes[0].path}'{more}: {why}")
 
 
-def _families(sites: Sequence[Seen]) -> dict[str, list[Seen]]:
-    found: dict[str, list[Seen]] = {}
+def _families(sites: Sequence[SiteSummary]) -> dict[str, list[SiteSummary]]:
+    found: dict[str, list[SiteSummary]] = {}
     for one in sites:
         found.setdefault(family(str(one.entry.site)), []).append(one)
     return found
 
 
-def _named(members: Sequence[Seen]) -> str:
-    """Name one site, or a family of them by its first and its last."""
+def _named(members: Sequence[SiteSummary]) -> str:
+    """Name one site, or a family by its first and its last site."""
     first, last = (f"'{one.entry.site}'" for one in (members[0], members[-1]))
     return first if len(members) == 1 else f"{len(members)} sites, {first} … {last}"
 
 
-def _alarm(level: str, what: str, seen: Seen, run: int, text: str) -> Alarm:
+def _alarm(level: str, what: str, seen: SiteSummary, run: int, text: str) -> Alarm:
     return Alarm(level, what, seen.number, seen.entry.site.path, run, text)
 
 
-def _size(seen: Seen) -> float:
+def _size(seen: SiteSummary) -> float:
     return max(abs(seen.summary.numbers.min), abs(seen.summary.numbers.max))
 
 
 def _percent(share: float) -> str:
-    """Say a share: all of it is 100 %, and what is not all is not rounded to it.
+    """Write a share in percent. Only a share of 1 is written as 100 %.
 
     >>> _percent(0.125), _percent(0.999), _percent(1.0)
     ('12 %', 'over 99 %', '100 %')

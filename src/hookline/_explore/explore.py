@@ -1,4 +1,4 @@
-"""`hl.explore`: one page to browse what a model did, in one HTML file that needs nothing else."""
+"""`hl.explore`: write one HTML file in which to browse what a model did."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NAMES = ("first", "second")
 
 @dataclass(frozen=True)
 class Page(os.PathLike[str]):
-    """A page that was written: a path, which a notebook shows as the page itself."""
+    """A page that was written. It is a path, and a notebook shows it as the page itself."""
 
     path: Path
     sites: int
     bytes: int
 
     def open(self) -> None:
-        """Show it in a browser."""
+        """Show the page in a browser."""
         webbrowser.open(self.path.resolve().as_uri())
 
     def __fspath__(self) -> str:
@@ -132,7 +132,7 @@ def template() -> str:
 
 
 def refuse_to_replace(target: Path) -> None:
-    """Raise where there is something that is not a page, or there is no folder for it: before anything is run."""
+    """Raise if the target exists and is not a page, or its folder is missing, before anything runs."""
     if not target.parent.is_dir():
         raise StoreError(f"'{target}' can't be written: there is no folder '{target.parent}'; make it first")
     if not target.exists():
@@ -144,7 +144,7 @@ def refuse_to_replace(target: Path) -> None:
 def _runs_of_model(
     model: nn.Module, run: Any, against: Any, at: Any, loss: Loss | None, names: list[str], call: Any
 ) -> list[Run]:
-    """Run a model, or a call that runs it, once or twice; what it is held against may have been captured before."""
+    """Run the model once, or twice with `against`, which may also be a cache captured earlier."""
     if run is None:
         raise HooklineError(
             "a page of a model needs its arguments: explore(model, run=(ids,)), or a mapping of keywords"
@@ -171,7 +171,7 @@ def _refuse_for_values(run: Any, loss: Any, model: Any) -> None:
 
 
 def _refuse_another_model(model: nn.Module | None, runs: Sequence[Run]) -> None:
-    """Raise if a model has none of the modules that the values are of."""
+    """Raise if a model has none of the modules that the values come from."""
     if model is None:
         return
     inside = unwrap(model)
@@ -184,7 +184,7 @@ def _refuse_another_model(model: nn.Module | None, runs: Sequence[Run]) -> None:
 
 
 def _chosen(what: Any, at: Any) -> Any:
-    """Return the sites of a cache that are to be shown."""
+    """Return a cache with only the sites in `at`."""
     if at is None:
         return what
     if isinstance(what, (str, os.PathLike)) and not os.path.isdir(what):
@@ -197,13 +197,13 @@ def _chosen(what: Any, at: Any) -> Any:
 
 
 def _trains(what: Any) -> bool:
-    """Whether a model has something that does otherwise in training mode, and is in it."""
+    """Return True if a model has dropout or a norm layer in training mode."""
     modules = what.modules() if isinstance(what, nn.Module) else ()
     return any(module.training for module in modules if isinstance(module, (AnyDropout, AnyNorm)))
 
 
 def _names(names: Sequence[str] | None, wanted: int) -> list[str]:
-    """Return what the runs are called."""
+    """Return the names of the runs."""
     if names is None:
         return list(NAMES) if wanted == 2 else ["run"]
     if isinstance(names, Mapping):

@@ -1,4 +1,4 @@
-"""The tree of modules that a page shows: from a model, or from nothing but the names of sites."""
+"""The tree of modules that a page shows: from a model, or only from the names of sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline._scan.scan import Scan
 
 @dataclass
 class Node:
-    """One module of the tree, with the fields of a page's."""
+    """One module of the tree, with the fields that the page reads."""
 
     path: str
     type: str = ""
@@ -32,7 +32,7 @@ class Node:
     sites: list[int] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a page."""
+        """Return the module for JSON."""
         return asdict(self)
 
 
@@ -69,14 +69,14 @@ def _of_model(model: nn.Module) -> Iterator[Node]:
 
 
 def _module_of(site: Site, names: Mapping[str, Node]) -> str:
-    """Return the module that a site belongs to: the holder of a parameter, else that of its path."""
+    """Return the path of the module that a site belongs to: for a parameter, the module that holds it."""
     if site.path in names or site.port != "param":
         return site.path
     return site.path.rpartition(".")[0]
 
 
 def _add(path: str, nodes: dict[str, Node]) -> Node:
-    """Add a module that only its name tells of, and those above it."""
+    """Add a module that is known by name only, and the modules above it."""
     above = path.rpartition(".")[0]
     if above not in nodes:
         _add(above, nodes)
@@ -85,7 +85,7 @@ def _add(path: str, nodes: dict[str, Node]) -> Node:
 
 
 def _note(node: Node, entry: SiteValue) -> None:
-    """Take calls, shape and dtype from what passed at a module's output."""
+    """Copy calls, shape and dtype from the value at a module's output."""
     if entry.site.port != "output" or entry.site.member or entry.site.call is not None:
         return
     node.calls = entry.calls if node.calls is None else node.calls
@@ -94,7 +94,7 @@ def _note(node: Node, entry: SiteValue) -> None:
 
 
 def _note_silent(run: Run, names: Mapping[str, Node], model: nn.Module | None) -> None:
-    """Mark modules that were watched and not called."""
+    """Mark modules that were captured but not called."""
     for site in run.silent:
         node = names.get(site.path)
         if (
@@ -115,7 +115,7 @@ def _note_silent(run: Run, names: Mapping[str, Node], model: nn.Module | None) -
 
 
 def _note_scan(scan: Scan, names: Mapping[str, Node]) -> None:
-    """Take over what a scan found: the order in which modules begin, calls, hazards."""
+    """Copy what a scan found: the order in which modules begin, calls, hazards."""
     for position, row in enumerate(scan):
         node = names.get(Site.parse(row.site).path)
         if node is None:
@@ -128,7 +128,7 @@ def _note_scan(scan: Scan, names: Mapping[str, Node]) -> None:
 
 
 def _number(nodes: Any, sites: Sequence[SiteValue]) -> None:
-    """Number modules in the order in which something first passed at them."""
+    """Number modules in the order of their first value."""
     first = {
         node.path: min((number for number in node.sites if not sites[number].site.is_gradient), default=None)
         for node in nodes
@@ -140,7 +140,7 @@ def _number(nodes: Any, sites: Sequence[SiteValue]) -> None:
 
 
 def _in_order(nodes: Mapping[str, Node]) -> Iterator[Node]:
-    """Return the modules depth first."""
+    """Yield the modules depth first."""
     below: dict[str, list[str]] = {}
     for path in nodes:
         if path:

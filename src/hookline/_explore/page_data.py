@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Site
-from hookline._explore.alarms import Alarm, Seen, alarms
+from hookline._explore.alarms import Alarm, SiteSummary, alarms
 from hookline._explore.excerpts import (
     WEIGHTS,
     FullValue,
@@ -37,12 +37,12 @@ from hookline._scan.scan import Scan
 from hookline.errors import HooklineError
 
 FORMAT = ["hookline page", 1]
-FEWEST_BYTES = 400  # Of a picture that is worth looking at.
+FEWEST_BYTES = 400  # A smaller picture is not worth showing.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")  # Half a pair of surrogates can't be written as UTF-8.
 _PARTNERS = {"output": "grad_output", "input": "grad_input", "inputs": "grad_inputs"}
 
 
-class Place:
+class PageSite:
     """One site of a page: what passed there in each run, and the difference."""
 
     def __init__(self, number: int, entries: Sequence[SiteValue | None], notes: list[str]) -> None:
@@ -64,7 +64,7 @@ class Place:
         return None if entry is None or entry.source is None else FullValue(entry.source, self.kind)
 
     def _difference(self, notes: list[str]) -> FullValue | None:
-        """Return the second run less the first, where both have something of one shape."""
+        """Return the second run minus the first, if both have a value of the same shape."""
         one, other = self.entries
         if one is None or other is None or one.source is None or other.source is None:
             return None
@@ -79,7 +79,7 @@ class Place:
         return [value for value in self.values if value is not None and value.elements]
 
     def as_json(self, gradient: int | None, value: int | None) -> dict[str, Any]:
-        """Return all but the pictures for a page."""
+        """Return everything for JSON except the pictures."""
         site = self.entry.site
         return {
             "name": str(site),
@@ -98,14 +98,14 @@ class Place:
         }
 
     def pictures(self, bytes: float) -> dict[str, Any]:
-        """Return the pictures for a page, each within so many bytes."""
+        """Return the pictures for JSON, each of at most `bytes` bytes."""
         pairs = [_excerpt(value, bytes) for value in self.values]
         tokens = [None if pair is None else of_tokens(*pair) for pair in pairs] if self.kind == "tokens" else None
         return {"tokens": tokens, "picture": [None if pair is None else _picture(*pair, bytes) for pair in pairs]}
 
 
 def _excerpt(value: FullValue | None, bytes: float) -> tuple[FullValue, list[Pick]] | None:
-    """Return what to show of a value; nothing where there is no room for the least of it."""
+    """Return which part of a value to show; None if even the smallest picture is too large."""
     if value is None or not value.elements:
         return None
     picks = excerpt(value.kind, value.shape, bytes)
@@ -135,7 +135,7 @@ def contents(
     measured: Any = None,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return what a page of one or two runs holds, of about so many bytes as JSON."""
+    """Return the data of a page of one or two runs, about `bytes` bytes as JSON."""
     said = [*notes, *(note for run in runs for note in run.notes)]
     places = _places(runs, said)
     said += _unused(tokens, places)
@@ -159,8 +159,8 @@ def contents(
     return page
 
 
-def _places(runs: Sequence[Run], notes: list[str]) -> list[Place]:
-    """Return every site of the runs, in order; and say which ones only one of them has."""
+def _places(runs: Sequence[Run], notes: list[str]) -> list[PageSite]:
+    """Return every site of the runs, in order; add a note about sites that only one run has."""
     sites = list(dict.fromkeys(site for run in runs for site in run.entries))
     for run in runs:
         missing = [site for site in sites if site not in run.entries]
@@ -168,11 +168,11 @@ def _places(runs: Sequence[Run], notes: list[str]) -> list[Place]:
             more = ", …" if len(missing) > 3 else ""
             named = ", ".join(f"'{site}'" for site in missing[:3])
             notes.append(f"{run.name} does not have {len(missing)} of the sites: {named}{more}")
-    return [Place(number, [run.entries.get(site) for run in runs], notes) for number, site in enumerate(sites)]
+    return [PageSite(number, [run.entries.get(site) for run in runs], notes) for number, site in enumerate(sites)]
 
 
-def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[Place]) -> list[str]:
-    """Say that the tokens that were given are as many as no value has."""
+def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[PageSite]) -> list[str]:
+    """Say that no value has as many tokens as were given."""
     if tokens is None:
         return []
     dimensions = {"tokens": (1,), "attention": (2, 3)}
@@ -180,26 +180,26 @@ def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[Place]) -> 
     given = sorted({len(sample) for sample in tokens})
     if sizes.intersection(given):
         return []
-    return [f"tokens= are not shown: there are {_listed(given)} of a sample, and values have {_listed(sorted(sizes))}"]
+    return [f"tokens= are not shown: there are {_any_of(given)} of a sample, and values have {_any_of(sorted(sizes))}"]
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _any_of(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers)) or "none"
 
 
 def _partners(site: Site, numbers: Mapping[Site, int]) -> tuple[int | None, int | None]:
-    """Return the numbers of the site that has this one's gradient, and of the one whose gradient this is."""
+    """Return the number of the site that holds this one's gradient, and of the site whose gradient this is."""
     gradient = site._replace(port=_PARTNERS.get(site.port, ""))
     value = site._replace(port=site.port.removeprefix("grad_")) if site.is_gradient else None
     return numbers.get(gradient), None if value is None else numbers.get(value)
 
 
-def _warnings(runs: Sequence[Run], places: Sequence[Place], modules: Sequence[Node]) -> list[Alarm]:
-    seen: list[list[Seen]] = [[] for _ in runs]
+def _warnings(runs: Sequence[Run], places: Sequence[PageSite], modules: Sequence[Node]) -> list[Alarm]:
+    seen: list[list[SiteSummary]] = [[] for _ in runs]
     for place in places:
         for run, (entry, summary) in enumerate(zip(place.entries, place.summaries, strict=False)):
             if entry is not None and summary is not None:
-                seen[run].append(Seen(place.number, entry, summary))
+                seen[run].append(SiteSummary(place.number, entry, summary))
     found = alarms(seen, modules)
     differences = [place.summaries[2] for place in places if len(place.summaries) == 3]
     if differences and all(
@@ -209,8 +209,8 @@ def _warnings(runs: Sequence[Run], places: Sequence[Place], modules: Sequence[No
     return found
 
 
-def _add_pictures(page: dict[str, Any], places: Sequence[Place], bytes: int) -> None:
-    """Give pictures to the sites, of the bytes that everything else leaves."""
+def _add_pictures(page: dict[str, Any], places: Sequence[PageSite], bytes: int) -> None:
+    """Add pictures to the sites, within the bytes that everything else leaves."""
     pictures = [(place, value) for place in places for value in place.drawn]
     costs = [cost(place.kind, value.shape) for place, value in pictures]
     weights = [WEIGHTS.get(place.kind, 1) for place, _ in pictures]
@@ -224,7 +224,7 @@ def _add_pictures(page: dict[str, Any], places: Sequence[Place], bytes: int) -> 
 
 
 def measurements(measured: Any, numbers: Mapping[Site, int], modules: set[str]) -> list[dict[str, Any]]:
-    """Return numbers that were measured with one place after the other changed, for a page."""
+    """Return the measurements of a sweep, or of several by title, for JSON."""
     if measured is None:
         return []
     if not isinstance(measured, Mapping):
@@ -236,7 +236,7 @@ def measurements(measured: Any, numbers: Mapping[Site, int], modules: set[str]) 
 
 
 def _unknown(measured: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which measured places are not on the page: their names may be misspelt."""
+    """Say which measured places are not on the page; their names may be misspelt."""
     rows = [row for one in measured for row in one["rows"]]
     names = dict.fromkeys(row["name"] for row in rows if row["site"] is None and row["module"] is None)
     return [f"measured= names what is not on this page: {', '.join(map(repr, names))}"] if names else []
@@ -261,7 +261,7 @@ def _scalar(value: Any, title: str) -> float | str:
 
 
 def text_of(page: Mapping[str, Any]) -> str:
-    """Return a page's data as JSON that no HTML can be mistaken in."""
+    """Return a page's data as JSON that is safe inside HTML."""
     text = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # They occur in strings only.
 

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from hookline import Cache, Hooks, Site
-from hookline._explore.excerpts import dense
 from hookline._kernel import (
     DEEPEST,
     Where,
@@ -31,7 +29,10 @@ from hookline._kernel import (
     unwrap,
     write_subscripts,
 )
-from hookline._scan.restore import left_as_found
+from hookline._plot.plot_data import dense
+from hookline._scan.fake_run import call_arguments_of, refuse_lazy
+from hookline._scan.list_sites import every_module
+from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._scan.scan import Scan, scan
 from hookline._store.rows import Rows
 from hookline._store.store import Store
@@ -39,30 +40,44 @@ from hookline._tables import count
 from hookline.errors import HooklineError, NeverFired, SiteError, StaleValue
 
 Loss = Callable[[Any], Tensor]
+MOST_PARTS = 8  # Tensors of one value that are shown: a key-value cache has two for each layer.
 
 
-def arguments(run: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a model, given as a tuple, as a mapping of keywords, or as the only one."""
-    if isinstance(run, Mapping):
-        return (), dict(run)
-    return (run if isinstance(run, tuple) else (run,)), {}
+class SiteValue(NamedTuple):
+    """One tensor that passed a site, or what passed there instead."""
+
+    site: Site
+    source: Tensor | Rows | None
+    describe: str
+    dtype: str
+    shape: tuple[int, ...]
+    calls: int
+    # The ways to write each of the subscripts that select the tensor in its value.
+    parts: tuple[tuple[int | str, ...], ...] = ()
+
+
+@dataclass
+class Run:
+    """What passed in one run, in order, and the captured sites at which nothing passed."""
+
+    name: str
+    entries: dict[Site, SiteValue] = field(default_factory=dict)
+    silent: list[Site] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Callable[..., Any] | None = None) -> Cache:
-    """Run a model once, or a function that runs it; return what passed, and with a loss of its output the gradients."""
-    if any(map(is_lazy, model.parameters())):
-        raise HooklineError(
-            f"{type(model).__name__} has parameters without a shape yet: run the model once, then explore"
-        )
+    """Run a model, or a function that runs it, once; return what passed, and the gradients of `loss` if given."""
+    refuse_lazy(model, "explore")
     if loss is not None and not callable(loss):
         raise HooklineError(f"loss= takes a function from the output to one number, not {loss!r}")
     if loss is not None and torch.is_inference_mode_enabled():
         raise HooklineError("no gradient can come of this loss: torch.inference_mode is on; explore outside it")
-    args, kwargs = arguments(run)
-    where = (_everything,) if at is None else tuple(at) if isinstance(at, (list, tuple)) else (at,)
+    args, kwargs = call_arguments_of(run)
+    where = (every_module,) if at is None else tuple(at) if isinstance(at, (list, tuple)) else (at,)
     hooks = short_form(model)
     if loss is not None:
-        _watch_gradients(hooks, model, where)
+        _capture_gradients(hooks, model, where)
     hooks.capture(*where)
     if at is None:
         hooks.when_missing("ignore")  # The page lists what is never called.
@@ -81,46 +96,39 @@ def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Calla
 
 
 def scanned(model: nn.Module, run: Any) -> Scan | None:
-    """Return what each module would do with these arguments; None for a model that can't be tried out."""
-    args, kwargs = arguments(run)
+    """Return a scan of the model with these arguments; None if it can't be scanned."""
+    args, kwargs = call_arguments_of(run)
     try:
         return scan(model, *args, **kwargs)
-    except Exception:  # The real run has worked: what a scan adds is not worth an error.
+    except Exception:  # The real run worked; what a scan adds is not worth an error.
         return None
 
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """Put back what a run leaves behind: attributes, buffers such as a BatchNorm's, and the random numbers."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = {tensor.device.index or 0 for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
-    try:
-        with left_as_found(unwrap(model)), torch.random.fork_rng(devices=sorted(devices)):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):  # Batch norm writes where torch does not count it.
-                    buffer.copy_(before)
+    with (
+        buffers_as_found(model),
+        left_as_found(unwrap(model)),
+        torch.random.fork_rng(devices=sorted(devices)),
+    ):
+        yield
 
 
-def _everything(_name: str, _module: nn.Module) -> bool:
-    return True
-
-
-def _watch_gradients(hooks: Hooks, model: nn.Module, where: tuple[Where, ...]) -> None:
-    """Capture the gradient wherever a value is captured that can have one."""
+def _capture_gradients(hooks: Hooks, model: nn.Module, where: tuple[Where, ...]) -> None:
+    """Capture the gradient wherever a value is captured."""
     values = [
         place.site for place in find_places(model, where) if not place.site.is_gradient and place.site.port != "param"
     ]
     gradients = [site._replace(port=f"grad_{site.port}") for site in values]
     if gradients:
         hooks.capture(*gradients)
-        hooks.when_missing("ignore")  # Integers have none, nor what depends on nothing that is learned.
+        hooks.when_missing("ignore")  # Some values have none: integers, and what depends on no parameter.
 
 
 def _backward(model: nn.Module, loss: Any, given: Any) -> None:
-    """Send gradients back through the values, without a trace in the parameters' `grad`."""
+    """Run the backward of the loss without changing the parameters' `grad`."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise HooklineError(
             f"loss= takes a function from the output to one number as a tensor; it gave {describe(loss)}"
@@ -135,33 +143,8 @@ def _backward(model: nn.Module, loss: Any, given: Any) -> None:
     torch.autograd.grad(loss, ends, allow_unused=True)
 
 
-MOST_PARTS = 8  # Tensors of one value that are shown: a key-value cache has two for each layer.
-
-
-class SiteValue(NamedTuple):
-    """One tensor that passed a site, or what passed there instead."""
-
-    site: Site
-    source: Tensor | Rows | None
-    describe: str
-    dtype: str
-    shape: tuple[int, ...]
-    calls: int
-    parts: tuple[tuple[int | str, ...], ...] = ()  # Ways to write each subscript that says which tensor of a value.
-
-
-@dataclass
-class Run:
-    """What passed in one run, in order; and which sites were watched at which nothing passed."""
-
-    name: str
-    entries: dict[Site, SiteValue] = field(default_factory=dict)
-    silent: list[Site] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 def run_of(what: Any, name: str) -> Run:
-    """Return what a cache, a store, any mapping from site to value, or a file or folder of those holds."""
+    """Return the values of a cache, a store, any mapping from site to value, or the path of one."""
     if isinstance(what, (str, os.PathLike)):
         what = Store(what) if os.path.isdir(what) or "://" in os.fspath(what) else Cache.load(what)
     if not isinstance(what, Mapping):
@@ -183,7 +166,7 @@ def run_of(what: Any, name: str) -> Run:
 
 
 def _each(what: Mapping[Any, Any]) -> Iterator[tuple[Site, Any, int]]:
-    """Return each site, its latest value, and how many calls there were."""
+    """Yield each site with its latest value and the number of calls."""
     for key in what:
         site = key if isinstance(key, Site) else Site.parse(key)
         if not isinstance(what, Cache):
@@ -193,11 +176,10 @@ def _each(what: Mapping[Any, Any]) -> Iterator[tuple[Site, Any, int]]:
 
 
 def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[SiteValue]:
-    """Return one entry for each tensor of a value; of a value without any, one that says what it is."""
+    """Yield an entry for each tensor of a value; for a value without tensors, one that describes it."""
     if isinstance(value, Rows):
-        yield SiteValue(
-            site, value, f"{_name(value.dtype)} {tuple(value.shape)}", _name(value.dtype), tuple(value.shape), calls
-        )
+        dtype, shape = _dtype_name(value.dtype), tuple(value.shape)
+        yield SiteValue(site, value, f"{dtype} {shape}", dtype, shape, calls)
         return
     tensors, text = leaves(value), _describe(value)
     found = list(zip(leaf_places(value), tensors, strict=True))
@@ -216,18 +198,20 @@ def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[S
 
 
 def _ways(value: Any, place: tuple[Any, ...]) -> tuple[tuple[int | str, ...], ...]:
-    """Return all subscripts that mean each one of `place`: an index also from the end, or the name of a field."""
+    """Return all ways to write each subscript of `place`: an index, one from the end, the name of a field."""
     found = []
     for key in place:
         part, parts = get_part(value, (key,)), list(children(value) or ())
         at = parts.index(key) if key in parts else 0
         named = fields(value)[at : at + 1]
-        found.append(tuple(way for way in dict.fromkeys((key, at, at - len(parts), *named)) if _is(value, way, part)))
+        found.append(
+            tuple(way for way in dict.fromkeys((key, at, at - len(parts), *named)) if _leads_to(value, way, part))
+        )
         value = part
     return tuple(found)
 
 
-def _is(value: Any, way: Any, part: Any) -> bool:
+def _leads_to(value: Any, way: Any, part: Any) -> bool:
     try:
         return isinstance(way, (int, str)) and get_part(value, (way,)) is part
     except SiteError:
@@ -235,7 +219,7 @@ def _is(value: Any, way: Any, part: Any) -> bool:
 
 
 def _in_containers(value: Any, depth: int = 0) -> set[int]:
-    """Return which tensors tuples, dicts and the like hold: not those of other objects."""
+    """Return the ids of tensors in tuples, dicts and other containers, not those inside other objects."""
     if isinstance(value, Tensor):
         return {id(value)}
     parts = (children(value) or {}) if depth < DEEPEST else {}
@@ -244,14 +228,14 @@ def _in_containers(value: Any, depth: int = 0) -> set[int]:
 
 def _entry(site: Site, tensor: Tensor, text: str, calls: int) -> SiteValue:
     if tensor.is_meta:
-        return SiteValue(site, None, f"{text} without data", _name(tensor.dtype), tuple(tensor.shape), calls)
+        return SiteValue(site, None, f"{text} without data", _dtype_name(tensor.dtype), tuple(tensor.shape), calls)
     try:
-        source = dense(tensor)
+        source = dense(tensor, complex_as_size=False)
     except (RuntimeError, NotImplementedError) as error:
-        return SiteValue(site, None, f"{text}, which can't be read: {error}", _name(tensor.dtype), (), calls)
+        return SiteValue(site, None, f"{text}, which can't be read: {error}", _dtype_name(tensor.dtype), (), calls)
     if source.is_complex():
         text += ", shown by size"
-    return SiteValue(site, source, text, _name(tensor.dtype), tuple(source.shape), calls)
+    return SiteValue(site, source, text, _dtype_name(tensor.dtype), tuple(source.shape), calls)
 
 
 def _describe(value: Any) -> str:
@@ -260,9 +244,9 @@ def _describe(value: Any) -> str:
     tensors = leaves(value)
     if isinstance(value, Tensor) or not tensors:
         return describe(value)
-    kinds = ", ".join(dict.fromkeys(_name(tensor.dtype) for tensor in tensors))
+    kinds = ", ".join(dict.fromkeys(_dtype_name(tensor.dtype) for tensor in tensors))
     return f"{describe(value)}: {kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
 
 
-def _name(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")

@@ -25,7 +25,6 @@ from hookline._plot.figures_and_scales import (
     refuse_log,
     scale_of,
 )
-from hookline._plot.heatmaps import layer_labels, value_name
 from hookline._plot.plot_data import (
     FAR,
     POSITIVE,
@@ -41,9 +40,11 @@ from hookline._plot.plot_data import (
     families,
     is_gradient,
     kind_of,
+    layer_labels,
     measure,
     numbers_of,
     statistic_name,
+    value_name,
 )
 from hookline._sites.language import Site
 from hookline._stats import histogram as counted

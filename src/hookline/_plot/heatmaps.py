@@ -30,7 +30,7 @@ from hookline._plot.figures_and_scales import (
 )
 from hookline._plot.plot_data import (
     POSITIVE,
-    Depth,
+    Axis,
     MaskedNumbers,
     NamedTensor,
     PlotOptions,
@@ -38,13 +38,14 @@ from hookline._plot.plot_data import (
     along_depth,
     by_token,
     dense,
-    depth_of,
     families,
     is_attention,
+    layer_labels,
     numbers_of,
     sample_of,
     statistic_name,
     token_labels,
+    value_name,
 )
 from hookline._tables import count
 from hookline.errors import HooklineError
@@ -223,11 +224,6 @@ def _bars(one: NamedTensor, ax: Axes | None, options: PlotOptions, numbers: Mask
     return ax
 
 
-def value_name(tensor: Tensor) -> str:
-    """Return what the numbers of a picture are."""
-    return "size of the complex value" if tensor.is_complex() else "value"
-
-
 def lay_out(tiles: Tensor, across: int) -> MaskedNumbers:
     """Lay matrices out side by side, line by line, with gaps between them; what is finer than pixels is averaged."""
     numbers = numbers_of(tiles)
@@ -265,13 +261,6 @@ def _across(total: int, rows: int, columns: int) -> int:
 def _constant(numbers: MaskedNumbers) -> str:
     finite = numbers.values[numbers.values.isfinite()]
     return f"every value is {finite[0]:.4g}" if len(finite) > 1 and bool((finite == finite[0]).all()) else ""
-
-
-class Axis(NamedTuple):
-    """The labels along one side of a sheet, and what they are."""
-
-    labels: Sequence[str]
-    title: str
 
 
 def layers(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
@@ -347,12 +336,3 @@ def heads(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions
     notes = (about(many), found[0][1], options.note)
     entitle(ax, options.title, f"{label}, each {queries} queries × {keys} keys", *notes)
     return ax
-
-
-def layer_labels(names: list[str]) -> Axis:
-    """Return the labels of a line for each name: its layer if that is enough."""
-    values = list(along_depth(names).values())
-    places = depth_of(values if len({*values}) == len(names) else names)
-    if len(places.labels) < len(names):
-        places = Depth.one_by_one(names)
-    return Axis(places.labels, places.title)

@@ -113,12 +113,20 @@ def about(many: Mapping[str, NamedTensor]) -> str:
     return what.pop() if len(what) == 1 and any(one.tensor.dim() for one in many.values()) else count(len(many), "site")
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements can be read one by one; complex ones by their size."""
+def dense(tensor: Tensor, complex_as_size: bool = True) -> Tensor:
+    """Return a tensor of any layout as a dense one, complex numbers as their magnitudes; a nested one becomes flat."""
     tensor = tensor.detach()
+    if tensor.is_nested:
+        parts = [part.reshape(-1) for part in tensor.unbind()]
+        tensor = torch.cat(parts) if parts else torch.zeros(0, dtype=tensor.dtype)
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
-    return tensor.abs() if tensor.is_complex() else tensor
+    return tensor.abs() if complex_as_size and tensor.is_complex() else tensor
+
+
+def value_name(tensor: Tensor) -> str:
+    """Return what the numbers of a picture are."""
+    return "size of the complex value" if tensor.is_complex() else "value"
 
 
 def numbers_of(tensor: Tensor) -> MaskedNumbers:
@@ -341,6 +349,22 @@ def depth_of(names: Sequence[str]) -> Depth:
         title = found[0].template if len(found) == 1 else f"{stems.pop()}*"
         return Depth({name: order.index(layer[name]) for name in names}, order, f"layer {title}")
     return Depth.one_by_one(names)
+
+
+class Axis(NamedTuple):
+    """The labels along one side of a sheet, and what they are."""
+
+    labels: Sequence[str]
+    title: str
+
+
+def layer_labels(names: list[str]) -> Axis:
+    """Return the labels of a line for each name: its layer if that is enough."""
+    values = list(along_depth(names).values())
+    places = depth_of(values if len({*values}) == len(names) else names)
+    if len(places.labels) < len(names):
+        places = Depth.one_by_one(names)
+    return Axis(places.labels, places.title)
 
 
 def along_depth(names: Iterable[str]) -> dict[str, str]:

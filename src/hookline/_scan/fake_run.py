@@ -1,7 +1,7 @@
-"""Run a model to see what it would do: on fake tensors or, where it can't run on those, for real. Nothing changes.
+"""Run a model to see what it would do: on fake tensors or, if it can't run on those, for real. Nothing changes.
 
-Shapes and dtypes are those of a real run, nothing is computed, no weights are read. The model, its buffers and the
-random numbers are left as they were, and nothing outside of the model keeps a tensor of the run.
+On fake tensors, shapes and dtypes are those of a real run, but nothing is computed and no weights are read. The model,
+its buffers and the random numbers are left as they were, and nothing outside of the model keeps a tensor of the run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from hookline._kernel import (
     Found,
@@ -29,41 +30,60 @@ from hookline._kernel import (
     share_for_now,
     unwrap,
 )
-from hookline._scan.restore import Surroundings, left_as_found
+from hookline._scan.restore_modules import left_as_found
+from hookline._scan.restore_surroundings import Surroundings
 from hookline._torch import FAKE_TENSOR_LOGGER, FakeTensor, FakeTensorMode, unseen_by_subclasses
+from hookline.errors import HooklineError
 
 T = TypeVar("T")
 Places = Sequence[tuple[Found, Observer]]
-Watch = Callable[[], tuple[Places, Callable[[], T]]]
+MakeObservers = Callable[[], tuple[Places, Callable[[], T]]]  # Returns the observers, and a function that reads them.
 
 
-def try_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch[T]) -> tuple[T, str]:
-    """Run a model under the observers that `watch` makes for each attempt; return what these saw, and how it ran."""
+def call_arguments_of(run: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that `run=` stands for: a tuple of them, a mapping of keywords, or a single one."""
+    if isinstance(run, Mapping):
+        return (), dict(run)
+    return (run if isinstance(run, tuple) else (run,)), {}
+
+
+def refuse_lazy(model: nn.Module, then: str) -> None:
+    """Raise if a model has lazy parameters, which its first run makes."""
+    if any(map(is_lazy, model.parameters())):
+        raise HooklineError(
+            f"{type(model).__name__} has parameters without a shape yet: run the model once, then {then}"
+        )
+
+
+def try_out(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], make_observers: MakeObservers[T]
+) -> tuple[T, str]:
+    """Run a model under new observers for each attempt; return what they saw, and how the model was run."""
     model = unwrap(model)
     around = Surroundings(model)
 
-    def attempt(run: OnFakes | ForReal) -> T:
-        places, read = watch()
+    def attempt(run: FakeRun | RealRun) -> T:
+        places, read = make_observers()
         try:
             with observed(model, places):
                 run(model, args, kwargs)
             return read()
         except BaseException:
-            around.put_back(run)  # What was put back can't be named here: the traceback holds tensors of the run too.
+            around.put_back(run)  # The return value is of no use: the traceback also holds tensors of the run.
             raise
 
-    fakes, copies = OnFakes(), ForReal()
+    fake, real = FakeRun(), RealRun()
     try:
-        found = copy_context().run(attempt, fakes)  # What the run sets in context variables ends with it.
+        found = copy_context().run(attempt, fake)  # In a copy, so that the run sets no context variable here.
     except Exception as error:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise
         why = _first_line(error)
     else:
-        return found, "on fake tensors: nothing was computed" + _freed(around.free(fakes))
-    found = copy_context().run(attempt, copies)
+        return found, "on fake tensors: nothing was computed" + _freed(around.free(fake))
+    found = copy_context().run(attempt, real)
     note = f"on a real run, since fake tensors don't suffice for this model: {why}"
-    return found, note + _freed(around.free(copies))
+    return found, note + _freed(around.free(real))
 
 
 def _freed(places: list[str]) -> str:
@@ -72,20 +92,20 @@ def _freed(places: list[str]) -> str:
 
 @contextmanager
 def observed(model: nn.Module, places: Places) -> Iterator[None]:
-    """Let observers see what passes, while all hooks rest, and put back whatever the run leaves on the modules."""
+    """Let observers see what passes, pause all hooks, and put back what the run leaves on the modules."""
     with undisturbed(), left_as_found(model), observing(places):
         yield
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let all hooks rest and compiled graphs too, and leave the random numbers as they were."""
+    """Pause all hooks and compiled graphs, and leave the random numbers as they were."""
     with resting(), torch.random.fork_rng(), _eagerly():
         yield
 
 
-class OnFakes:
-    """A run of a model whose tensors are all fakes: parameters, buffers, and those that are plain attributes."""
+class FakeRun:
+    """A run in which all tensors of a model are fake: parameters, buffers, and plain attributes."""
 
     def __init__(self) -> None:
         self._mode: Callable[[], FakeTensorMode | None] = lambda: None
@@ -113,8 +133,8 @@ class OnFakes:
         return [one for one in _living_tensors() if isinstance(one, FakeTensor) and one.fake_mode is mode]
 
 
-class ForReal:
-    """A run of a model on copy-on-write tensors, so that its own are not written to."""
+class RealRun:
+    """A run on copy-on-write copies of a model's tensors, so that its own are not written to."""
 
     def __init__(self) -> None:
         self._copies: list[StorageWeakRef] = []
@@ -147,7 +167,7 @@ def _living_tensors() -> Iterator[Tensor]:
 
 
 def _storage(tensor: Tensor) -> list[StorageWeakRef]:
-    """Return a weak reference to a tensor's memory, if it is of a kind that has some; subclasses are not asked."""
+    """Return a weak reference to a tensor's memory, if it has any. Methods of subclasses are not called."""
     try:
         with unseen_by_subclasses():
             return [StorageWeakRef(tensor.untyped_storage())]
@@ -162,13 +182,13 @@ def _replace_attributes(model: nn.Module, replace: Callable[[Tensor], Tensor]) -
 
 
 def _eagerly() -> AbstractContextManager[Any]:
-    """Run what is compiled uncompiled, where torch can (since 2.6)."""
+    """Run compiled modules uncompiled, where torch can (since 2.6)."""
     return torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from printing a traceback for what a fake tensor can't do: the real run follows."""
+    """Keep torch from printing a traceback if a fake tensor can't do something: the real run follows."""
     logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     before, logger.disabled = logger.disabled, True
     try:

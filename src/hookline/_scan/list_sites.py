@@ -1,14 +1,13 @@
-"""`hl.sites`: what a pattern means in a model, before anything runs, or as one run shows it."""
+"""`hl.sites`: the places that a pattern means in a model, before it runs or in one trial run."""
 
 from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from hookline import Site
 from hookline._kernel import (
@@ -26,13 +25,13 @@ from hookline._kernel import (
     unwrap,
 )
 from hookline._scan import fake_run
-from hookline._scan.fake_run import Places, try_out
+from hookline._scan.fake_run import Places, call_arguments_of, refuse_lazy, try_out
 from hookline._tables import Table, Tabular
 from hookline._torch import CALLING_FILES, frame_at, frames
-from hookline.errors import HooklineError, SiteError
+from hookline.errors import SiteError
 
-# A line of these is not where something was called, but a part of calling it.
-_PASSED_OVER = (os.path.dirname(os.path.dirname(__file__)), *CALLING_FILES)
+# Frames in these files are skipped when looking for the user's line.
+_SKIPPED = (os.path.dirname(os.path.dirname(__file__)), *CALLING_FILES)
 _LONGEST_LINE = 72
 
 
@@ -76,15 +75,16 @@ def sites(model: nn.Module, *where: Where, run: Any = None) -> Sites:
             where it can, and what passes is listed in that order, each function under its name:
             `sites(model, "0/*", run=(x,))`.
     """
-    found = find_places(model, where or (_everything,))
-    return _listed(model, found) if run is None else _tried(model, found, run)
+    found = find_places(model, where or (every_module,))
+    return _sites_by_name(model, found) if run is None else _sites_in_a_run(model, found, run)
 
 
-def _everything(_name: str, _module: nn.Module) -> bool:
+def every_module(_name: str, _module: nn.Module) -> bool:
+    """Stand for the output of every module where places are asked for."""
     return True
 
 
-def _listed(model: nn.Module, found: list[Found]) -> Sites:
+def _sites_by_name(model: nn.Module, found: list[Found]) -> Sites:
     aliases: dict[int, list[str]] = {}
     for name, module, _ in Names(model).walk():
         aliases.setdefault(id(module), []).append(name)
@@ -110,58 +110,57 @@ def _parameter_count(place: Found) -> int:
     return 0 if tensor is None else tensor.numel()
 
 
-class Passing(NamedTuple):
-    """What passed at a site, at its first call, and from where that came."""
+class FirstCall(NamedTuple):
+    """What passed at a site in its first call, and the user's line that made the call."""
 
-    what: str
+    value: str
     line: str
 
 
-class Listing(Observer):
-    """An action that notes what passes, and the line that called for it."""
+class SitesObserver(Observer):
+    """Note what passes at each site, and the user's line that made the call."""
 
     kind = "list"
 
     def __init__(self) -> None:
-        self.seen: dict[Site, Passing] = {}
+        self.seen: dict[Site, FirstCall] = {}
         self.calls: dict[Site, int] = {}
 
     def __call__(self, value: Any, call: Call, _is_whole: bool, /) -> Any:
         """Note a value."""
         self.calls[call.site] = self.calls.get(call.site, 0) + 1
         if call.site not in self.seen:
-            self.seen[call.site] = Passing(_describe(value), user_line_text())
+            self.seen[call.site] = FirstCall(_describe(value), user_line_text())
         return value
 
 
-def _tried(model: nn.Module, found: list[Found], run: Any) -> Sites:
-    """List what passes in one run, in its order; what was named exactly and did not run comes last."""
+def _sites_in_a_run(model: nn.Module, found: list[Found], run: Any) -> Sites:
+    """List sites in the order in which a run reaches them; exact ones that it does not reach come last."""
     for place in found:
         if place.site.is_gradient:
             raise SiteError(f"'{place.site}': a forward shows no gradient; leave run= out")
-    if any(map(is_lazy, model.parameters())):
-        raise HooklineError(f"{type(model).__name__} has parameters without a shape yet: run the model once, then list")
-    args, kwargs = ((), dict(run)) if isinstance(run, Mapping) else (run if isinstance(run, tuple) else (run,), {})
+    refuse_lazy(model, "list")
+    args, kwargs = call_arguments_of(run)
 
-    def watch() -> tuple[Places, Callable[[], Listing]]:
-        listing = Listing()
-        return [(place, listing) for place in found], lambda: listing
+    def make_observers() -> tuple[Places, Callable[[], SitesObserver]]:
+        observer = SitesObserver()
+        return [(place, observer) for place in found], lambda: observer
 
-    listing, note = try_out(unwrap(model), args, kwargs, watch)
+    observer, note = try_out(unwrap(model), args, kwargs, make_observers)
     asked = {place.site for place in found}
-    names = {site: site if site in asked else _shortest(site, listing) for site in listing.seen}
-    rows = [(str(names[site]) or '""', str(listing.calls[site]), *passing) for site, passing in listing.seen.items()]
+    names = {site: site if site in asked else _shortest(site, observer) for site in observer.seen}
+    rows = [(str(names[site]) or '""', str(observer.calls[site]), *call) for site, call in observer.seen.items()]
     exact = [place for place in found if place.exact]
-    silent = [place.site for place in exact if not any(_is_at(site, place.site) for site in listing.seen)]
+    silent = [place.site for place in exact if not any(_is_at(site, place.site) for site in observer.seen)]
     rows += [(str(site) or '""', "0", "", "") for site in silent]
-    note += "; none of these ran" if not listing.seen else ""
+    note += "; none of these ran" if not observer.seen else ""
     return Sites([*names.values(), *silent], ("site", "calls", "what passes", "line"), rows, note)
 
 
-def _shortest(site: Site, listing: Listing) -> Site:
-    """Leave the number of a function away where it is the only one of its name."""
+def _shortest(site: Site, observer: SitesObserver) -> Site:
+    """Leave out the number of a function's call if it is called only once."""
     second = site._replace(call=1)
-    return site._replace(call=None) if site.function and site.call == 0 and second not in listing.seen else site
+    return site._replace(call=None) if site.function and site.call == 0 and second not in observer.seen else site
 
 
 def _is_at(site: Site, asked: Site) -> bool:
@@ -183,7 +182,7 @@ def user_line_text() -> str:
         file, number = one.f_code.co_filename, one.f_lineno
         if file == fake_run.__file__:  # The model itself was called there.
             return ""
-        if not file.startswith(_PASSED_OVER):
+        if not file.startswith(_SKIPPED):
             break
     else:
         return ""

@@ -72,8 +72,8 @@ class Scan(Tabular, Sequence[Row]):
         return Table(Row._fields, rows, self.note, spare=("dtype", "parameters", "shape", "module"))
 
 
-class Observe(Observer):
-    """Note what passes, and which tensors, so that a later write to them is noticed."""
+class ScanObserver(Observer):
+    """Note what passes, and the version of each tensor, so that a later write to it is noticed."""
 
     kind = "scan"
 
@@ -84,7 +84,7 @@ class Observe(Observer):
         self.seen: dict[str, list[tuple[Tensor, int]]] = {}
 
     def __call__(self, value: Any, call: Call, _is_whole: bool, /) -> Any:
-        """Note a value: at the inputs that a call has begun, at the output what it gave."""
+        """Record the start of a call (at its inputs) or its result (at its output)."""
         path = call.site.path
         if call.site.port == "inputs":
             self.began.setdefault(call.site._replace(port="output"), len(self.began))
@@ -113,46 +113,46 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
         raise HooklineError(f"scan takes a model and its input, not {type(model).__name__}")
     bare = unwrap(model)
 
-    def watch() -> tuple[Places, Callable[[], list[Row]]]:
-        observe = Observe()
-        return _places(bare, observe), lambda: _rows(bare, observe)
+    def make_observers() -> tuple[Places, Callable[[], list[Row]]]:
+        observer = ScanObserver()
+        return _places(bare, observer), lambda: _rows(bare, observer)
 
-    return Scan(*try_out(bare, args, kwargs, watch))
+    return Scan(*try_out(bare, args, kwargs, make_observers))
 
 
-def _places(model: nn.Module, observe: Observe) -> Places:
+def _places(model: nn.Module, observer: ScanObserver) -> Places:
     """Return the inputs and the output of every module, at which to observe."""
     modules = [(name, one) for name, one in Names(model).once() if not (is_scripted(one) or is_container(one))]
     places = [Found(Site(name, port), module) for name, module in modules for port in ("inputs", "output")]
-    return [(place, observe) for place in places]
+    return [(place, observer) for place in places]
 
 
-def _rows(model: nn.Module, observe: Observe) -> list[Row]:
+def _rows(model: nn.Module, observer: ScanObserver) -> list[Row]:
     rows = []
     for name, module in Names(model).once():
         if not is_scripted(module) and is_container(module):
             continue
-        tensors = observe.latest.get(name, [])
+        tensors = observer.latest.get(name, [])
         rows.append(
             Row(
                 str(Site(name)),
                 type(module).__name__,
-                observe.calls.get(name, 0),
+                observer.calls.get(name, 0),
                 ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)),
                 ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:4]) + (", …" if len(tensors) > 4 else ""),
                 parameter_count(module),
-                "; ".join(_hazards(name, module, model, observe)),
+                "; ".join(_hazards(name, module, model, observer)),
             )
         )
-    order = {str(site): position for site, position in observe.began.items()}
+    order = {str(site): position for site, position in observer.began.items()}
     return sorted(rows, key=lambda row: order.get(row.site, len(order)))
 
 
-def _hazards(name: str, module: nn.Module, model: nn.Module, observe: Observe) -> Iterator[str]:
-    calls = observe.calls.get(name, 0)
+def _hazards(name: str, module: nn.Module, model: nn.Module, observer: ScanObserver) -> Iterator[str]:
+    calls = observer.calls.get(name, 0)
     if not calls:
         yield "never called" + why_not_called(name, module, model)
     if calls > 1:
         yield "called several times: keep='all' or '#n'"
-    if any(version >= 0 and known_version(tensor) != version for tensor, version in observe.seen.get(name, [])):
+    if any(version >= 0 and known_version(tensor) != version for tensor, version in observer.seen.get(name, [])):
         yield "overwritten in place later"

@@ -1,5 +1,6 @@
 """Tables: as text that fits its terminal, in colours, and as HTML for a notebook. Knows no torch."""
 
-from hookline._tables.table import Table, Tabular, count, is_terminal, size, table_of, terminal_width
+from hookline._tables.table import Table, Tabular, count, size, table_of
+from hookline._tables.terminal import is_terminal, terminal_width
 
 __all__ = ["Table", "Tabular", "count", "is_terminal", "size", "table_of", "terminal_width"]

@@ -14,7 +14,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hookline._tables.notebooks import Picture, render
-from hookline._tables.terminal import ELLIPSIS, GAP, Column, Grid, arrange, clean, collapse, cut_name, wrap
+from hookline._tables.terminal import (
+    ELLIPSIS,
+    GAP,
+    Column,
+    Grid,
+    arrange,
+    clean,
+    collapse,
+    cut_name,
+    is_terminal,
+    terminal_width,
+    wrap,
+)
 
 ENOUGH_ROWS = 24  # Longer tables show repeated blocks as one.
 MOST_ROWS = 60
@@ -185,27 +197,6 @@ def in_colours(table: Table) -> str:
     with console.capture() as captured:
         console.print(Drawn(table))
     return captured.get().rstrip("\n")
-
-
-def terminal_width(stream: Any = None) -> int | None:
-    """Return how wide the terminal is to which text goes; None if it goes elsewhere, where it may be of any width."""
-    stream = sys.stdout if stream is None else stream
-    if not is_terminal(stream):
-        return None
-    given = os.environ.get("COLUMNS", "")
-    try:
-        columns = int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):  # It says that it is a terminal, but is none of this system's.
-        columns = 0
-    return columns or 80
-
-
-def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal, so that a person reads what is written there."""
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # There is none, or it is closed.
-        return False
 
 
 def count(number: int, noun: str) -> str:

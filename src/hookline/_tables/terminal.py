@@ -1,18 +1,41 @@
-"""Fit a table into a terminal: short cells, repeated rows as one, columns side by side within the width."""
+"""Fit a table into a terminal: its width, short cells, repeated rows as one, columns side by side."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ELLIPSIS = "…"
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _JOINER = "\u200d"  # It makes one picture of several.
+
+
+def terminal_width(stream: Any = None) -> int | None:
+    """Return how wide the terminal is to which text goes; None if it goes elsewhere, where it may be of any width."""
+    stream = sys.stdout if stream is None else stream
+    if not is_terminal(stream):
+        return None
+    given = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # It says that it is a terminal, but is none of this system's.
+        columns = 0
+    return columns or 80
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal, so that a person reads what is written there."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # There is none, or it is closed.
+        return False
 
 
 def clean(text: str) -> str:

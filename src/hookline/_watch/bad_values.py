@@ -1,7 +1,7 @@
-"""Look for bad values: the rule for what is bad, a quick look, a close look, and notes on a device.
+"""Find bad values: the rule for what is bad, a quick check, a full count, and notes on a device.
 
-A quick look (`is_suspicious`) costs one pass over a tensor; only what it finds is examined closely. To look at a value
-on a GPU would mean to wait for it: `Flags` notes the largest element of each there, and reads all of them together.
+The quick check (`is_suspicious`) costs one pass over a tensor; only suspicious ones are counted with `examine`. Reading
+a value on a GPU would wait for it, so `Flags` notes the largest element of each there and reads all notes together.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from hookline import Site
 from hookline._kernel import leaves
 from hookline._torch import local_part, norms_together, stored_values
 
-PIECE = 1 << 22  # Elements that an exact look takes at a time: its copies stay small beside any model.
+PIECE = 1 << 22  # Elements that `examine` takes at a time, so that its copies stay small.
 _INFINITE = float("inf")
 _QUICK = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 _STRIDED = torch.strided
 
 
 class Rule(NamedTuple):
-    """What is bad: NaN always, Inf unless it is allowed, and what is larger than a limit."""
+    """What counts as bad: NaN always, Inf unless it is allowed, and what is larger than a limit."""
 
     limit: float | None = None
     inf: bool = True
-    below: bool = True  # Whether -Inf is bad too: a mask that is given to a model is full of it.
+    below: bool = True  # False if -Inf is allowed: attention masks are full of it.
 
 
 class Finding(NamedTuple):
-    """What is wrong with a tensor: how many of its elements, and where the first of them is."""
+    """What is wrong with a tensor: how many elements are bad, and where the first one is."""
 
     nan: int
     inf: int
@@ -48,13 +48,13 @@ class Finding(NamedTuple):
 
 
 def checkable(value: Any) -> list[Tensor]:
-    """Return the tensors of a value that can be bad: those of fractions, as plain dense numbers."""
+    """Return the floating-point and complex tensors of a value, as plain dense numbers."""
     found = [value] if isinstance(value, Tensor) else leaves(value)
     return [plain for tensor in found if (plain := numbers_in(tensor)) is not None]
 
 
 def numbers_in(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's numbers without graph, layout or imaginary part; None where nothing can be bad, or is there."""
+    """Return a tensor's numbers, detached, dense and real; None if it has none or they can't be bad."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or tensor.is_quantized:
         return None
     tensor = tensor.detach()
@@ -71,7 +71,7 @@ def numbers_in(tensor: Tensor) -> Tensor | None:
 
 
 def is_plain(tensor: Any) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor of plain numbers as it is, but for its graph: the usual case."""
+    """Return True if a value is a plain dense tensor of floats, which needs no conversion: the usual case."""
     return (
         type(tensor) is Tensor
         and tensor.dtype in _QUICK
@@ -83,7 +83,7 @@ def is_plain(tensor: Any) -> TypeGuard[Tensor]:
 
 
 def is_suspicious(plain: Tensor, limit: float | None) -> bool:
-    """Whether plain numbers may hold NaN, Inf or one over a limit. It waits for the device."""
+    """Return True if plain numbers may hold NaN, Inf or a number over the limit. Waits for the device."""
     if limit is None:
         total = plain.sum(dtype=torch.float32) if plain.dtype is torch.float16 else plain.sum()
         return not -_INFINITE < total.item() < _INFINITE
@@ -92,17 +92,17 @@ def is_suspicious(plain: Tensor, limit: float | None) -> bool:
 
 
 def judged(plain: Tensor, rule: Rule) -> Tensor:
-    """Return plain numbers without an Inf that is allowed, where it would hide what is over a limit."""
+    """Return plain numbers with allowed Infs set to 0, so that they don't hide numbers over the limit."""
     return plain.masked_fill(plain.isinf(), 0) if rule.limit is not None and not rule.inf else plain
 
 
 def extreme(plain: Tensor, below: bool = True, out: Tensor | None = None) -> Tensor:
-    """Return the largest size of an element as a tensor, NaN if there is one. It waits for nothing."""
+    """Return the largest magnitude as a tensor, NaN if there is one. Does not wait for the device."""
     dtype = torch.float64 if plain.dtype is torch.float64 else torch.float32
     if not below:
         found = plain.amax().to(dtype)
     elif plain.is_cpu:
-        low, high = plain.aminmax()  # A twentieth of the norm, which is not vectorised there.
+        low, high = plain.aminmax()  # 20 times faster than the norm, which is not vectorised on the CPU.
         found = torch.maximum(high, -low).to(dtype)
     else:
         norm: Tensor = torch.linalg.vector_norm(plain, _INFINITE, dtype=dtype, out=out)
@@ -111,7 +111,7 @@ def extreme(plain: Tensor, below: bool = True, out: Tensor | None = None) -> Ten
 
 
 def is_bad(number: float, rule: Rule) -> bool:
-    """Whether the largest size of an element says that a tensor is bad."""
+    """Return True if a tensor with this largest magnitude is bad."""
     if math.isinf(number):
         return rule.inf
     return math.isnan(number) or (rule.limit is not None and number > rule.limit)
@@ -119,7 +119,7 @@ def is_bad(number: float, rule: Rule) -> bool:
 
 @torch.no_grad()
 def examine(plain: Tensor, rule: Rule) -> Finding | None:
-    """Count what is bad in plain numbers and find the first of it; None if all is well."""
+    """Count the bad elements of plain numbers and find the first one; None if there are none."""
     counts = [0, 0, 0]
     first: int | None = None
     value = 0.0
@@ -139,7 +139,7 @@ def examine(plain: Tensor, rule: Rule) -> Finding | None:
 
 
 def pieces(plain: Tensor) -> Iterator[Tensor]:
-    """Return the numbers flat, a piece at a time."""
+    """Yield the numbers as flat pieces of at most `PIECE` elements."""
     flat = plain.reshape(-1)
     return (flat[begin : begin + PIECE] for begin in range(0, len(flat), PIECE))
 
@@ -160,7 +160,7 @@ def _place(position: int, shape: torch.Size) -> tuple[int, ...]:
 
 
 def bad_gradients(
-    found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float, waits: Callable[[Tensor], bool]
+    found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float, reads_later: Callable[[Tensor], bool]
 ) -> list[tuple[nn.Parameter, Tensor]]:
     """Return the parameters whose gradients may be bad, with their gradients. Those on one device are read together."""
     limit = None if rule.limit is None else rule.limit * scale
@@ -170,7 +170,7 @@ def bad_gradients(
         plain = gradient if is_plain(gradient) else numbers_in(gradient)
         if plain is None:
             continue
-        if waits(plain):
+        if reads_later(plain):
             by_device.setdefault(plain.device, []).append((one, plain))
         elif is_suspicious(plain, limit):
             bad.append((one, plain))
@@ -181,31 +181,31 @@ def bad_gradients(
     return bad
 
 
-ROOM = 1024  # Notes of one buffer.
+ROOM = 1024  # Notes that fit into one buffer.
 
 
 class Note(NamedTuple):
-    """What is known of one value without waiting for it."""
+    """What is known about a value without waiting for its device."""
 
     site: Site
-    number: int  # Of the call.
+    number: int  # The number of the call.
     rule: Rule
     is_gradient: bool
     what: str
 
 
 class Buffer:
-    """Room on one device for the largest elements of some values."""
+    """Memory on one device for the largest elements of some values."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        with torch.inference_mode(False), torch.no_grad():  # It is written to in any mode.
+        with torch.inference_mode(False), torch.no_grad():  # So that it can be written to in any mode.
             self.numbers = torch.zeros(ROOM, device=device, dtype=dtype)
             self.slots = self.numbers.unbind()
         self.notes: list[tuple[int, Note]] = []
 
 
 class Flags:
-    """The notes of all devices, in the order in which the values passed."""
+    """The notes on all devices, in the order in which the values passed."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[torch.device, torch.dtype], Buffer] = {}
@@ -215,7 +215,7 @@ class Flags:
         return self._count
 
     def add(self, plain: Tensor, note: Note) -> bool:
-        """Note the largest element of plain numbers; return whether there is no room for another."""
+        """Note the largest element of plain numbers; return True if the buffer is full."""
         key = plain.device, torch.float64 if plain.dtype is torch.float64 else torch.float32
         buffer = self._buffers.get(key)
         if buffer is None:
@@ -227,14 +227,14 @@ class Flags:
         return len(buffer.notes) == ROOM
 
     def read(self, scale: float = 1.0) -> list[tuple[Note, float]]:
-        """Wait for the devices; return the notes of bad values, first things first, and forget all."""
+        """Wait for the devices; return the notes of bad values in the order they passed, and forget all notes."""
         bad: list[tuple[int, Note, float]] = []
         for (device, _), buffer in self._buffers.items():
             notes, buffer.notes = buffer.notes, []
             if not notes:
                 continue
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # Values may have passed on any of its streams.
+                torch.cuda.synchronize(device)  # Values may have been computed on any stream.
             for (order, note), number in zip(notes, buffer.numbers[: len(notes)].tolist(), strict=True):
                 if is_bad(number / scale if note.is_gradient else number, note.rule):
                     bad.append((order, note, number))
@@ -242,7 +242,7 @@ class Flags:
         return [(note, number) for _, note, number in sorted(bad, key=lambda one: one[0])]
 
     def forget(self) -> None:
-        """Forget all without waiting."""
+        """Forget all notes without waiting for a device."""
         for buffer in self._buffers.values():
             buffer.notes = []
         self._count = 0

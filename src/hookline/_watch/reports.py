@@ -33,17 +33,21 @@ from hookline._watch.bad_values import Finding, Rule, checkable, examine, number
 from hookline._watch.rerun import BadFunction
 from hookline.errors import BadValue, warn
 
+COMPILED = "in a compiled graph"
+_LARGEST_HALF = 65504.0
+_FOR_ARGUMENTS = Rule(below=False)  # -Inf alone is a mask.
+
 
 class Origin(NamedTuple):
-    """Where a bad value was made that came in with the arguments of a module, as the calls that are running tell it."""
+    """Where a bad value was made that a module received, according to the calls that are running."""
 
-    entered: Call  # The outermost call that it came in with.
-    around: Call | None  # The call around that one, in which it was made; None if no module is around it.
-    is_sure: bool = True  # Whether that one was given nothing bad: what is written into may have been bad before.
+    entered: Call  # The outermost call that received it.
+    around: Call | None  # The call around that one, in which it was made; None if there is no module around it.
+    is_sure: bool = True  # False if the surrounding call also received bad values, which may have been bad before.
 
 
 def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
-    """Return where something bad that went into a call was made; None if nothing bad went into it."""
+    """Return where the bad arguments of a call were made; None if none is bad."""
     if not _bad_arguments(call):
         return None
     paths = {id(module): name for name, module in model.named_modules()}
@@ -61,8 +65,8 @@ def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
 
 
 def changes(call: Call, origin: Origin | None) -> list[str]:
-    """Name the hooks that have changed something where a bad value was made."""
-    came_in = origin is not None and origin.around is None  # Then only a hook on the arguments can have made it.
+    """Name the hooks that changed something where a bad value was made."""
+    came_in = origin is not None and origin.around is None  # Then only a hook on the arguments can be the cause.
     made_in = call if origin is None else origin.around or origin.entered
     modules = [made_in.module] if came_in else list(made_in.module.modules())
     ports = ("input", "inputs") if came_in else ("input", "inputs", "output", "param")
@@ -72,18 +76,18 @@ def changes(call: Call, origin: Origin | None) -> list[str]:
 
 
 def _bad_arguments(call: Call) -> list[Tensor]:
-    """Return the arguments of a call that are bad now; -Inf alone is a mask."""
+    """Return the arguments of a call that are bad now."""
     given = leaves((call.args, dict(call.kwargs)))
-    return [one for one in given if any(examine(plain, Rule(below=False)) is not None for plain in checkable(one))]
+    return [one for one in given if any(examine(plain, _FOR_ARGUMENTS) is not None for plain in checkable(one))]
 
 
 def _was_written(tensor: Tensor) -> bool:
-    """Whether a tensor was written into, so that it may not have been bad when it was given."""
+    """Return True if a tensor was modified in place, so that it may not have been bad when it was passed."""
     return known_version(tensor) > 0
 
 
 def method_around(model: nn.Module) -> Site | None:
-    """Return the method of a module in which a part of the model is called; None if a forward is around that."""
+    """Return the method of a module that is calling a part of the model now; None if a forward is running around it."""
     paths = {id(module): name for name, module in model.named_modules()}
     found: Site | None = None
     for frame in frames(frame_at(1)):
@@ -94,13 +98,8 @@ def method_around(model: nn.Module) -> Site | None:
     return found
 
 
-_COMING_IN = Rule(below=False)  # -Inf alone is a mask.
-COMPILED = "in a compiled graph"
-_LARGEST_HALF = 65504.0
-
-
 class BadValueReport:
-    """The lines of a message: a sentence, a table, and what follows."""
+    """The text of an error: a sentence, a table of statistics, and advice."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -109,7 +108,7 @@ class BadValueReport:
         self.then: list[str] = []
 
     def add(self, label: str, site: Site, tensor: Tensor, note: str = "") -> None:
-        """Add the statistics of one tensor, where it has numbers."""
+        """Add the statistics of a tensor, if it has numbers."""
         plain = numbers_in(tensor)
         if plain is None:
             return
@@ -138,7 +137,7 @@ def of_forward(
     inside: BadFunction | None,
     when: str,
 ) -> BadValue:
-    """Say what is known of a bad value of a forward."""
+    """Return the error about a bad value of a forward."""
     report = BadValueReport("")
     is_input = site.port in ("input", "inputs")
     for where, tensor in () if is_input else _tensors(value):
@@ -149,7 +148,7 @@ def of_forward(
         site, finding, is_input = *came[0], True
     report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
     origin = origin if came else None
-    hooks = changes(call, origin) if inside is None else []  # Else a run without them made it too.
+    hooks = changes(call, origin) if inside is None else []  # Otherwise a run without hooks made it too.
     report.then = _verdict(finding, origin, weights, call, model, inside, value, hooks)
     if not (is_input or weights or finding.nan or finding.over):
         report.then.append(_allowing(call.site))
@@ -162,7 +161,7 @@ def of_forward(
 def of_gradient(
     site: Site, finding: Finding, gradient: Tensor, number: int, before: Any, is_output: bool, when: str
 ) -> BadValue:
-    """Say what is known of a bad gradient."""
+    """Return the error about a bad gradient."""
     report = BadValueReport(f"'{site}' got {_found(finding)}; backward, {when}")
     report.add("gradient", site, gradient)
     if is_output or not (site.path or site.member):
@@ -181,7 +180,7 @@ def of_gradient(
 
 
 def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient: Tensor, when: str) -> BadValue:
-    """Say what is known of the bad gradient of a parameter."""
+    """Return the error about the bad gradient of a parameter."""
     report = BadValueReport(f"'{site}' has a gradient with {_found(finding)}; backward, {when}")
     report.add("gradient", site._replace(port="grad_output"), gradient)
     report.add("parameter", site, parameter.detach())
@@ -199,7 +198,7 @@ def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient
 
 
 def of_note(site: Site, number: float, what: str, call: int, backward: bool, when: str) -> BadValue:
-    """Say what is known of a bad value of a device that could not be seen a second time."""
+    """Return the error about a value on a device that no second run has shown again."""
     largest = "NaN" if number != number else "Inf" if abs(number) == float("inf") else f"{number:.4g}"
     kind = "backward" if backward else "forward"
     is_input = site.port in ("input", "inputs")
@@ -229,7 +228,7 @@ def _error(report: BadValueReport, site: Site, finding: Finding, value: Any, inp
 
 
 def _found(finding: Finding) -> str:
-    """Say how much of what is in a tensor, and where the first of it is."""
+    """Say how many elements are bad, in which way, and where the first one is."""
     kinds = {"NaN": finding.nan, "Inf": finding.inf, "over the limit": finding.over}
     names = " and ".join(name for name, number in kinds.items() if number)
     share = finding.bad / finding.elements
@@ -245,7 +244,7 @@ def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
-    """Add what went in; return which of it was bad already, and all of it as a cache."""
+    """Add the arguments of a call; return those that were bad already, and all of them as a cache."""
     if call.site.function:
         bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
     else:
@@ -261,19 +260,19 @@ def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tu
             report.add(f"input {name}{where}", site, tensor, "overwritten by the output" if overwritten else "")
             kept[site] = share(tensor.detach())
             plain = numbers_in(tensor)
-            found = examine(plain, _COMING_IN) if plain is not None and not overwritten else None
+            found = examine(plain, _FOR_ARGUMENTS) if plain is not None and not overwritten else None
             if found is not None:
                 came.append((site, found))
     return came, Cache(kept)
 
 
 def _is_written(tensor: Tensor, module: nn.Module) -> bool:
-    """Whether a module may have written to what it was given, where it returns the same memory, or passes it on."""
+    """Return True if a module that returns or forwards this argument's memory may have modified it in place."""
     return bool(getattr(module, "inplace", False) if tensor.is_inference() else version_of(tensor))
 
 
 def _add_parameters(report: BadValueReport, module: nn.Module, path: str) -> list[str]:
-    """Add the parameters and buffers that the module holds itself; return which of them are bad."""
+    """Add the module's own parameters and buffers; return the names of the bad ones."""
     bad = []
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         report.add(name, Site(f"{path}.{name}".lstrip("."), "param"), tensor.detach())
@@ -293,7 +292,7 @@ def _verdict(
     value: Any,
     hooks: list[str],
 ) -> list[str]:
-    """Say whether it came in or was made there, by what, and where to look next."""
+    """Say whether the value came in or was made here, by what, and where to look next."""
     path, own = call.site.path, call.site._replace(port="output", index="")
     kind = f"'{own}'" if own.member else type(call.module).__name__
     if finding.over and not (finding.nan or finding.inf):
@@ -302,7 +301,7 @@ def _verdict(
         return _coming_in(origin, model, inside, hooks)
     if weights:
         are = "is" if len(weights) == 1 else "are"
-        return [f"{_listed(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
+        return [f"{_quoted(weights)} of {kind} {are} bad already: an earlier update did it, or it was loaded so."]
     is_here = inside is None or not path or f"{inside.site.path}.".startswith(f"{path}.")
     lines = [f"It was made here{_or_by(hooks)}: nothing that went into {kind} is bad."]
     if not is_here:
@@ -317,14 +316,14 @@ def _verdict(
 
 
 def _or_by(hooks: list[str]) -> str:
-    """Name the hooks that may have made it too."""
+    """Name the hooks that may also have made the value."""
     several = len(hooks) > 1
     more = f" and {len(hooks) - 3} more" if len(hooks) > 3 else ""
     return f" or by {'hooks' if several else 'a hook'} ({', '.join(hooks[:3])}{more})" if hooks else ""
 
 
 def _coming_in(origin: Origin, model: nn.Module, inside: BadFunction | None, hooks: list[str]) -> list[str]:
-    """Say who gave a module something bad."""
+    """Say what passed a bad value to a module."""
     entered, around, is_sure = origin
     site = entered.site._replace(port="output", index="")
     name = f"'{site}'" if str(site) else type(model).__name__
@@ -355,7 +354,7 @@ def _seen_inside(inside: BadFunction | None, did: str) -> list[str]:
 
 
 def _allowing(site: Site) -> str:
-    """Say how to allow Inf where it is not a mistake."""
+    """Say how to allow Inf if it is intended."""
     place = str(site._replace(index="", call=None))
     return (
         f"If it is meant, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore={place!r} leaves this out."
@@ -366,7 +365,7 @@ def _advice(path: str) -> str:
     return f'To see all that runs there: hl.sites(model, "{path}/*", run=(...))'
 
 
-def _listed(names: list[str]) -> str:
+def _quoted(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
 
 
@@ -377,7 +376,7 @@ def _scaler_hint(finding: Finding, dtype: torch.dtype) -> list[str]:
 
 
 def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
-    """Warn if nothing was watched: the model ran on another thread, or called none of the places of a pattern."""
+    """Warn if nothing was watched: the model ran on another thread, or called no place of the pattern."""
     ran, sites = what_ran(hooks), {place.site: None for place in places}
     fired = {hook.site for hook in hooks if hook.fired}
     if ran.elsewhere and not fired:
@@ -388,7 +387,7 @@ def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
 
 
 def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -> None:
-    """Warn of methods that ran in a block without a forward or backward of the model: what they return is not seen."""
+    """Warn about methods that ran without a forward of the model: their results were not checked."""
     ran, kind = what_ran(hooks), type(model).__name__
     unseen = [site for site in methods if site not in {hook.site for hook in hooks}]
     if unseen:
@@ -406,7 +405,7 @@ def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -
 
 
 def warn_of_no_steps(hooks: Hooks, model: nn.Module, forwards: int, is_trained: bool, has_backward: bool) -> None:
-    """Say why there are no statistics, where some were asked for, something ran and no step was counted."""
+    """Warn, with the reason, if statistics were asked for and something ran, but no step was counted."""
     kind, remedy = type(model).__name__, "call watch.step() after each step"
     if is_trained:
         why = f"in {count(forwards, 'forward')} no optimizer of torch has stepped that holds the model's parameters"
@@ -420,7 +419,7 @@ def warn_of_no_steps(hooks: Hooks, model: nn.Module, forwards: int, is_trained: 
 
 
 def warn_of_transform(site: Site) -> None:
-    """Warn of a value that passes inside a torch.func transform."""
+    """Warn about a value that passes inside a torch.func transform."""
     warn(
         f"'{site}' passes inside a torch.func transform: a watch keeps no statistics there, and inside vmap it does "
         "not notice a bad value; watch a run without the transform"

@@ -25,7 +25,7 @@ from hookline._kernel import (
 )
 from hookline._scan.fake_run import observed, undisturbed
 from hookline._scan.list_sites import user_line_text
-from hookline._scan.restore import left_as_found
+from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._stats import numbers_of_pieces
 from hookline._torch import graph_task, is_running
 from hookline._watch.bad_values import Finding, Rule, checkable, examine, numbers_in, pieces
@@ -33,7 +33,7 @@ from hookline.errors import BadValue
 
 
 class BadFunction(NamedTuple):
-    """The first function inside a forward that gave something bad."""
+    """The first function inside a forward that returned a bad value."""
 
     site: Site
     line: str
@@ -41,7 +41,7 @@ class BadFunction(NamedTuple):
 
 
 class FirstBadValue(Observer):
-    """An action that notes the first bad value that passes."""
+    """Note the first bad value that passes."""
 
     kind = "watch"
 
@@ -50,19 +50,20 @@ class FirstBadValue(Observer):
         self.found: BadFunction | None = None
 
     def __call__(self, value: Any, call: Call, _is_whole: bool) -> Any:
-        """Look at a value."""
+        """Check a value."""
         if self.found is None and any(examine(plain, self.rule) is not None for plain in checkable(value)):
             given = [*call.args, *call.kwargs.values()]
-            inputs = [_described(one) for tensor in given for one in leaves(tensor)]
+            inputs = [_with_numbers(one) for tensor in given for one in leaves(tensor)]
             self.found = BadFunction(call.site, user_line_text(), inputs[:4])
         return value
 
 
 def bad_function(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> BadFunction | None:
-    """Run one call again, and return the first function that gives something bad, in the module or in its parts."""
+    """Run one call again, and return the first function in the module or its parts that returns a bad value."""
     if is_running() or torch.compiler.is_compiling():
-        return None  # Others would have to take part.
-    below = not finding.nan and finding.value == -math.inf  # Masks are full of -Inf: it is seen only if it was found.
+        return None  # Other ranks would have to run it too.
+    # Masks are full of -Inf, so it counts only if the value had it.
+    below = not finding.nan and finding.value == -math.inf
     first = FirstBadValue(rule._replace(below=below))
     parts = [(name, part) for name, part in Names(call.module).once() if not is_scripted(part)]
     sites = [(Site(".".join(filter(None, (call.site.path, name))), member="/*"), part) for name, part in parts]
@@ -77,7 +78,7 @@ def bad_function(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> 
 
 
 class Arguments(NamedTuple):
-    """What a forward of the model began with, to run it again."""
+    """What is needed to run a forward of the model again."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -86,7 +87,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> Arguments:
-        """Note what is needed to run a forward again: references, and the state of the random numbers."""
+        """Keep references to the arguments, and the state of the random numbers and of autocast."""
         devices = sorted({tensor.device.index for tensor in leaves((call.args, dict(call.kwargs))) if tensor.is_cuda})
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
         kinds = ("cpu", "cuda")
@@ -95,7 +96,7 @@ class Arguments(NamedTuple):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Let the random numbers and autocast be what they were."""
+        """Restore the random numbers and autocast."""
         with ExitStack() as stack:
             for kind, enabled, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
@@ -108,7 +109,7 @@ class Arguments(NamedTuple):
 
 
 def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> BadValue | None:
-    """Run a forward of the model again under a watch that waits for each value; return what it raises."""
+    """Run a forward of the model again under a watch that reads each value at once; return what it raises."""
     if is_running():
         return None
     found: list[BadValue] = []
@@ -119,7 +120,7 @@ def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> Bad
                 undisturbed(),
                 watched(),
                 left_as_found(model),
-                _buffers_kept(model),
+                buffers_as_found(model),
                 began.restored(),
                 torch.no_grad(),
             ):
@@ -127,29 +128,18 @@ def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> Bad
         except BadValue as error:
             found.append(error)
         except Exception:
-            return  # It can't run twice on the same arguments: the error says what is known without that.
+            return  # It can't run twice on the same arguments; the error is made without it.
 
     if graph_task() == -1:
         run()
-    else:  # Within a backward, hooks take a forward for a recomputation: so on a thread where none is.
+    else:  # On a thread of its own: inside a backward, hooks would take the forward for a recomputation.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
         thread.start()
         thread.join()
     return found[0] if found else None
 
 
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Give the buffers of a model back what they held: batch norms would count the second run too."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, held in before:
-            buffer.copy_(held)
-
-
-def _described(tensor: Tensor) -> str:
+def _with_numbers(tensor: Tensor) -> str:
     plain = numbers_in(tensor)
     if plain is None:
         return describe(tensor)

@@ -27,12 +27,17 @@ from hookline._kernel import cache_of_calls, write_subscripts
 from hookline._watch.bad_values import extreme, numbers_in
 from hookline.errors import HooklineError
 
+Parameters = dict[str, list[nn.Parameter]]  # The parameters of each module, with those of modules inside it.
+Numbers = Mapping[str, float]
+SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after a step.
+STEP = "watch/step"  # The x axis in Weights & Biases, whose own steps are the user's.
+
 
 class Steps:
-    """Counts the steps of the optimizers of a model, however many there are, and says when one begins and ends.
+    """Counts optimizer steps of a model that has one or several optimizers, and reports when a step begins and ends.
 
-    Torch's hooks on all optimizers are used, so that nobody has to say which one trains the model. The first that steps
-    after a pass counts; others, until the next pass begins, belong to the same step.
+    It uses torch's global optimizer hooks, so that the user need not name the optimizer. The first optimizer that steps
+    after a pass counts; others belong to the same step, until the next pass begins.
     """
 
     def __init__(
@@ -45,30 +50,30 @@ class Steps:
         self._model = weakref.ref(model)
         self._before, self._after = before, after
         self._given = {id(one): one for one in optimizers}
-        # How many parameters an optimizer holds, and whether they are of the model.
+        # How many parameters an optimizer holds, and whether any belongs to the model.
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
-        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # Since the last pass.
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # Those since the last pass.
         self._handles: list[Any] = []
-        self.done = 0  # How many steps are over.
-        self.trains = False  # Whether the model is trained, so that a forward is not a step by itself.
+        self.done = 0  # How many steps have finished.
+        self.trains = False  # True if the model is trained: then a forward alone is not a step.
 
     def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Whether this optimizer, or any, has stepped since the last pass."""
+        """Return True if this optimizer (or any, without one) has stepped since the last pass."""
         return bool(self._stepped) if optimizer is None else optimizer in self._stepped
 
     def begin_pass(self) -> None:
-        """Say that a forward or a backward begins: what optimizers do after it is another step."""
+        """Note that a forward or a backward begins: optimizers that step after it begin another step."""
         self._stepped.clear()
 
     def open(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._handles = [
             register_optimizer_step_pre_hook(self._on_step_begun),
             register_optimizer_step_post_hook(self._on_step_done),
         ]
 
     def close(self) -> None:
-        """Leave all optimizers alone."""
+        """Stop counting."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -100,23 +105,19 @@ class Steps:
 
 
 def span(steps: Sequence[int]) -> str:
-    """Return the numbers of some steps as text, the first and the last of many."""
+    """Return step numbers as text; of many, only the first two and the last."""
     return ", ".join(map(str, steps)) if len(steps) < 5 else f"{steps[0]}, {steps[1]} … {steps[-1]}"
 
 
-Numbers = Mapping[str, float]
-STEP = "watch/step"  # What Weights & Biases draws them over: its own steps are the user's.
-
-
 class Target(NamedTuple):
-    """Somewhere to write to, and how to end that."""
+    """A place to write statistics to: how to write one step, and how to end."""
 
     write: Callable[[int, Numbers], object]
     close: Callable[[], object]
 
 
 def targets_of(to: Any) -> list[Target]:
-    """Return what `to=` means: nothing, one place or several."""
+    """Return the targets that `to=` means: none, one or several."""
     if to is None:
         return []
     if isinstance(to, Iterable) and not isinstance(to, (str, os.PathLike)) and not callable(to):
@@ -136,7 +137,7 @@ def targets_of(to: Any) -> list[Target]:
 
 
 def _folder(path: str | os.PathLike[str]) -> Target:
-    """Write TensorBoard's files into a folder of our own."""
+    """Write TensorBoard files into a folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -168,54 +169,50 @@ def _wandb(run: Any) -> Callable[[int, Numbers], object]:
 def _nothing() -> None: ...
 
 
-SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after a step.
-
-Parameters = dict[str, list[nn.Parameter]]  # Those in each module, and in the modules inside it.
-
-
 class StepStatistics:
-    """The numbers of one step, which are still on their devices."""
+    """The numbers of one step, still on their devices."""
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters, before optimizers step.
-        self._values: list[tuple[str, int]] = []  # The site and the elements of each value, and three numbers of it:
-        self._of_values: list[Tensor] = []  # norm, elements that are not zero, largest.
-        self._gradients: dict[nn.Parameter, Tensor] = {}  # Norms. Each is read once, though it counts at many sites.
+        self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters before optimizers step.
+        self._values: list[tuple[str, int]] = []  # The site of each value, and how many elements it has.
+        self._of_values: list[Tensor] = []  # Three for each value: norm, count of nonzero elements, largest magnitude.
+        # Norms for each parameter: it is read once, though it may count at several sites.
+        self._gradients: dict[nn.Parameter, Tensor] = {}
         self._weights: dict[nn.Parameter, Tensor] = {}
-        self._moves: dict[nn.Parameter, Tensor] = {}  # How far each has moved, and how large it was before.
-        self._sizes: dict[nn.Parameter, Tensor] = {}
+        self._moves: dict[nn.Parameter, Tensor] = {}  # How far the sample has moved,
+        self._sizes: dict[nn.Parameter, Tensor] = {}  # and how large it was before.
 
     @torch.no_grad()
     def add(self, site: str, plain: Tensor) -> None:
-        """Note the plain numbers of one call."""
+        """Add the plain numbers of one call."""
         self._values.append((site, plain.numel()))
         self._of_values += (*_norms([plain]), plain.count_nonzero(), extreme(plain))
 
     @torch.no_grad()
     def add_gradients(self, held: Iterable[nn.Parameter], scale: float, keep: bool) -> None:
-        """Note the norms of the gradients that are there, in the place of earlier ones unless these are kept."""
+        """Add the norms of the gradients. They replace earlier ones, unless `keep` is True."""
         found = {one: one.grad for one in held if one.grad is not None}
         self._gradients = {**_norms_of(found, 1 / scale), **(self._gradients if keep else {})}
 
     @torch.no_grad()
     def add_weights(self, held: Iterable[nn.Parameter]) -> None:
-        """Note the norms of the parameters."""
+        """Add the norms of the parameters."""
         self._weights = _norms_of({one: one for one in held})
 
     def sample(self, held: Iterable[nn.Parameter]) -> None:
-        """Note what parameters are before the first optimizer that steps."""
+        """Sample parameters before the first optimizer of the step."""
         self._before = {one: sample(one) for one in held if one not in self._before} | self._before
 
     @torch.no_grad()
     def add_updates(self, held: Iterable[nn.Parameter]) -> None:
-        """Note how far the parameters of which samples were taken have moved, and how large they were."""
+        """Add how far the sampled parameters have moved, and how large they were."""
         before = {one: self._before[one] for one in held if one in self._before}
         self._moves = _norms_of({one: sample(one) - old for one, old in before.items()})
         self._sizes = _norms_of(before)
 
     def read(self, parameters: Parameters) -> dict[str, dict[str, float]]:
-        """Wait for the devices, once for each; return {quantity: {site: number}}."""
+        """Read the numbers, waiting once for each device; return {quantity: {site: number}}."""
         held = (self._gradients, self._weights, self._moves, self._sizes)
         numbers = iter(_read([*self._of_values, *(norm for norms in held for norm in norms.values())]))
         sums: dict[str, list[float]] = {}
@@ -232,31 +229,32 @@ class StepStatistics:
             "largest": {site: largest for site, (_, _, largest, _) in sums.items()},
             "gradient": gradients,
             "weight": weights,
-            "update": {site: moves[site] / size for site, size in sizes.items() if size},  # All zeros have no share.
+            # Parameters that are all zero have no relative update.
+            "update": {site: moves[site] / size for site, size in sizes.items() if size},
         }
         return {quantity: found for quantity, found in read.items() if found}
 
 
 def _together(norms: Mapping[nn.Parameter, float], parameters: Parameters) -> dict[str, float]:
-    """Return the norm of all parameters at each site together, where there are any."""
+    """Return the joint norm of all parameters at each site that has any."""
     found = {site: [norms[one] for one in held if one in norms] for site, held in parameters.items()}
     return {site: math.hypot(*some) for site, some in found.items() if some}
 
 
 def _norms_of(found: Mapping[nn.Parameter, Tensor], factor: float = 1.0) -> dict[nn.Parameter, Tensor]:
-    """Return the norm of a tensor for each parameter, without those that have no numbers."""
+    """Return the norm of each parameter's tensor; parameters without numbers are left out."""
     plain = {one: numbers for one, tensor in found.items() if (numbers := numbers_in(tensor)) is not None}
     return dict(zip(plain, _norms(list(plain.values()), factor), strict=True))
 
 
 def _norms(tensors: list[Tensor], factor: float = 1.0) -> list[Tensor]:
-    """Return the norm of each tensor, in at least single precision: half would overflow."""
+    """Return the norm of each tensor in at least single precision, since half precision would overflow."""
     norms: list[Tensor] = [torch.linalg.vector_norm(one, 2, dtype=_wide(one)) for one in tensors]
     return norms if factor == 1 else [norm * factor for norm in norms]
 
 
 def _read(tensors: list[Tensor]) -> list[float]:
-    """Return the numbers of tensors of one element, with one wait for each device."""
+    """Read tensors of one element, waiting once for each device."""
     found = [0.0] * len(tensors)
     for device in {tensor.device for tensor in tensors}:
         numbers = [number for number, tensor in enumerate(tensors) if tensor.device == device]
@@ -267,14 +265,14 @@ def _read(tensors: list[Tensor]) -> list[float]:
 
 
 class Log:
-    """The numbers of all rows: one list of plain numbers for each quantity of each site."""
+    """The numbers of all rows: one array for each quantity of each site."""
 
     def __init__(self) -> None:
         self.steps = array("q")
         self._numbers: dict[Site, array[float]] = {}
 
     def add(self, step: int, read: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Take a row in; return its numbers by the names that others know them by: "rms/h.0.mlp"."""
+        """Add a row; return its numbers by the names that targets use, such as "rms/h.0.mlp"."""
         self.steps.append(step)
         named: dict[str, float] = {}
         for quantity, found in read.items():
@@ -285,11 +283,11 @@ class Log:
                 named[f"{quantity}/{site or 'model'}"] = number
         for numbers in self._numbers.values():
             if len(numbers) < len(self.steps):
-                numbers.append(math.nan)  # So that the number at any place is of the step at that place.
+                numbers.append(math.nan)  # So that position n of every array belongs to step n of `steps`.
         return named
 
     def cache(self) -> Cache:
-        """Return all numbers as a cache: `h.0["rms"]`, one call for each row."""
+        """Return all numbers as a cache, with one call for each row, as in `h.0["rms"]`."""
         values = {
             site: list(torch.tensor(numbers, dtype=torch.float64).unbind()) for site, numbers in self._numbers.items()
         }
@@ -297,7 +295,7 @@ class Log:
 
 
 class Statistics:
-    """The row of the step that runs, that of the step before while optimizers may still belong to it, and the log."""
+    """Statistics of the current step, of the step before (while optimizers may still belong to it), and the log."""
 
     def __init__(self, every: int | None, parameters: Parameters) -> None:
         self.every, self._parameters = every, parameters
@@ -307,23 +305,23 @@ class Statistics:
         self.targets: list[Target] = []
 
     def begin(self, step: int) -> None:
-        """Begin a row, if this is a step of which one is kept."""
+        """Begin a row, if statistics of this step are kept."""
         self.row = StepStatistics(step) if self.every is not None and step % self.every == 0 else None
 
     def sample(self, held: Iterable[nn.Parameter], is_further: bool) -> None:
-        """Note what parameters are before an optimizer steps: the first of a step, or a further one."""
+        """Sample parameters before an optimizer steps: the first of a step, or a further one."""
         row = self._closing if is_further else self.row
         if row is not None:
             row.sample(held)
 
     def close(self, step: int) -> None:
-        """Let the row of the step that is over wait for further optimizers, and begin the next."""
+        """End a step: its row waits for further optimizers, and the next row begins."""
         self.settle()
         self._closing = self.row
         self.begin(step)
 
     def settle(self) -> None:
-        """Write the row that waits."""
+        """Write the row of the previous step."""
         row, self._closing = self._closing, None
         if row is None:
             return
@@ -335,7 +333,7 @@ class Statistics:
             target.write(row.step, numbers)
 
     def end(self) -> None:
-        """Keep no more."""
+        """Stop keeping statistics, and close the targets."""
         self.row = self._closing = None
         for target in self.targets:
             target.close()
@@ -343,14 +341,14 @@ class Statistics:
 
 @torch.no_grad()
 def sample(parameter: nn.Parameter) -> Tensor:
-    """Return a copy of a parameter, or of some thousand elements all over it."""
+    """Return a copy of a parameter, or of about `SAMPLED` elements spread over it."""
     plain = numbers_in(parameter)
     if plain is None:
         return torch.zeros(1)
     flat = plain.reshape(-1)
     stride = max(1, len(flat) // SAMPLED)
     width = plain.shape[-1] if plain.dim() else 1
-    while stride > 1 and math.gcd(stride, width) > 1:  # Else it would be the same few columns of a matrix.
+    while stride > 1 and math.gcd(stride, width) > 1:  # Otherwise the sample would be a few columns of a matrix.
         stride += 1
     return flat[::stride].to(_wide(flat), copy=True)
 

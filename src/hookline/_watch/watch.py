@@ -1,8 +1,8 @@
-"""`hl.watch`: its options, the `Watcher` that it returns, and the `Check` that looks at each value.
+"""`hl.watch`: its options, the `Watcher` that it returns, and the `ValueCheck` that looks at each value.
 
-A check looks at what passes and changes nothing. On the hot path it is given nothing but the value: what else an error
-says of the call is looked up when there is one. What is on a GPU is noted there, and the watcher reads the notes at the
-end of a forward or backward.
+A check changes nothing. On the hot path it is given only the value; what else an error says is looked up when there is
+one. Reading a value on a GPU would wait for it, so its largest element is noted there, and the watcher reads all notes
+at the end of a forward or backward.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from hookline._kernel import (
     wrapped_model,
     write_subscripts,
 )
+from hookline._scan.list_sites import every_module
 from hookline._tables import count
 from hookline._torch import (
     current_transform,
@@ -65,624 +66,6 @@ from hookline._watch.bad_values import (
 from hookline._watch.reports import warn_if_by_itself, warn_if_missed, warn_of_no_steps, warn_of_transform
 from hookline._watch.step_statistics import Parameters, Statistics, Steps, span, targets_of
 from hookline.errors import BadValue, HooklineError, SiteError, calling_line
-
-
-def outermost(model: nn.Module) -> nn.Module:
-    """Return the module whose forward is that of the model, outside of any compiled graph."""
-    within: nn.Module | None = model
-    while within is not None:
-        if type(within).__name__ == "OptimizedModule":
-            return within
-        within = wrapped_model(within)
-    return unwrap(model)
-
-
-def in_order_of_calls(sites: list[Site]) -> list[Site]:
-    """Return sites in the order in which modules are mostly called: each after those in it."""
-    found: list[Site] = []
-    waiting: list[Site] = []
-    for site in sites:
-        while waiting and not f"{site.path}.".startswith(f"{waiting[-1].path}.".lstrip(".")):
-            found.append(waiting.pop())
-        waiting.append(site)
-    return found + waiting[::-1]
-
-
-def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) -> list[Found]:
-    """Return the places to watch: those in `where`, or the outputs of all modules, without those in `ignore`."""
-    found = find_places(model, where or (lambda _name, _module: True,))
-    ignored = find_places(model, (ignore,)) if ignore is not None else []
-    held = {id(module) for module in model.modules()} if ignored else set()
-    stranger = next((place.module for place in ignored if id(place.module) not in held), None)
-    if stranger is not None:
-        raise SiteError(f"ignore= has a {type(stranger).__name__} that is not in the model, and leaves nothing out")
-    left_out = {place.site for place in ignored}
-    kept = [place for place in found if place.site not in left_out]
-    if not kept:
-        raise HooklineError(f"nothing is left to watch: ignore={ignore!r} means all of it")
-    return kept
-
-
-def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -> Parameters:
-    """Return the parameters in each watched module, those of modules inside it too, but for what is ignored."""
-    modules = [place.module for place in places]
-    ignored = [place.module for place in find_places(model, (ignore,))] if ignore is not None else []
-    watched = {id(one) for module in modules for one in module.parameters(recurse=False)}
-    left_out = {id(one) for module in ignored for one in module.parameters()} - watched
-    found: Parameters = {}
-    for place in places:
-        held = [one for one in place.module.parameters() if id(one) not in left_out]
-        if held and not place.site.member:
-            found[place.site.path] = held
-    return found
-
-
-_BEGIN = Site("", "inputs")
-
-
-class Check(OutputObserver):
-    """Look at what passes one site, and at the gradient of it."""
-
-    kind = "watch"
-    is_traceable = True
-    # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
-    # written there by `.data` or numpy, which no version tells of. Other modules may have.
-    is_torchs = False
-
-    def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
-        self.site = site
-        self.watcher = watcher
-        self.rule = rule
-        self.backward = backward  # Whether the gradient is looked at too.
-        self.forward = forward  # Whether the value is.
-        self.is_root = site == Site("")
-        self.bounds = True  # Whether the forward of the model begins or ends where its values are looked at.
-        self.seen = -1  # The forward of the model that its calls are counted in.
-        self.calls = 0
-        self.extreme: Tensor | None = None  # Of a compiled graph, where nothing else can be done.
-
-    def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
-        """Look at a value that did not come on the hot path; at the end of the model's forward, see to what waits."""
-        if is_dynamo_compiling():
-            return self._trace(value)
-        assert call is not None
-        if call.site.is_gradient:
-            self.arrive(call.number, value, call.site)
-            return value
-        if self.bounds and self.site == _BEGIN:
-            self.watcher.begin_forward(call)
-        self.keep(value, call)
-        if self.bounds and self.is_root:
-            self.watcher.end_forward(value)
-        return value
-
-    def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> None:
-        """Look at a value as it passes."""
-        watcher = self.watcher
-        if self.seen != watcher.forwards:
-            self.seen = watcher.forwards
-            self.calls = 0
-            if not self.seen:
-                watcher.begin_part()
-        number = self.calls
-        self.calls = number + 1
-        if not is_plain(value):
-            self._look_at_each(value, number, call)
-            return
-        # What a container returns is mostly what its last module has returned.
-        is_latest = value is watcher.latest and known_version(value) == watcher.version != -1
-        requires_grad = value.requires_grad
-        if self.forward and is_latest and self.is_torchs:
-            if watcher.statistics.row is not None:
-                watcher.note(self.site if call is None else call.site, value.detach())
-        elif self.forward:
-            self._look(value.detach() if requires_grad else value, value, number, call)
-        if is_latest:
-            if self.is_root:
-                watcher.last = watcher.latest_at
-            return
-        watcher.latest, watcher.version, watcher.latest_at = value, known_version(value), (self, number)
-        if requires_grad and self.backward and value.grad_fn is not None:
-            value.register_hook(partial(self.arrive, number))
-
-    def _look_at_each(self, value: Any, number: int, call: Call | None) -> None:
-        """Look at a value that is not one plain tensor."""
-        for tensor in [value] if isinstance(value, Tensor) else leaves(value):
-            plain = numbers_in(tensor)
-            is_latest = tensor is self.watcher.latest and known_version(tensor) == self.watcher.version != -1
-            if plain is not None and self.forward and not (is_latest and self.is_torchs):
-                self._look(plain, value, number, call)
-            if plain is None or is_latest:
-                continue
-            self.watcher.latest, self.watcher.version, self.watcher.latest_at = (
-                tensor,
-                known_version(tensor),
-                (self, number),
-            )
-            if tensor.requires_grad and self.backward and tensor.grad_fn is not None:
-                tensor.register_hook(partial(self.arrive, number))
-
-    def _look(self, plain: Tensor, value: Any, number: int, call: Call | None) -> None:
-        """Look at plain numbers now, or note on their device what is to be read later."""
-        watcher = self.watcher
-        if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
-            if current_transform() is None:
-                watcher.note(self.site if call is None else call.site, plain)
-            else:
-                watcher.pass_over(self.site)
-        if watcher.waits(plain):
-            site = self.site if call is None else call.site
-            note = Note(site, number, self.rule, False, describe(plain))
-            if watcher.flags.add(plain, note):
-                watcher.check()
-            return
-        if not self._is_suspicious(plain):
-            return
-        finding = examine(plain, self.rule)
-        if finding is None:
-            return
-        watcher.check_graphs()  # What a compiled module has noted came before.
-        calls = running()
-        call = call or calls[0]
-        site = call.site._replace(index=call.site.index + _index(value, plain))
-        raise watcher.blame(site, finding, value, call._replace(number=number), calls)
-
-    def _is_suspicious(self, plain: Tensor) -> bool:
-        """Return True if a value may be bad. Inside vmap it can't be read: the watch says so, once."""
-        try:
-            return is_suspicious(plain, self.rule.limit)
-        except RuntimeError:
-            if current_transform() is None:
-                raise
-            self.watcher.pass_over(self.site)
-            return False
-
-    def arrive(self, number: int, gradient: Tensor | None, site: Site | None = None) -> None:
-        """Look at a gradient as it arrives."""
-        watcher = self.watcher
-        if watcher.is_over or gradient is None:
-            return
-        if graph_task() != watcher.task:
-            watcher.begin_backward(graph_task())
-        plain = gradient if is_plain(gradient) and not gradient.requires_grad else numbers_in(gradient)
-        if plain is None:
-            return
-        if watcher.waits(plain):
-            site = site or self.site._replace(port="grad_output")
-            if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
-                watcher.check()
-            return
-        if self._is_suspicious(plain):
-            self._judge_gradient(plain, gradient, number, site or self.site._replace(port="grad_output"))
-        watcher.arrived = (self, number)
-
-    def _judge_gradient(self, plain: Tensor, gradient: Tensor, number: int, site: Site) -> None:
-        watcher = self.watcher
-        scale = watcher.scale()
-        finding = examine(plain / scale if scale != 1 else plain, self.rule)
-        if finding is not None and not watcher.is_lowering(scale):
-            raise watcher.blame_gradient(site, finding, gradient, number)
-
-    def _trace(self, value: Any) -> Any:
-        """Note the largest element inside a compiled graph, which makes it one more output of that."""
-        found: list[Tensor] = []
-        for tensor in _traced(value):
-            if tensor.is_floating_point() and tensor.numel():
-                plain = judged(tensor.detach(), self.rule)
-                largest = plain.abs().amax() if self.rule.below else plain.amax()  # They fuse with what made it.
-                found.append(largest.to(torch.float32))
-        if self.forward and found:
-            self.extreme = torch.stack([one.to(found[0].device) for one in found])
-        return value
-
-    def __repr__(self) -> str:
-        return "watch"
-
-
-_NOWHERE: tuple[Check | None, int] = (None, 0)
-
-
-class Watcher:
-    """A watch on one model: what `with hl.watch(model) as watch:` gives."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        where: tuple[Where, ...],
-        rule: Rule,
-        ignore: Where | None,
-        backward: bool,
-        at_once: bool,
-        again: bool,
-        every: int | None,
-        to: Any,
-        optimizers: Iterable[torch.optim.Optimizer],
-        scaler: Any,
-    ) -> None:
-        self._model = weakref.ref(model)
-        self._inner, self._outer = unwrap(model), outermost(model)
-        self.rule, self.backward, self.at_once, self._again = rule, backward, at_once, again
-        self._scaler, self._to = scaler, to
-        self._hooks = short_form(model)
-        ignore = list(ignore) if isinstance(ignore, Iterator) else ignore  # It is looked at twice.
-        self._places = places_of(model, where, ignore)
-        self._checks: list[Check] = []
-        self._parameters = parameters_of(model, self._places, ignore)
-        self._backwards = list(dict.fromkeys(one for held in self._parameters.values() for one in held))[::-1]
-        self.flags = Flags()
-        self.steps_taken = Steps(self._inner, optimizers, self._before_step, self._after_step)
-        self.statistics = Statistics(every, self._parameters)
-        self._date: tuple[int, int] | None = None  # Of the forward that this is a second look at.
-        self.closes = False  # Whether it ends with the first bad value: see the callback for transformers.
-        self._forget()
-        add_observers(self._hooks, self._observed())
-
-    def _forget(self) -> None:
-        self.is_over = True
-        self.forwards = 0
-        self.latest: Tensor | None = None  # What was looked at last: it may come again, from the next module out.
-        self.version = -1
-        self.task = -1  # The backward that runs, or ran last.
-        self.latest_at = self.last = self.arrived = _NOWHERE  # That; what the model returned; the last gradient.
-        self._began: rerun.Arguments | None = None
-        self._has_looked = False  # Whether the gradients of the parameters were looked at after the last backward.
-        self._is_announced = False  # Whether a pass has begun, in which the model itself may be called or not.
-        self._passes_over = False  # Whether it has warned of a torch.func transform.
-        self._is_training = False  # Whether the pass that runs began with gradients.
-        self._is_waiting = False  # Whether a forward that may yet be trained with is to be counted.
-        self._is_trained = False  # Whether forwards have begun as those of training do.
-        self._steps_before = self.steps
-        self._methods: dict[Site, None] = {}  # Those that called a part of the model before any forward of it.
-
-    @property
-    def steps(self) -> int:
-        """How many steps are over."""
-        return self.steps_taken.done
-
-    @property
-    def log(self) -> Cache:
-        """The statistics so far: `watch.log['h.0["rms"]']` is the latest, `.calls(...)` all of them."""
-        if not self.statistics.every:
-            raise HooklineError(
-                "this watch keeps no statistics: hl.watch(model, every=100) keeps those of each hundredth step"
-            )
-        self.settle()
-        return self.statistics.log.cache()
-
-    @property
-    def logged(self) -> list[int]:
-        """The steps of which statistics were kept."""
-        self.settle()
-        return list(self.statistics.log.steps)
-
-    def __repr__(self) -> str:
-        kept = self.logged
-        log = f"; statistics of {count(len(kept), 'step')}, {span(kept)}, in its log" if kept else ""
-        return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{log}"
-
-    def step(self) -> None:
-        """Say that a step is over, where no optimizer of torch's says so."""
-        self.check()
-        if not self._has_looked:
-            self._check_parameters()
-        self.steps_taken.trains = True
-        self._count()
-
-    def settle(self) -> None:
-        """Hand on the statistics of the step that is over; an optimizer that steps yet does not show in them."""
-        self.statistics.settle()
-
-    def check(self) -> None:
-        """Look now at all that waits on a device, and raise if something is bad."""
-        self.latest = None
-        bad = self.flags.read(self.scale() if len(self.flags) and self._scaler is not None else 1.0)
-        for note, number in bad:
-            if note.is_gradient and self.is_lowering(self.scale()):
-                continue
-            raise self._blame_note(note.site, number, note.what, note.number, note.is_gradient)
-        self.check_graphs()
-
-    def __enter__(self) -> Watcher:
-        warn_unless_entered(self._hooks, "")  # It is entered, or an error says why not.
-        self._forget()
-        self.is_over = False
-        self.statistics.targets = targets_of(self._to)
-        self.steps_taken.open()
-        try:
-            self.statistics.begin(self.steps)
-            self._hooks.__enter__()
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.is_over:
-            return
-        try:
-            if kind is None:
-                self.check()
-                self._count_waiting()
-                warn_if_missed(self._hooks, self._inner, self._places)
-                if not (self.forwards or self.steps_taken.done or self.task != -1):
-                    warn_if_by_itself(self._hooks, self._inner, self._methods)
-                if self.statistics.every and self.steps == self._steps_before:
-                    warn_of_no_steps(self._hooks, self._inner, self.forwards, self._is_trained, self.task != -1)
-            self.settle()
-        except BaseException as found:
-            self._hooks.__exit__(type(found), found, None)
-            raise
-        else:
-            self._hooks.__exit__(kind, error, trace)
-        finally:
-            self._close()
-
-    def close(self) -> None:
-        """End the watch, as the end of its block does; nothing more is looked at."""
-        if not self.is_over:
-            self._hooks.__exit__(BadValue, None, None)
-            self._close()
-
-    def _close(self) -> None:
-        self.is_over = True
-        self.steps_taken.close()
-        self.flags.forget()
-        self.latest = self._began = None
-        for check in self._checks:
-            check.extreme = None
-        self.statistics.end()
-
-    # What the checks ask and say.
-
-    def waits(self, tensor: Tensor) -> bool:
-        """Whether a tensor is read later, together with others, since reading it would wait for its device."""
-        return not tensor.is_cpu and not self.at_once
-
-    def begin_pass(self) -> None:
-        """Say that a pass begins, in which parts of the model may be called and not the model itself."""
-        self._begin_pass()
-        self._is_announced = True
-
-    def _begin_pass(self) -> None:
-        self._end_step()
-        self.latest = None
-        self.forwards += 1
-        self._is_training = torch.is_grad_enabled()
-
-    def begin_part(self) -> None:
-        """Say that a part of the model is called, and no forward of the model came before."""
-        method = reports.method_around(self._inner)
-        if method is not None:
-            self._methods[method] = None
-
-    def begin_forward(self, call: Call) -> None:
-        """A forward of the model begins."""
-        if len(self.flags):  # Of a forward that no backward came after.
-            self.check()
-        self._count_waiting()
-        if not self._is_announced:
-            self._begin_pass()
-        self._is_announced = False
-        if torch.is_grad_enabled() and call.module.training:
-            self.steps_taken.trains = self._is_trained = True
-        given = leaves((call.args, dict(call.kwargs)))
-        if self._again and not self.at_once and (self._outer is not self._inner or any(map(self.waits, given))):
-            self._began = rerun.Arguments.of(call)
-
-    def end_forward(self, output: Any) -> None:
-        """A forward of the model is over. If a backward follows, what waits is read after that: once for both."""
-        self.latest = None
-        self._is_training = False
-        self._is_waiting = not self.steps_taken.trains
-        if any(tensor.requires_grad for tensor in leaves(output)):
-            return
-        self.check()
-        self._began = None
-        self._count_waiting()
-
-    def begin_backward(self, task: int) -> None:
-        """A backward begins: see to it when it is over, before any optimizer takes its gradients."""
-        self._end_step()
-        self.task, self.arrived = task, _NOWHERE
-        when_backward_ends(self._end_backward)
-
-    def _end_backward(self) -> None:
-        if self.is_over:
-            return
-        self.check()
-        self._check_parameters()
-        self._has_looked = not is_running()  # FSDP puts gradients there when everybody else is done: so look again.
-        self._began = None
-
-    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.check_graphs()
-        if self.steps_taken.has_stepped(optimizer):  # No pass was seen to begin: it was a compiled graph's.
-            self._end_step()
-        held = [one for group in optimizer.param_groups for one in group["params"]]
-        if not self._has_looked:
-            self._check_parameters(held)  # Nothing was seen of the backward, or it still runs.
-        self.statistics.sample(held, self.steps_taken.has_stepped())
-
-    def _after_step(self) -> None:
-        self._is_waiting = False
-        self.statistics.close(self.steps)
-
-    def _end_step(self) -> None:
-        """No further optimizer belongs to the step before: something else begins."""
-        self.steps_taken.begin_pass()
-        self._has_looked = False
-        self.settle()
-
-    def _count(self) -> None:
-        """Count a step that no optimizer made."""
-        self.steps_taken.done += 1
-        self.statistics.close(self.steps)
-        self._end_step()
-
-    def _count_waiting(self) -> None:
-        """Count the forward before, unless it is one of training: then it is a part of a step."""
-        is_waiting, self._is_waiting = self._is_waiting, False
-        if is_waiting and not self.steps_taken.trains:
-            self._count()
-
-    def pass_over(self, site: Site) -> None:
-        """Warn, once, of a value of a torch.func transform: inside vmap it has no numbers that can be read."""
-        if not self._passes_over:
-            self._passes_over = True
-            warn_of_transform(site)
-
-    # What is bad.
-
-    def blame(self, site: Site, finding: Finding, value: Any, call: Call, calls: list[Call]) -> BadValue:
-        """Say what is known of a value that is bad, from a second run of the module that made it too."""
-        model = self._inner
-        origin = reports.origin(model, call, calls)
-        made_in = call if origin is None else origin.around
-        if origin is None and call.site.method:  # Inside a forward, functions are seen as that of the forward.
-            forwards = [one for one in calls if one.module is call.module and not one.site.member]
-            made_in = forwards[0]._replace(site=Site(call.site.path)) if forwards else call
-        inside: rerun.BadFunction | None = None
-        if self._again and made_in is not None and not (made_in is call and call.site.function):
-            is_here = any(made_in.module is module for module in model.modules())
-            inside = rerun.bad_function(model, made_in, self.rule, finding) if is_here else None
-        when = self._when(call.number)
-        return self._dated(reports.of_forward(site, finding, value, call, model, origin, inside, when))
-
-    def blame_gradient(self, site: Site, finding: Finding, gradient: Tensor, number: int) -> BadValue:
-        """Say what is known of a gradient that is bad."""
-        before, last = self.arrived, self.last
-        is_output = last[0] is not None and last[0].site == site._replace(port="output") and last[1] == number
-        report = reports.of_gradient(site, finding, gradient, number, before, is_output, self._when(number))
-        return self._dated(report)
-
-    def _blame_note(self, site: Site, number: float, what: str, call: int, backward: bool) -> BadValue:
-        """Say what is known of a value that was read too late; a second run that waits for each knows more."""
-        began = self._began
-        if not backward and began is not None:
-            seen = rerun.again(self._inner, began, self._second)
-            if seen is not None:
-                return self._dated(seen)
-        return self._dated(reports.of_note(site, number, what, call, backward, self._when(call)))
-
-    def _second(self) -> Watcher:
-        """Return a watch for a second look at the same forward."""
-        where = tuple(place.site for place in self._places)
-        second = Watcher(self._inner, where, self.rule, None, False, True, True, None, None, (), None)
-        second._date = self._now()
-        return second
-
-    def _now(self) -> tuple[int, int]:
-        """Return how many steps and forwards came before this one."""
-        return self._date or (self.steps, max(self.forwards - 1, 0))
-
-    def _dated(self, error: BadValue) -> BadValue:
-        error.step, error.forward = self._now()
-        if self.closes:
-            self.close()
-        return error
-
-    def _when(self, number: int) -> str:
-        step, forward = self._now()
-        return f"step {step}{f' (forward {forward})' if forward != step else ''}, call #{number}"
-
-    # Gradients of parameters, and compiled graphs.
-
-    def scale(self) -> float:
-        """Return what gradients are multiplied by."""
-        scaler = self._scaler
-        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
-
-    def is_lowering(self, scale: float) -> bool:
-        """Whether a scaler still has a way to go down, and leaves out a step whose gradients are bad."""
-        return self._scaler is not None and scale > 1
-
-    def _check_parameters(self, held: Iterable[Tensor] | None = None) -> None:
-        """Look at the gradients of the parameters, those last in the model first: so they were made."""
-        chosen = self._backwards
-        if held is not None:
-            ids = {id(one) for one in held}
-            chosen = [one for one in chosen if id(one) in ids]
-        found = [(one, gradient) for one in chosen if (gradient := one.grad) is not None]
-        scale = self.scale()
-        if self.statistics.row is not None:
-            self.statistics.row.add_gradients(self._backwards, scale, keep=held is not None)
-        if not self.backward:
-            return
-        for parameter, plain in bad_gradients(found, self.rule, scale, self.waits):
-            finding = examine(plain / scale if scale != 1 else plain, self.rule)
-            if finding is not None and not self.is_lowering(scale):
-                raise self._dated(self._blame_parameter(parameter, finding))
-
-    def _blame_parameter(self, parameter: nn.Parameter, finding: Finding) -> BadValue:
-        name = next((name for name, one in self._inner.named_parameters() if one is parameter), "")
-        gradient = parameter.grad
-        assert gradient is not None
-        when = self._when(0).rpartition(", ")[0]
-        return reports.of_parameter(Site(name, "param"), finding, parameter, gradient, when)
-
-    def check_graphs(self) -> None:
-        """Look at what compiled graphs have noted."""
-        if not is_dynamo_loaded() or all(check.extreme is None for check in self._checks):
-            return
-        order = {site: number for number, site in enumerate(in_order_of_calls([one.site for one in self._checks]))}
-        checks = sorted(self._checks, key=lambda check: order[check.site])
-        seen = [(check, check.extreme) for check in checks if check.extreme is not None]
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for check, noted in seen:
-            check.extreme = None
-            by_device.setdefault(noted.device, []).append(noted)
-        read = {device: iter(torch.cat(all_).tolist()) for device, all_ in by_device.items()}
-        for check, noted in seen:
-            for _ in range(len(noted)):
-                number = next(read[noted.device])
-                if is_bad(number, check.rule):
-                    raise self._blame_note(check.site, number, reports.COMPILED, 0, False)
-
-    def note(self, site: Site, plain: Tensor) -> None:
-        """Take a value into the statistics, unless it belongs to an evaluation between steps of training."""
-        row = self.statistics.row
-        if row is not None and (self._is_training or torch.is_grad_enabled() or not self.steps_taken.trains):
-            row.add(str(site), plain)
-
-    def _observed(self) -> Iterator[tuple[Found, Check]]:
-        """Make a check for each place, and those at the model itself, where a forward begins and ends."""
-        # A mask of -Inf that the model is given is not a mistake, and sizes are those of the data.
-        first = Check(_BEGIN, self, Rule(None, self.rule.inf, below=False), False)
-        last = Check(Site(""), self, self.rule, self.backward, Site("") in [place.site for place in self._places])
-        self._checks = [last, first]
-        ends = [(self._inner, first), (self._inner, last)]
-        first.bounds = last.bounds = self._outer is self._inner
-        if not first.bounds:  # What is compiled begins and ends outside of its graph.
-            begin = Check(first.site, self, first.rule, False, forward=False)
-            end = Check(last.site, self, self.rule, self.backward, forward=False)
-            ends += [(self._outer, begin), (self._outer, end)]
-        yield from ((Found(check.site, module), check) for module, check in ends)
-        for place in [one for one in self._places if one.site != Site("")]:
-            check = Check(place.site, self, self.rule, self.backward)
-            check.is_torchs = type(place.module).__module__.startswith("torch.nn.")
-            self._checks.append(check)
-            yield place, check
-
-
-def _traced(value: Any) -> list[Tensor]:
-    """Return the tensors of a value inside a graph: `leaves` asks for ids, which breaks it in torch 2.11."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value if isinstance(value, (tuple, list)) else (children(value) or {}).values()
-    return [tensor for part in parts for tensor in _traced(part)]
-
-
-def _index(value: Any, plain: Tensor) -> str:
-    """Return which tensor of a value these numbers are of, as a subscript; nothing if the value is one."""
-    if isinstance(value, Tensor) or current_transform() is not None:  # Inside a transform nothing has an address.
-        return ""
-    for subscripts, tensor in zip(leaf_places(value), leaves(value), strict=True):
-        found = numbers_in(tensor)
-        if found is not None and found.data_ptr() == plain.data_ptr() and found.shape == plain.shape:
-            return write_subscripts(subscripts)
-    return ""
 
 
 def watch(
@@ -719,16 +102,17 @@ def watch(
 
     Args:
         where: The places to look at; without any, the output of every module.
-        limit: The largest size that a value or a gradient may have.
+        limit: The largest magnitude that a value or a gradient may have.
         inf: Whether Inf is bad, and not only NaN.
         ignore: Places to leave out, such as a module that gives masks of -Inf.
         backward: Whether to look at gradients too: of these places, and of the parameters there.
-        every: Keep statistics of each place every so many steps: see `Watcher.log`.
-        to: Where they go too: a folder or SummaryWriter (TensorBoard), a run of wandb, a function of (step, numbers).
-        optimizer: Whose steps count; without, that of any which holds the model's parameters.
-        scaler: A GradScaler. It may make gradients overflow: while it can lower its scale, that is not an error.
-        at_once: Look at each value of a device as it passes, and wait for it, instead of once for each pass.
-        again: Whether a module that gave a bad value, or on a device the model, may be run again to see what made it.
+        every: Keep statistics of each place every `every` steps: see `Watcher.log`.
+        to: Where to write them: a folder or SummaryWriter (TensorBoard), a wandb run, a function of (step, numbers).
+        optimizer: The optimizer whose steps count; by default, any that holds parameters of the model.
+        scaler: A GradScaler. Gradients that overflow are not an error while it can lower its scale.
+        at_once: Read each value on a device as it passes, and wait for it, instead of once after each pass.
+        again: Whether the module that gave a bad value may run again to find the function that made it; for values on a
+            device, the whole model runs again.
     """
     if not _is_a(nn.Module, model):
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
@@ -739,7 +123,7 @@ def watch(
     if to is not None and every is None:
         raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
     refuse_flags(inf=inf, backward=backward, at_once=at_once, again=again)
-    optimizers = _listed(optimizer)
+    optimizers = _optimizers(optimizer)
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise HooklineError(f"scaler= takes a GradScaler, not {scaler!r}")
     rule = Rule(limit, inf)
@@ -749,15 +133,647 @@ def watch(
 
 
 def _is_a(kind: type, given: Any) -> bool:
-    """Return True for an object of a kind, but not for True and False, which count as numbers in Python."""
+    """Return True if `given` is of a kind and not a bool, which counts as a number in Python."""
     return isinstance(given, kind) and not isinstance(given, bool)
 
 
-def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """Return what was given as optimizer=: none, one or several."""
+def _optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that were given as optimizer=: none, one or several."""
     is_several = isinstance(optimizer, Iterable) and not isinstance(optimizer, str)
     given = [] if optimizer is None else list(optimizer) if is_several else [optimizer]
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
             raise HooklineError(f"optimizer= takes optimizers of torch's, not {one!r}; watch.step() counts by hand")
     return given
+
+
+def outermost(model: nn.Module) -> nn.Module:
+    """Return the wrapper that `torch.compile` made, or the model itself if it is not compiled."""
+    within: nn.Module | None = model
+    while within is not None:
+        if type(within).__name__ == "OptimizedModule":
+            return within
+        within = wrapped_model(within)
+    return unwrap(model)
+
+
+def in_order_of_calls(sites: list[Site]) -> list[Site]:
+    """Return sites in the order in which modules usually return: each after the modules inside it."""
+    found: list[Site] = []
+    waiting: list[Site] = []
+    for site in sites:
+        while waiting and not f"{site.path}.".startswith(f"{waiting[-1].path}.".lstrip(".")):
+            found.append(waiting.pop())
+        waiting.append(site)
+    return found + waiting[::-1]
+
+
+def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) -> list[Found]:
+    """Return the places to watch: those in `where`, or the outputs of all modules, except those in `ignore`."""
+    found = find_places(model, where or (every_module,))
+    ignored = find_places(model, (ignore,)) if ignore is not None else []
+    held = {id(module) for module in model.modules()} if ignored else set()
+    stranger = next((place.module for place in ignored if id(place.module) not in held), None)
+    if stranger is not None:
+        raise SiteError(f"ignore= has a {type(stranger).__name__} that is not in the model, and leaves nothing out")
+    left_out = {place.site for place in ignored}
+    kept = [place for place in found if place.site not in left_out]
+    if not kept:
+        raise HooklineError(f"nothing is left to watch: ignore={ignore!r} means all of it")
+    return kept
+
+
+def parameters_of(model: nn.Module, places: list[Found], ignore: Where | None) -> Parameters:
+    """Return the parameters of each watched module and of the modules inside it, except ignored ones."""
+    modules = [place.module for place in places]
+    ignored = [place.module for place in find_places(model, (ignore,))] if ignore is not None else []
+    watched = {id(one) for module in modules for one in module.parameters(recurse=False)}
+    left_out = {id(one) for module in ignored for one in module.parameters()} - watched
+    found: Parameters = {}
+    for place in places:
+        held = [one for one in place.module.parameters() if id(one) not in left_out]
+        if held and not place.site.member:
+            found[place.site.path] = held
+    return found
+
+
+_BEGIN = Site("", "inputs")
+
+
+class ValueCheck(OutputObserver):
+    """Check the values that pass one site, and their gradients."""
+
+    kind = "watch"
+    is_traceable = True
+    # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
+    # written there by `.data` or numpy, which no version tells of. Other modules may have.
+    is_torchs = False
+
+    def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
+        self.site = site
+        self.watcher = watcher
+        self.rule = rule
+        self.backward = backward  # True if gradients are checked.
+        self.forward = forward  # True if values are checked.
+        self.is_root = site == Site("")
+        self.bounds = True  # True if the forward of the model begins or ends at this site.
+        self.seen = -1  # The number of the model's forward in which `calls` are counted.
+        self.calls = 0
+        self.extreme: Tensor | None = None  # The largest elements, as a compiled graph computed them.
+
+    def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
+        """Check a value that did not come on the hot path, and note where the model's forward begins and ends."""
+        if is_dynamo_compiling():
+            return self._trace(value)
+        assert call is not None
+        if call.site.is_gradient:
+            self.arrive(call.number, value, call.site)
+            return value
+        if self.bounds and self.site == _BEGIN:
+            self.watcher.begin_forward(call)
+        self.keep(value, call)
+        if self.bounds and self.is_root:
+            self.watcher.end_forward(value)
+        return value
+
+    def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> None:
+        """Check a value as it passes."""
+        watcher = self.watcher
+        if self.seen != watcher.forwards:
+            self.seen = watcher.forwards
+            self.calls = 0
+            if not self.seen:
+                watcher.begin_part()
+        number = self.calls
+        self.calls = number + 1
+        if not is_plain(value):
+            self._look_at_each(value, number, call)
+            return
+        # A container usually returns its last module's output, which was checked already.
+        is_latest = value is watcher.latest and known_version(value) == watcher.version != -1
+        requires_grad = value.requires_grad
+        if self.forward and is_latest and self.is_torchs:
+            if watcher.statistics.row is not None:
+                watcher.note(self.site if call is None else call.site, value.detach())
+        elif self.forward:
+            self._look(value.detach() if requires_grad else value, value, number, call)
+        if is_latest:
+            if self.is_root:
+                watcher.last = watcher.latest_at
+            return
+        watcher.latest, watcher.version, watcher.latest_at = value, known_version(value), (self, number)
+        if requires_grad and self.backward and value.grad_fn is not None:
+            value.register_hook(partial(self.arrive, number))
+
+    def _look_at_each(self, value: Any, number: int, call: Call | None) -> None:
+        """Check a value that is not one plain tensor."""
+        for tensor in [value] if isinstance(value, Tensor) else leaves(value):
+            plain = numbers_in(tensor)
+            is_latest = tensor is self.watcher.latest and known_version(tensor) == self.watcher.version != -1
+            if plain is not None and self.forward and not (is_latest and self.is_torchs):
+                self._look(plain, value, number, call)
+            if plain is None or is_latest:
+                continue
+            self.watcher.latest, self.watcher.version, self.watcher.latest_at = (
+                tensor,
+                known_version(tensor),
+                (self, number),
+            )
+            if tensor.requires_grad and self.backward and tensor.grad_fn is not None:
+                tensor.register_hook(partial(self.arrive, number))
+
+    def _look(self, plain: Tensor, value: Any, number: int, call: Call | None) -> None:
+        """Check plain numbers now, or note their largest element on their device, to be read later."""
+        watcher = self.watcher
+        if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
+            if current_transform() is None:
+                watcher.note(self.site if call is None else call.site, plain)
+            else:
+                watcher.pass_over(self.site)
+        if watcher.reads_later(plain):
+            site = self.site if call is None else call.site
+            note = Note(site, number, self.rule, False, describe(plain))
+            if watcher.flags.add(plain, note):
+                watcher.check()
+            return
+        if not self._is_suspicious(plain):
+            return
+        finding = examine(plain, self.rule)
+        if finding is None:
+            return
+        watcher.check_graphs()  # Values inside a compiled module came before this one.
+        calls = running()
+        call = call or calls[0]
+        site = call.site._replace(index=call.site.index + _index(value, plain))
+        raise watcher.error_for(site, finding, value, call._replace(number=number), calls)
+
+    def _is_suspicious(self, plain: Tensor) -> bool:
+        """Return True if a value may be bad. Inside vmap it can't be read: the watch says so, once."""
+        try:
+            return is_suspicious(plain, self.rule.limit)
+        except RuntimeError:
+            if current_transform() is None:
+                raise
+            self.watcher.pass_over(self.site)
+            return False
+
+    def arrive(self, number: int, gradient: Tensor | None, site: Site | None = None) -> None:
+        """Check a gradient as it arrives."""
+        watcher = self.watcher
+        if watcher.is_closed or gradient is None:
+            return
+        if graph_task() != watcher.task:
+            watcher.begin_backward(graph_task())
+        plain = gradient if is_plain(gradient) and not gradient.requires_grad else numbers_in(gradient)
+        if plain is None:
+            return
+        if watcher.reads_later(plain):
+            site = site or self.site._replace(port="grad_output")
+            if watcher.flags.add(plain, Note(site, number, self.rule, True, describe(plain))):
+                watcher.check()
+            return
+        if self._is_suspicious(plain):
+            self._judge_gradient(plain, gradient, number, site or self.site._replace(port="grad_output"))
+        watcher.arrived = (self, number)
+
+    def _judge_gradient(self, plain: Tensor, gradient: Tensor, number: int, site: Site) -> None:
+        watcher = self.watcher
+        scale = watcher.scale()
+        finding = examine(plain / scale if scale != 1 else plain, self.rule)
+        if finding is not None and not watcher.is_lowering(scale):
+            raise watcher.error_for_gradient(site, finding, gradient, number)
+
+    def _trace(self, value: Any) -> Any:
+        """Compute the largest element inside a compiled graph; it becomes one more output of the graph."""
+        found: list[Tensor] = []
+        for tensor in _traced(value):
+            if tensor.is_floating_point() and tensor.numel():
+                plain = judged(tensor.detach(), self.rule)
+                # Inductor fuses this with what made the value.
+                largest = plain.abs().amax() if self.rule.below else plain.amax()
+                found.append(largest.to(torch.float32))
+        if self.forward and found:
+            self.extreme = torch.stack([one.to(found[0].device) for one in found])
+        return value
+
+    def __repr__(self) -> str:
+        return "watch"
+
+
+_NOWHERE: tuple[ValueCheck | None, int] = (None, 0)
+
+
+class Watcher:
+    """A watch on one model, as in `with hl.watch(model) as watch:`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        where: tuple[Where, ...],
+        rule: Rule,
+        ignore: Where | None,
+        backward: bool,
+        at_once: bool,
+        again: bool,
+        every: int | None,
+        to: Any,
+        optimizers: Iterable[torch.optim.Optimizer],
+        scaler: Any,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._inner, self._outer = unwrap(model), outermost(model)
+        self.rule, self.backward, self.at_once, self._may_rerun = rule, backward, at_once, again
+        self._scaler, self._to = scaler, to
+        self._hooks = short_form(model)
+        ignore = list(ignore) if isinstance(ignore, Iterator) else ignore  # It is read twice.
+        self._places = places_of(model, where, ignore)
+        self._checks: list[ValueCheck] = []
+        self._parameters = parameters_of(model, self._places, ignore)
+        self._backwards = list(dict.fromkeys(one for held in self._parameters.values() for one in held))[::-1]
+        self.flags = Flags()
+        self.steps_taken = Steps(self._inner, optimizers, self._before_step, self._after_step)
+        self.statistics = Statistics(every, self._parameters)
+        self._rerun_of: tuple[int, int] | None = None  # The step and forward that a second run repeats.
+        self._closes_on_error = False  # See `follow_trainer`.
+        self._forget()
+        add_observers(self._hooks, self._observed())
+
+    def _forget(self) -> None:
+        self.is_closed = True
+        self.forwards = 0
+        self.latest: Tensor | None = None  # The value checked last: the module around may return it again.
+        self.version = -1
+        self.task = -1  # The backward that runs, or ran last.
+        # Where the value checked last, the output of the model and the last gradient were seen, with the call.
+        self.latest_at = self.last = self.arrived = _NOWHERE
+        self._began: rerun.Arguments | None = None
+        self._has_looked = False  # The parameters' gradients were checked since the last backward.
+        self._is_announced = False  # `begin_pass` was called, and no forward has followed yet.
+        self._passes_over = False  # The warning about torch.func transforms was given.
+        self._is_training = False  # The current pass began with gradients enabled.
+        self._is_waiting = False  # A forward has run that counts as a step unless a backward follows.
+        self._is_trained = False  # Some forward ran in training mode with gradients.
+        self._steps_before = self.steps
+        self._methods: dict[Site, None] = {}  # Methods that called a part of the model before its first forward.
+
+    @property
+    def steps(self) -> int:
+        """How many steps have finished."""
+        return self.steps_taken.done
+
+    @property
+    def log(self) -> Cache:
+        """The statistics so far: `watch.log['h.0["rms"]']` is the latest, `.calls(...)` all of them."""
+        if not self.statistics.every:
+            raise HooklineError(
+                "this watch keeps no statistics: hl.watch(model, every=100) keeps those of each hundredth step"
+            )
+        self.settle()
+        return self.statistics.log.cache()
+
+    @property
+    def logged(self) -> list[int]:
+        """The numbers of the steps whose statistics were kept."""
+        self.settle()
+        return list(self.statistics.log.steps)
+
+    def __repr__(self) -> str:
+        kept = self.logged
+        log = f"; statistics of {count(len(kept), 'step')}, {span(kept)}, in its log" if kept else ""
+        return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{log}"
+
+    def step(self) -> None:
+        """Count a step, if no torch optimizer does."""
+        self.check()
+        if not self._has_looked:
+            self._check_parameters()
+        self.steps_taken.trains = True
+        self._count()
+
+    def settle(self) -> None:
+        """Write the statistics of the finished step. Later optimizer steps are not included."""
+        self.statistics.settle()
+
+    def check(self) -> None:
+        """Read what was noted on the devices now, and raise if a value was bad."""
+        self.latest = None
+        bad = self.flags.read(self.scale() if len(self.flags) and self._scaler is not None else 1.0)
+        for note, number in bad:
+            if note.is_gradient and self.is_lowering(self.scale()):
+                continue
+            raise self._error_for_note(note.site, number, note.what, note.number, note.is_gradient)
+        self.check_graphs()
+
+    def __enter__(self) -> Watcher:
+        warn_unless_entered(self._hooks, "")  # From here on it is entered, or an error says why not.
+        self._forget()
+        self.is_closed = False
+        self.statistics.targets = targets_of(self._to)
+        self.steps_taken.open()
+        try:
+            self.statistics.begin(self.steps)
+            self._hooks.__enter__()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_closed:
+            return
+        try:
+            if kind is None:
+                self.check()
+                self._count_waiting()
+                warn_if_missed(self._hooks, self._inner, self._places)
+                if not (self.forwards or self.steps_taken.done or self.task != -1):
+                    warn_if_by_itself(self._hooks, self._inner, self._methods)
+                if self.statistics.every and self.steps == self._steps_before:
+                    warn_of_no_steps(self._hooks, self._inner, self.forwards, self._is_trained, self.task != -1)
+            self.settle()
+        except BaseException as found:
+            self._hooks.__exit__(type(found), found, None)
+            raise
+        else:
+            self._hooks.__exit__(kind, error, trace)
+        finally:
+            self._close()
+
+    def close(self) -> None:
+        """End the watch, as leaving its block does, without checking what was noted on devices."""
+        if not self.is_closed:
+            self._hooks.__exit__(BadValue, None, None)
+            self._close()
+
+    def _close(self) -> None:
+        self.is_closed = True
+        self.steps_taken.close()
+        self.flags.forget()
+        self.latest = self._began = None
+        for check in self._checks:
+            check.extreme = None
+        self.statistics.end()
+
+    # Called by the checks.
+
+    def reads_later(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is read later, with others: reading it now would wait for its device."""
+        return not tensor.is_cpu and not self.at_once
+
+    def follow_trainer(self, trains: bool, close_on_error: bool = False) -> None:
+        """Say whether a trainer trains the model: then a forward alone does not count as a step.
+
+        With `close_on_error` the watch ends with the first bad value, for a trainer that does not report exceptions.
+        """
+        self.steps_taken.trains = trains
+        self._closes_on_error = close_on_error
+
+    def begin_pass(self) -> None:
+        """Begin a pass in which parts of the model may be called without the model itself."""
+        self._begin_pass()
+        self._is_announced = True
+
+    def _begin_pass(self) -> None:
+        self._end_step()
+        self.latest = None
+        self.forwards += 1
+        self._is_training = torch.is_grad_enabled()
+
+    def begin_part(self) -> None:
+        """Note that a part of the model is called before any forward of the model."""
+        method = reports.method_around(self._inner)
+        if method is not None:
+            self._methods[method] = None
+
+    def begin_forward(self, call: Call) -> None:
+        """Note that a forward of the model begins."""
+        if len(self.flags):  # They are from a forward without a backward.
+            self.check()
+        self._count_waiting()
+        if not self._is_announced:
+            self._begin_pass()
+        self._is_announced = False
+        if torch.is_grad_enabled() and call.module.training:
+            self.steps_taken.trains = self._is_trained = True
+        given = leaves((call.args, dict(call.kwargs)))
+        if (
+            self._may_rerun
+            and not self.at_once
+            and (self._outer is not self._inner or any(map(self.reads_later, given)))
+        ):
+            self._began = rerun.Arguments.of(call)
+
+    def end_forward(self, output: Any) -> None:
+        """Note that a forward of the model is over. If a backward follows, notes are read after it, once for both."""
+        self.latest = None
+        self._is_training = False
+        self._is_waiting = not self.steps_taken.trains
+        if any(tensor.requires_grad for tensor in leaves(output)):
+            return
+        self.check()
+        self._began = None
+        self._count_waiting()
+
+    def begin_backward(self, task: int) -> None:
+        """Note that a backward begins, and check it at its end, before any optimizer uses its gradients."""
+        self._end_step()
+        self.task, self.arrived = task, _NOWHERE
+        when_backward_ends(self._end_backward)
+
+    def _end_backward(self) -> None:
+        if self.is_closed:
+            return
+        self.check()
+        self._check_parameters()
+        self._has_looked = not is_running()  # FSDP sets gradients after this callback, so they are checked again later.
+        self._began = None
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.check_graphs()
+        if self.steps_taken.has_stepped(optimizer):  # No pass was seen: it ran in a compiled graph.
+            self._end_step()
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        if not self._has_looked:
+            self._check_parameters(held)  # The backward was not seen, or still runs.
+        self.statistics.sample(held, self.steps_taken.has_stepped())
+
+    def _after_step(self) -> None:
+        self._is_waiting = False
+        self.statistics.close(self.steps)
+
+    def _end_step(self) -> None:
+        """End the step before: another pass begins, so no further optimizer can belong to it."""
+        self.steps_taken.begin_pass()
+        self._has_looked = False
+        self.settle()
+
+    def _count(self) -> None:
+        """Count a step that no optimizer made."""
+        self.steps_taken.done += 1
+        self.statistics.close(self.steps)
+        self._end_step()
+
+    def _count_waiting(self) -> None:
+        """Count the previous forward as a step, unless the model is being trained."""
+        is_waiting, self._is_waiting = self._is_waiting, False
+        if is_waiting and not self.steps_taken.trains:
+            self._count()
+
+    def pass_over(self, site: Site) -> None:
+        """Warn once about a value inside a torch.func transform: inside vmap its numbers can't be read."""
+        if not self._passes_over:
+            self._passes_over = True
+            warn_of_transform(site)
+
+    # Errors about bad values.
+
+    def error_for(self, site: Site, finding: Finding, value: Any, call: Call, calls: list[Call]) -> BadValue:
+        """Return the error about a bad value; a second run of the module may show which function made it."""
+        model = self._inner
+        origin = reports.origin(model, call, calls)
+        made_in = call if origin is None else origin.around
+        if origin is None and call.site.method:  # Functions that a method calls are seen as the forward's.
+            forwards = [one for one in calls if one.module is call.module and not one.site.member]
+            made_in = forwards[0]._replace(site=Site(call.site.path)) if forwards else call
+        inside: rerun.BadFunction | None = None
+        if self._may_rerun and made_in is not None and not (made_in is call and call.site.function):
+            is_here = any(made_in.module is module for module in model.modules())
+            inside = rerun.bad_function(model, made_in, self.rule, finding) if is_here else None
+        when = self._when(call.number)
+        return self._dated(reports.of_forward(site, finding, value, call, model, origin, inside, when))
+
+    def error_for_gradient(self, site: Site, finding: Finding, gradient: Tensor, number: int) -> BadValue:
+        """Return the error about a bad gradient."""
+        before, last = self.arrived, self.last
+        is_output = last[0] is not None and last[0].site == site._replace(port="output") and last[1] == number
+        report = reports.of_gradient(site, finding, gradient, number, before, is_output, self._when(number))
+        return self._dated(report)
+
+    def _error_for_note(self, site: Site, number: float, what: str, call: int, backward: bool) -> BadValue:
+        """Return the error about a value that was read late; a second run that reads each value at once knows more."""
+        began = self._began
+        if not backward and began is not None:
+            seen = rerun.again(self._inner, began, self._second)
+            if seen is not None:
+                return self._dated(seen)
+        return self._dated(reports.of_note(site, number, what, call, backward, self._when(call)))
+
+    def _second(self) -> Watcher:
+        """Return a watch for a second run of the same forward."""
+        where = tuple(place.site for place in self._places)
+        second = Watcher(self._inner, where, self.rule, None, False, True, True, None, None, (), None)
+        second._rerun_of = self._now()
+        return second
+
+    def _now(self) -> tuple[int, int]:
+        """Return the number of the current step and forward."""
+        return self._rerun_of or (self.steps, max(self.forwards - 1, 0))
+
+    def _dated(self, error: BadValue) -> BadValue:
+        error.step, error.forward = self._now()
+        if self._closes_on_error:
+            self.close()
+        return error
+
+    def _when(self, number: int) -> str:
+        step, forward = self._now()
+        return f"step {step}{f' (forward {forward})' if forward != step else ''}, call #{number}"
+
+    # Gradients of parameters, and compiled graphs.
+
+    def scale(self) -> float:
+        """Return the factor by which the scaler multiplies gradients."""
+        scaler = self._scaler
+        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+    def is_lowering(self, scale: float) -> bool:
+        """Return True if the scaler can still lower its scale: then it skips a step with bad gradients."""
+        return self._scaler is not None and scale > 1
+
+    def _check_parameters(self, held: Iterable[Tensor] | None = None) -> None:
+        """Check the gradients of the parameters, in the order of the backward: the last in the model first."""
+        chosen = self._backwards
+        if held is not None:
+            ids = {id(one) for one in held}
+            chosen = [one for one in chosen if id(one) in ids]
+        found = [(one, gradient) for one in chosen if (gradient := one.grad) is not None]
+        scale = self.scale()
+        if self.statistics.row is not None:
+            self.statistics.row.add_gradients(self._backwards, scale, keep=held is not None)
+        if not self.backward:
+            return
+        for parameter, plain in bad_gradients(found, self.rule, scale, self.reads_later):
+            finding = examine(plain / scale if scale != 1 else plain, self.rule)
+            if finding is not None and not self.is_lowering(scale):
+                raise self._dated(self._error_for_parameter(parameter, finding))
+
+    def _error_for_parameter(self, parameter: nn.Parameter, finding: Finding) -> BadValue:
+        name = next((name for name, one in self._inner.named_parameters() if one is parameter), "")
+        gradient = parameter.grad
+        assert gradient is not None
+        when = self._when(0).rpartition(", ")[0]
+        return reports.of_parameter(Site(name, "param"), finding, parameter, gradient, when)
+
+    def check_graphs(self) -> None:
+        """Check the largest elements that compiled graphs have computed."""
+        if not is_dynamo_loaded() or all(check.extreme is None for check in self._checks):
+            return
+        order = {site: number for number, site in enumerate(in_order_of_calls([one.site for one in self._checks]))}
+        checks = sorted(self._checks, key=lambda check: order[check.site])
+        seen = [(check, check.extreme) for check in checks if check.extreme is not None]
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for check, noted in seen:
+            check.extreme = None
+            by_device.setdefault(noted.device, []).append(noted)
+        read = {device: iter(torch.cat(all_).tolist()) for device, all_ in by_device.items()}
+        for check, noted in seen:
+            for _ in range(len(noted)):
+                number = next(read[noted.device])
+                if is_bad(number, check.rule):
+                    raise self._error_for_note(check.site, number, reports.COMPILED, 0, False)
+
+    def note(self, site: Site, plain: Tensor) -> None:
+        """Add a value to the statistics, unless it is from an evaluation between training steps."""
+        row = self.statistics.row
+        if row is not None and (self._is_training or torch.is_grad_enabled() or not self.steps_taken.trains):
+            row.add(str(site), plain)
+
+    def _observed(self) -> Iterator[tuple[Found, ValueCheck]]:
+        """Make a check for each place, and two at the model itself, where a forward begins and ends."""
+        # A mask of -Inf in the arguments is not a mistake, and limit= does not apply to the data.
+        first = ValueCheck(_BEGIN, self, Rule(None, self.rule.inf, below=False), False)
+        last = ValueCheck(Site(""), self, self.rule, self.backward, Site("") in [place.site for place in self._places])
+        self._checks = [last, first]
+        ends = [(self._inner, first), (self._inner, last)]
+        first.bounds = last.bounds = self._outer is self._inner
+        if not first.bounds:  # The forward of a compiled model begins and ends outside of its graph.
+            begin = ValueCheck(first.site, self, first.rule, False, forward=False)
+            end = ValueCheck(last.site, self, self.rule, self.backward, forward=False)
+            ends += [(self._outer, begin), (self._outer, end)]
+        yield from ((Found(check.site, module), check) for module, check in ends)
+        for place in [one for one in self._places if one.site != Site("")]:
+            check = ValueCheck(place.site, self, self.rule, self.backward)
+            check.is_torchs = type(place.module).__module__.startswith("torch.nn.")
+            self._checks.append(check)
+            yield place, check
+
+
+def _traced(value: Any) -> list[Tensor]:
+    """Return the tensors of a value while a graph is traced. `leaves` uses ids, which break a graph in torch 2.11."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value if isinstance(value, (tuple, list)) else (children(value) or {}).values()
+    return [tensor for part in parts for tensor in _traced(part)]
+
+
+def _index(value: Any, plain: Tensor) -> str:
+    """Return the subscripts of the tensor that these numbers are from, as text; empty if the value is a tensor."""
+    if isinstance(value, Tensor) or current_transform() is not None:  # Tensors inside a transform have no address.
+        return ""
+    for subscripts, tensor in zip(leaf_places(value), leaves(value), strict=True):
+        found = numbers_in(tensor)
+        if found is not None and found.data_ptr() == plain.data_ptr() and found.shape == plain.shape:
+            return write_subscripts(subscripts)
+    return ""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LightningWatch", "TrainerWatch"]
 
-_HOMES = {"LightningWatch": "lightning", "TrainerWatch": "trainer"}  # Imported when asked for: each needs its trainer.
+_HOMES = {"LightningWatch": "lightning", "TrainerWatch": "transformers_trainer"}  # Imported when first used.
 
 
 def __getattr__(name: str) -> Any:

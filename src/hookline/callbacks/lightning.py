@@ -18,7 +18,7 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
     """Watch the module while Lightning trains, validates, tests or predicts.
 
     The options are those of `hl.watch`. Statistics go to the trainer's loggers, unless `to=` names another place; the
-    scaler of 16-bit training is found by itself.
+    scaler of 16-bit training is found automatically.
     """
 
     def __init__(self, *where: Where, every: int | None = None, to: Any = None, **options: Any) -> None:
@@ -28,9 +28,12 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
 
     def close(self) -> None:
         """End the watch."""
+        self._leave()
+
+    def _leave(self, error: BaseException | None = None) -> None:
         watch, self.watch = self.watch, None
         if watch is not None:
-            watch.__exit__(None, None, None)
+            watch.__exit__(None if error is None else type(error), error, None)
 
     def _open(self, trainer: Any, module: Any) -> None:
         if self.watch is not None:
@@ -43,18 +46,19 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
                     logger.log_metrics(dict(numbers), step=self._begin + step)
 
         trains = trainer.state.fn == "fit"
-        every = self._every if trains or self._to is not None else None  # Else steps would come twice in its loggers.
+        # In an evaluation, its loggers would get the steps of training a second time.
+        every = self._every if trains or self._to is not None else None
         found = getattr(trainer.precision_plugin, "scaler", None)
         options = {"scaler": found, **self._options}
         self.watch = watch(module, *self._where, every=every, to=to if every else None, **options).__enter__()
-        self.watch.steps_taken.trains = trains  # The validation that is tried first is not a step.
+        self.watch.follow_trainer(trains)  # Lightning first tries a validation, which is not a step.
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin with the training, and the validation that is tried before it."""
+        """Begin the watch with training, including the validation that Lightning tries first."""
         self._open(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note where the training goes on."""
+        """Note the step at which training continues."""
         self._begin = trainer.global_step
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
@@ -67,11 +71,11 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
         self.on_train_batch_start()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin, unless the training has begun."""
+        """Begin the watch, unless training has begun it."""
         self._open(trainer, pl_module)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End, unless it is a part of the training."""
+        """End the watch, unless training goes on."""
         if trainer.state.fn != "fit":
             self.close()
 
@@ -79,11 +83,9 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
     on_test_end = on_predict_end = on_validation_end
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """End with the training."""
+        """End the watch with training."""
         self.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the module as it was found, whatever happened."""
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            watch.__exit__(type(exception), exception, None)
+        self._leave(exception)

@@ -1,4 +1,4 @@
-"""A watch for the Trainer of transformers: `Trainer(..., callbacks=[TrainerWatch()])`."""
+"""A watch for the Trainer of Hugging Face transformers: `Trainer(..., callbacks=[TrainerWatch()])`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ except ImportError:
 class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Watch the model while a Trainer trains it.
 
-    The options are those of `hl.watch`. Statistics go through `trainer.log`, to all that it reports to, if the trainer
-    is given: `trainer.add_callback(TrainerWatch(trainer=trainer, every=100))`; else to `trainer.state.log_history`.
-    A Trainer does not say when training fails: a BadValue takes the watch off, and so does `close()`.
+    The options are those of `hl.watch`. Statistics go to `trainer.state.log_history`, or through `trainer.log` if the
+    trainer is given: `trainer.add_callback(TrainerWatch(trainer=trainer, every=100))`. A Trainer does not tell its
+    callbacks that training failed. A BadValue ends the watch; after another error, call `close()`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
             watch.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin with the training."""
+        """Begin the watch with training."""
         self.close()
         to = self._to
         if to is None and self._every is not None:
@@ -45,15 +45,14 @@ class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
             def to(step: int, numbers: Any) -> None:
                 self._waiting.append((step, dict(numbers)))
 
-        holders = getattr(self._trainer, "accelerator", None), kwargs.get("optimizer")  # The latter is accelerate's.
+        holders = getattr(self._trainer, "accelerator", None), kwargs.get("optimizer")  # The optimizer is accelerate's.
         scaler = next((found for one in holders if (found := getattr(one, "scaler", None)) is not None), None)
         options = {"scaler": scaler, **self._options}
         self.watch = watch(kwargs["model"], *self._where, every=self._every, to=to, **options).__enter__()
-        self.watch.steps_taken.trains = True
-        self.watch.closes = True  # A Trainer tells its callbacks of no exception.
+        self.watch.follow_trainer(trains=True, close_on_error=True)  # Callbacks are not called on an exception.
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Hand on what was gathered in this step."""
+        """Log the statistics of this step."""
         if self.watch is not None:
             self.watch.settle()
         waiting, self._waiting = self._waiting, []
@@ -64,7 +63,7 @@ class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 state.log_history.append({**numbers, "step": state.global_step})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End with the training."""
+        """End the watch with training."""
         if self.watch is not None:
             self.watch.__exit__(None, None, None)
             self.watch = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookline import Cache, Hooks, Site
 from hookline._kernel import describe, device_of, leaves, map_tensors, refuse_flags, share_detached, short_form
 from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, did_you_mean
-from hookline.points.hook_points import RAISES, SILENT, WARNS, HookPoint, Points, Wanted
+from hookline.points.hook_points import RAISES, SILENT, WARNS, HookPoint, HookToAdd, Points
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Their positions come before heads and their width.
@@ -70,13 +70,13 @@ class CacheOptions(NamedTuple):
 class Saver:
     """A hook function that keeps what passes in a dict, under the name of its point. The latest counts."""
 
-    takes_whole = True  # Not tensor by tensor: see Applied.
+    takes_whole = True  # Not tensor by tensor: see HookCall.
 
-    def __init__(self, cache: dict[str, Any], options: CacheOptions, suffix: str, otherwise: str) -> None:
+    def __init__(self, cache: dict[str, Any], options: CacheOptions, suffix: str, when_missing: str) -> None:
         self.cache = cache
         self.options = options
         self.suffix = suffix
-        self.otherwise = otherwise
+        self.when_missing = when_missing
 
     def __call__(self, value: Any, hook: Any) -> None:
         """Keep a value."""
@@ -94,8 +94,8 @@ def caching_hooks(
     if cache is not None and not isinstance(cache, MutableMapping):
         raise EditError(f"cache= takes the dict to fill, not {describe(cache)}")
     kept = Activations() if cache is None else cache
-    chosen, otherwise = _choose(points, names)
-    forward, backward = (Saver(kept, options, suffix, otherwise) for suffix in ("", "_grad"))
+    chosen, when_missing = _choose(points, names)
+    forward, backward = (Saver(kept, options, suffix, when_missing) for suffix in ("", "_grad"))
     return kept, [(name, forward) for name in chosen], [(name, backward) for name in chosen if incl_bwd]
 
 
@@ -111,18 +111,18 @@ def run_with_cache(
     """Run the model once, and return its output and what passed."""
     if options.remove_batch_dim:
         _refuse_batch((args, kwargs))
-    chosen, otherwise = _choose(points, names)
+    chosen, when_missing = _choose(points, names)
     model = points.model
     foreign = Activations()
     wanted = [
-        Wanted(point, Saver(foreign, options, suffix, otherwise), dir, otherwise)
+        HookToAdd(point, Saver(foreign, options, suffix, when_missing), dir, when_missing)
         for point in chosen.values()
         if not isinstance(point, HookPoint)  # One of transformer_lens in the model: its own hooks see what others did.
         for dir, suffix in (("fwd", ""), ("bwd", "_grad"))[: 1 + incl_bwd]
     ]
     own = {name: points.site(point) for name, point in chosen.items() if isinstance(point, HookPoint)}
     own |= {name + "_grad": site._replace(port="grad_output") for name, site in own.items() if incl_bwd}
-    block = captures(model, own, options, otherwise)
+    block = captures(model, own, options, when_missing)
     with points.opened(wanted, clear_contexts=clear_contexts):
         output = _run(model, args, kwargs, incl_bwd, block) if own else model(*args, **kwargs)
         if incl_bwd and not own:
@@ -132,7 +132,7 @@ def run_with_cache(
     return output, result
 
 
-def captures(model: nn.Module, sites: dict[str, Site], options: CacheOptions, otherwise: str) -> Hooks:
+def captures(model: nn.Module, sites: dict[str, Site], options: CacheOptions, when_missing: str) -> Hooks:
     """Return a block that captures these sites."""
     block = short_form(model)
     groups: dict[bool, list[tuple[str, Site]]] = {}
@@ -142,7 +142,7 @@ def captures(model: nn.Module, sites: dict[str, Site], options: CacheOptions, ot
         first = group[0][0]
         transform = _cutting(options, first) if options.cuts else None
         block.capture(*(site for _, site in group), device=options.device, transform=transform)
-    return block.when_missing(otherwise) if sites else block
+    return block.when_missing(when_missing) if sites else block
 
 
 def _cutting(options: CacheOptions, name: str) -> Callable[[Any], Any]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from hookline import Hooks, Site
 from hookline._kernel import (
@@ -27,11 +26,12 @@ from hookline._kernel import (
     unwrap,
     why_not_called,
 )
-from hookline._scan.restore import snapshot
+from hookline._scan.fake_run import refuse_lazy
+from hookline._scan.restore_modules import module_restorer
 from hookline._tables import Table, Tabular, count
 from hookline.errors import HooklineError, SiteError
 from hookline.points.caching import CacheOptions, captures, collect
-from hookline.points.hook_points import SILENT, HookPoint, Wanted
+from hookline.points.hook_points import SILENT, HookPoint, HookToAdd
 from hookline.points.hooked_model import HookedRoot, auto_hook, points_of
 
 Key = tuple[str, str]  # The path of a module, and what of it.
@@ -43,7 +43,7 @@ class State:
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(path, module) for path, module in Names(model).once() if not is_scripted(module)]
         seen: set[int] = set()
-        self._put_back = [snapshot(module, seen) for _, module in self._modules]
+        self._restorers = [module_restorer(module, seen) for _, module in self._modules]
         self._held = [dict(module.__dict__) for _, module in self._modules]  # So that no id is given away again.
         self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         self._tensors = [(tensor, share_for_now(tensor.detach())) for _, tensor in self._named_tensors()]
@@ -52,7 +52,7 @@ class State:
 
     def restore(self) -> None:
         """Put everything back; gradients are empty until `close`."""
-        for put_back in self._put_back:
+        for put_back in self._restorers:
             put_back()
         with torch.no_grad():
             for tensor, before in self._tensors:
@@ -253,8 +253,7 @@ def check(
         instance: Any = model if isinstance(model, nn.Module) else model(**init_kwargs or {})
         if not isinstance(instance, nn.Module):
             raise SiteError(f"check takes a torch.nn.Module, or a class of them; {model!r} gave {describe(instance)}")
-        if any(map(is_lazy, instance.parameters())):
-            raise HooklineError(f"{type(instance).__name__} has parameters that its first run makes; run it once")
+        refuse_lazy(instance, "check")
         report = _report(instance, input_kwargs)
     if strict and not report:
         failures = [f"{row.check}: {' '.join(filter(None, (row.point, row.detail)))}" for row in report.failures]
@@ -309,7 +308,7 @@ class Comparison:
             self.state.close()
         yield from self._left_behind(None)
 
-    def run(self, *wanted: Wanted, block: Hooks | None = None) -> Any:
+    def run(self, *wanted: HookToAdd, block: Hooks | None = None) -> Any:
         """Run the model once under hook functions, and a block."""
         self.state.restore()  # Before anything is attached, which it would take away.
         with block or nullcontext(), self.points.opened(list(wanted)):
@@ -342,7 +341,7 @@ class Comparison:
             calls[hook.name or ""] = calls.get(hook.name or "", 0) + 1
 
         block = captures(self.model, self.sites, CacheOptions(), SILENT)
-        output = self.run(*(Wanted(point, observe, "fwd", SILENT) for point in self.names.values()), block=block)
+        output = self.run(*(HookToAdd(point, observe, "fwd", SILENT) for point in self.names.values()), block=block)
         passed = collect(block.cache, self.sites)
         self.reasons = passed.reasons
         for name in passed:
@@ -380,7 +379,7 @@ class Comparison:
         for name in fired:
             edited: list[str] = []
             try:
-                output = self.run(Wanted(self.names[name], _noising(edited), "fwd", SILENT))
+                output = self.run(HookToAdd(self.names[name], _noising(edited), "fwd", SILENT))
             except HooklineError as error:
                 yield PointRow(EDITS, name, "failed", str(error))
                 continue
@@ -403,7 +402,7 @@ class Comparison:
             return
         sites = {name: site._replace(port="grad_output") for name, site in self.sites.items() if name in fired}
         block = captures(self.model, sites, CacheOptions(), SILENT)
-        wanted = [Wanted(self.names[name], observe, "bwd", SILENT) for name in fired]
+        wanted = [HookToAdd(self.names[name], observe, "bwd", SILENT) for name in fired]
         hooked = self._backward(*wanted, block=block)
         reasons = collect(block.cache, sites).reasons
         for name in fired:
@@ -414,7 +413,7 @@ class Comparison:
                 yield PointRow(GRADIENTS, name, "listed" if impossible else "failed", reason)
         yield from self._compare(bare, hooked, VALUES, "the gradients of the parameters differ")
 
-    def _backward(self, *wanted: Wanted, block: Hooks | None = None) -> dict[str, Tensor | None] | None:
+    def _backward(self, *wanted: HookToAdd, block: Hooks | None = None) -> dict[str, Tensor | None] | None:
         """Run forward and backward, and return the gradients of the parameters."""
         with torch.enable_grad():
             output = self.run(*wanted, block=block)

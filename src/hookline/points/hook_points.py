@@ -87,7 +87,7 @@ def _both(kind: Any, other: type) -> Any:
 
 
 HookFunction = Callable[..., Any]
-Place = Callable[["HookPoint", str, "Applied"], Hooks]
+Place = Callable[["HookPoint", str, "HookCall"], Hooks]
 PORTS = {"fwd": "output", "bwd": "grad_output"}
 SILENT, WARNS, RAISES = "ignore", "warn", "raise"  # What happens when nothing passes at a point: see when_missing.
 
@@ -147,8 +147,8 @@ class HookPoint(nn.Module):
         refuse_flags(is_permanent=is_permanent, prepend=prepend)
         refuse_level(level)
         handles = self.handles(dir)
-        applied = Applied(hook, self, dir)
-        added = self._put(applied) if self._place is None else self._place(self, PORTS[dir], applied)
+        hook_call = HookCall(hook, self, dir)
+        added = self._put(hook_call) if self._place is None else self._place(self, PORTS[dir], hook_call)
         added.when_missing(WARNS)  # A hook that stays meets runs without gradients too.
         if prepend:
             put_first(added)
@@ -194,10 +194,10 @@ class HookPoint(nn.Module):
             raise EditError(f"dir={dir!r} is not 'fwd' or 'bwd'")
         return self.fwd_hooks if dir == "fwd" else self.bwd_hooks
 
-    def _put(self, applied: Applied) -> Hooks:
+    def _put(self, hook_call: HookCall) -> Hooks:
         if self._hooks is None:
             self._hooks = Hooks(self)
-        return self._hooks.edit(Site("", PORTS[applied.dir]), applied, with_call=True)
+        return self._hooks.edit(Site("", PORTS[hook_call.dir]), hook_call, with_call=True)
 
     def __repr__(self) -> str:
         return "HookPoint()"
@@ -225,7 +225,7 @@ def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
         raise EditError(f"a hook is called with (tensor, hook=point), and this one takes {takes}") from error
 
 
-class Applied:
+class HookCall:
     """A hook function as hookline calls it, with a value of any structure: each tensor in it is given to the function.
 
     It has no `__code__`, by which hookline tells twins: two closures of one function are none.
@@ -293,13 +293,13 @@ def _directions(dir: str) -> tuple[str, ...]:
 NameOrFilter = str | Callable[[str], bool]
 
 
-class Wanted(NamedTuple):
+class HookToAdd(NamedTuple):
     """A hook function for one point, in a block, and what happens when nothing passes there."""
 
     point: Any  # A HookPoint, or one of transformer_lens that stands in the model.
     function: HookFunction
     dir: str
-    otherwise: str
+    when_missing: str
 
 
 class Points:
@@ -375,7 +375,7 @@ class Points:
         return chosen
 
     @contextmanager
-    def opened(self, wanted: list[Wanted], reset: bool = True, clear_contexts: bool = False) -> Iterator[None]:
+    def opened(self, wanted: list[HookToAdd], reset: bool = True, clear_contexts: bool = False) -> Iterator[None]:
         """Let hook functions act for a while on this thread, one level deeper; without `reset` they stay."""
         level = self.level + 1
         self._levels.append(level)
@@ -396,25 +396,25 @@ class Points:
             self._levels.remove(level)
 
     @contextmanager
-    def _block(self, wanted: list[Wanted], level: int) -> Iterator[None]:
+    def _block(self, wanted: list[HookToAdd], level: int) -> Iterator[None]:
         block = short_form(self.model)
-        placed: list[tuple[Wanted, Applied]] = []
+        placed: list[tuple[HookToAdd, HookCall]] = []
         for one in wanted:
             if not isinstance(one.point, HookPoint):  # It calls its functions by itself.
                 one.point.add_hook(one.function, dir=one.dir, level=level)
                 continue
-            applied = Applied(one.function, one.point, one.dir)
-            added = block.edit(self.site(one.point, PORTS[one.dir]), applied, with_call=True)
-            one.point.handles(one.dir).append(Handle(added.when_missing(one.otherwise), False, level, one.function))
-            placed.append((one, applied))
+            hook_call = HookCall(one.function, one.point, one.dir)
+            added = block.edit(self.site(one.point, PORTS[one.dir]), hook_call, with_call=True)
+            one.point.handles(one.dir).append(Handle(added.when_missing(one.when_missing), False, level, one.function))
+            placed.append((one, hook_call))
         if not placed:
             yield
             return
         with block:
             yield
-        for one, applied in placed:
-            if one.otherwise == RAISES and applied.passed is not NOTHING and not applied.called:
-                raise NeverFired(f"{one.point.name!r} gives no tensor to hook, but {describe(applied.passed)}")
+        for one, hook_call in placed:
+            if one.when_missing == RAISES and hook_call.passed is not NOTHING and not hook_call.called:
+                raise NeverFired(f"{one.point.name!r} gives no tensor to hook, but {describe(hook_call.passed)}")
 
     def close(self) -> None:
         """Take everything off the model, for good."""
@@ -428,19 +428,19 @@ class Points:
         point: HookPoint = as_point(HookPoint)()
         home = weakref.ref(self)
 
-        def place(point: HookPoint, port: str, applied: Applied) -> Hooks:
+        def place(point: HookPoint, port: str, hook_call: HookCall) -> Hooks:
             points = home()
             if points is None:
                 raise HooklineError(f"{point.name!r} belongs to a hooked model that is gone; keep it in a variable")
-            return points._stay(points.site(point, port), applied)
+            return points._stay(points.site(point, port), hook_call)
 
         point._place = place
         return point
 
-    def _stay(self, site: Site, applied: Applied) -> Hooks:
+    def _stay(self, site: Site, hook_call: HookCall) -> Hooks:
         if self._hooks is None or not len(self._hooks):
             self._hooks = Hooks(self.model)
-        return self._hooks.edit(site, applied, with_call=True)
+        return self._hooks.edit(site, hook_call, with_call=True)
 
     @property
     def _title(self) -> str:

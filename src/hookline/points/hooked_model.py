@@ -26,9 +26,9 @@ from hookline.points.hook_points import (
     WARNS,
     HookFunction,
     HookPoint,
+    HookToAdd,
     NameOrFilter,
     Points,
-    Wanted,
     as_root,
     refuse_other,
 )
@@ -141,7 +141,7 @@ class HookedRoot(nn.Module):
         points = points_of(self)
         pairs = [*_pairs("fwd", fwd_hooks), *_pairs("bwd", bwd_hooks)]
         wanted = [
-            Wanted(point, function, dir, _otherwise(where, function))
+            HookToAdd(point, function, dir, _when_missing(where, function))
             for where, function, dir in pairs
             for point in points.choose(where)
         ]
@@ -405,9 +405,9 @@ def _pairs(dir: str, given: Pairs) -> list[tuple[Any, Any, str]]:
     return [(where, function, dir) for where, function in found]
 
 
-def _otherwise(where: NameOrFilter, function: HookFunction) -> str:
+def _when_missing(where: NameOrFilter, function: HookFunction) -> str:
     if isinstance(function, Saver):
-        return function.otherwise
+        return function.when_missing
     return RAISES if isinstance(where, str) else WARNS
 
 

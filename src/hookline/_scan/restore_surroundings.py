@@ -1,21 +1,18 @@
-"""Put back what a run of a model has changed: on its modules, and outside of them.
+"""Put back what a trial run of a model has changed outside of its modules.
 
-A fake run makes tensors that must not outlive it: fake ones, and copies of the parameters. `left_as_found` puts back
-what it leaves on the modules. `Surroundings` puts back what else the code of a model can reach: globals, classes,
-closures, other objects and caches, such as a table that a function makes once and keeps for the next calls.
+A trial run makes tensors that must not outlive it: fake ones, and copies of the parameters. The code of a model may
+keep one in a global, a class, a closure, another object or a cache, such as a table that a function computes once.
+`Surroundings` finds all of these before the run, and restores them if one kept a tensor of the run.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import inspect
-import operator
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from opcode import opmap
 from types import (
@@ -38,7 +35,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hookline._kernel import ATOMS, Names, is_shadow
+from hookline._kernel import ATOMS
+from hookline._scan.restore_modules import holds_same
 from hookline.errors import HooklineError
 
 CONTAINERS = (list, dict, set, deque)
@@ -48,30 +46,21 @@ NOT_ENTERED = (*_PLAIN, BuiltinFunctionType, CodeType, FrameType, ModuleType)
 
 
 class Snapshot(NamedTuple):
-    """Something that a run can change, the name it is reached by, and what was in it."""
+    """An object that a run can change (a holder), the name it is reached by, and what it held before."""
 
     name: str
     holder: Any
     before: Any
-    is_foreign: bool = False  # Any run may change it for good reasons, so only what keeps a tensor is put back.
-
-
-def is_same(container: Any, content: Any) -> bool:
-    """Return True if two containers of one kind hold the very same objects."""
-    if len(container) != len(content):
-        return False
-    if isinstance(container, dict):
-        return all(key in content and one is content[key] for key, one in container.items())
-    return container == content if isinstance(container, set) else all(map(operator.is_, container, content))
+    is_foreign: bool = False  # It belongs to another package, so only entries that keep a tensor are put back.
 
 
 def base_of(kind: type) -> Any:
-    """Return the kind of container that a class is; its own methods may do anything: load, create, refuse."""
+    """Return the built-in container that a class derives from. The methods of the class itself are never called."""
     return next((base for base in CONTAINERS if issubclass(kind, base)), None)
 
 
 def content(holder: Any) -> Any:
-    """Return what is in a holder now, as a container of its own."""
+    """Return a copy of what a holder holds now, as a plain container."""
     kind = type(holder)
     if issubclass(kind, Tensor):
         return [holder.grad_fn] if holder.requires_grad else []
@@ -87,7 +76,7 @@ def content(holder: Any) -> Any:
 
 
 def restore(held: Snapshot, wanted: set[int]) -> None:
-    """Give a holder back what was in it; one of others, only where it holds a tensor with one of these ids."""
+    """Restore what a holder held. In a holder of another package, only entries that lead to a tensor in `wanted`."""
     holder, before = held.holder, held.before
     kind = type(holder)
     if issubclass(kind, Tensor):
@@ -110,7 +99,7 @@ def restore(held: Snapshot, wanted: set[int]) -> None:
 
 
 def _writers(kind: type) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return what writes and what removes an entry or an attribute, past any method of the class."""
+    """Return the functions that set and delete an entry or attribute without calling methods of the class."""
     if issubclass(kind, dict):
         table = OrderedDict if issubclass(kind, OrderedDict) else dict
         return table.__setitem__, table.__delitem__
@@ -130,7 +119,7 @@ def slots(one: Any) -> list[str]:
 
 
 def _mangled(owner: type, name: str) -> str:
-    """Return the name under which Python keeps an attribute that a class calls by this name."""
+    """Return the name under which Python stores an attribute: `__x` of class A is `_A__x`."""
     is_private = name.startswith("__") and not name.endswith("__") and owner.__name__.strip("_")
     return f"_{owner.__name__.lstrip('_')}{name}" if is_private else name
 
@@ -143,7 +132,7 @@ def _slot(one: Any, name: str) -> Any:
 
 
 def keeps(held: Snapshot, wanted: set[int]) -> bool:
-    """Return True if something new in a holder leads to one of these tensors."""
+    """Return True if something new in a holder leads to a tensor whose id is in `wanted`."""
     if isinstance(held.holder, Tensor):
         return True
     before = {id(part) for part in values(held.before)}
@@ -151,7 +140,7 @@ def keeps(held: Snapshot, wanted: set[int]) -> bool:
 
 
 def leads_to(wanted: set[int], waiting: list[Any]) -> bool:
-    """Return True if one of these objects is, or holds at any depth, one of the tensors with these ids."""
+    """Return True if one of the objects is, or holds at any depth, a tensor whose id is in `wanted`."""
     seen = set[int]()
     while waiting:
         one = waiting.pop()
@@ -165,71 +154,16 @@ def leads_to(wanted: set[int], waiting: list[Any]) -> bool:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
-    """Return what a function holds, but for its globals."""
+    """Return what a function holds, except its globals."""
     return [function.__closure__, function.__defaults__, function.__kwdefaults__, function.__dict__]
 
 
 def values(container: Any) -> list[Any]:
-    """Return what is in a container, without the keys."""
+    """Return the items of a container, without the keys of a dict."""
     return list(container.values() if isinstance(container, dict) else container)
 
 
-@contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
-    """Put back whatever a run leaves on the modules of a model."""
-    seen = set[int]()
-    found = [snapshot(module, seen) for _, module in Names(model).once()]
-    try:
-        yield
-    finally:
-        for put_back in found:
-            put_back()
-
-
-def snapshot(module: nn.Module, seen: set[int]) -> Callable[[], None]:
-    """Return a function that gives a module back its attributes, and their contents at any depth.
-
-    Shadows of hooks are not among them: they may come, go and be made again in the run.
-    """
-    held = list(_containers(module.__dict__, seen))
-    before = [_without_shadows(container) for container in held]
-
-    def put_back() -> None:
-        for container, content in zip(held, before, strict=True):
-            if is_same(_without_shadows(container), content):
-                continue
-            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
-            container.clear()
-            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
-            container.update(shadows) if shadows else None
-
-    return put_back
-
-
-def _without_shadows(container: Any) -> Any:
-    if type(container) is not dict:
-        return copy.copy(container)
-    return {key: one for key, one in container.items() if not is_shadow(one)}
-
-
-def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the plain containers that a run could change, among them the attributes of objects, but of no module."""
-    waiting = [held]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (Tensor, nn.Module, type, *ATOMS)):
-            continue
-        seen.add(id(one))
-        if type(one) in (list, dict, set, deque):
-            yield one
-            waiting += one.values() if isinstance(one, dict) else one
-        elif isinstance(one, tuple):
-            waiting += one
-        elif type(getattr(one, "__dict__", None)) is dict and not callable(one):
-            waiting.append(one.__dict__)
-
-
-_LARGEST, _MOST = 10_000, 300_000  # Entries of a container, and objects in all, that are looked at: data is not code.
+_LARGEST, _MOST = 10_000, 300_000  # Larger containers are data and are skipped; the search ends after _MOST objects.
 _NEVER_HOLD = frozenset((*NOT_ENTERED, GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType))
 _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _IMPORT = opmap["IMPORT_NAME"]
@@ -240,24 +174,24 @@ _NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # As modules that use it impor
 _HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
 
 
-class FakeRun(Protocol):
-    """A run whose tensors must not outlive it."""
+class TrialRun(Protocol):
+    """A run whose tensors must not outlive it, on fake tensors or on copies."""
 
     def lives(self) -> bool:
-        """Return True if something still holds one of them."""
+        """Return True if something still holds a tensor of the run."""
 
     def kept(self) -> list[Tensor]:
-        """Return those that something still holds."""
+        """Return the tensors of the run that something still holds."""
 
 
 class Surroundings:
-    """What the code of a model can reach outside of its modules, as it was when this was made."""
+    """What the code of a model can reach outside of its modules, as it was before the run."""
 
     def __init__(self, model: nn.Module) -> None:
         self._held = list(_reached(model))
         self._modules = sys.modules.copy()
 
-    def free(self, run: FakeRun) -> list[str]:
+    def free(self, run: TrialRun) -> list[str]:
         """Put everything back if a run left tensors here; return the names of the places that kept them."""
         if not _lives(run):
             return []
@@ -271,13 +205,13 @@ class Surroundings:
             )
         return places
 
-    def put_back(self, run: FakeRun) -> list[str]:
-        """Put back whatever changed and empty caches, if any of them keeps a tensor of a run; return their names.
+    def put_back(self, run: TrialRun) -> list[str]:
+        """If anything keeps a tensor of the run, put back all that changed and empty caches; return what kept one.
 
-        All that changed goes back, not only what keeps a tensor: a flag may say that a table is there.
+        All changes are undone, not only those that keep a tensor: a flag may say that a table exists.
         """
         wanted = {id(tensor) for tensor in run.kept()}
-        changed = [held for held in self._held if not is_same(content(held.holder), held.before)]
+        changed = [held for held in self._held if not holds_same(content(held.holder), held.before)]
         keeping = [held for held in changed if keeps(held, wanted)]
         caches = [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]
         caches = [cache for cache in caches if leads_to(wanted, gc.get_referents(cache))]
@@ -295,7 +229,7 @@ class Surroundings:
         ]
 
     def _imported(self) -> list[str]:
-        """Return the names of the modules that were imported, or put into `sys.modules`, since this was made."""
+        """Return the names of the Python modules that the run imported or put into `sys.modules`."""
         return [
             name
             for name, module in sys.modules.copy().items()
@@ -303,7 +237,7 @@ class Surroundings:
         ]
 
     def _forget(self, name: str) -> None:
-        """Let a module be imported again: its code has changed what it holds, and what that was is not known."""
+        """Remove a Python module from `sys.modules`: the run imported it, so its earlier state is unknown."""
         spaces: list[tuple[Any, str]] = [(sys.modules, name)]
         parent, _, child = name.rpartition(".")
         module = sys.modules[name]
@@ -317,9 +251,9 @@ class Surroundings:
 
 
 def _reached(model: nn.Module) -> Iterator[Snapshot]:
-    """Walk from the modules of a model to everything their code names, and that their attributes hold."""
+    """Walk from a model's modules to everything that their code names and their attributes hold."""
     waiting: deque[tuple[str, Any]] = deque((type(module).__qualname__, module) for module in model.modules())
-    seen = {id(module.__dict__) for module in model.modules()}  # Others put back what is on the modules themselves.
+    seen = {id(module.__dict__) for module in model.modules()}  # `left_as_found` restores the modules themselves.
     seen.add(id(sys.modules))
     kinds = dict[type, tuple[bool, Any]]()
     spaces = dict[int, _Space]()
@@ -375,7 +309,7 @@ def _can_change(one: Any) -> bool:
 
 
 def _inside(name: str, one: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what something holds, by name."""
+    """Yield the parts of an object, each with its name."""
     kind = type(one)
     if issubclass(kind, nn.Module):
         yield from ((f"{name}.{key}", part) for key, part in dict(one.__dict__).items())
@@ -400,13 +334,13 @@ def _inside(name: str, one: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(one: Any) -> Any:
-    """Return the attributes of an object, if it holds them in the usual way."""
+    """Return the `__dict__` of an object, if Python itself provides it."""
     slot = next((vars(base)["__dict__"] for base in type(one).__mro__ if "__dict__" in vars(base)), None)
     return slot.__get__(one) if type(slot) is GetSetDescriptorType else None
 
 
 def _is_foreign(one: Any) -> bool:
-    """Return True for what belongs to Python, torch or hookline."""
+    """Return True if an object belongs to Python, torch or hookline."""
     if type(one) is FunctionType or issubclass(type(one), type):
         return _package(one) in _FOREIGN
     package = _package(type(one))
@@ -414,7 +348,7 @@ def _is_foreign(one: Any) -> bool:
 
 
 def _package(code: Any) -> str:
-    """Return the name of the package that a function or a class belongs to."""
+    """Return the package that a function or a class belongs to."""
     home = code.__globals__.get("__name__") if type(code) is FunctionType else code.__module__
     return str(home).partition(".")[0]
 
@@ -442,19 +376,19 @@ def _without_torch(model: nn.Module) -> set[str]:
 
 
 class _Space:
-    """The globals of a module, and which names among them were reached already."""
+    """The globals of a Python module, and which of its names were returned already."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names
         self.home = str(names.get("__name__", "?"))
         self.is_foreign = self.home.partition(".")[0] in _FOREIGN
         self.modules = {key: one for key, one in names.items() if issubclass(type(one), ModuleType)}
-        self._passed = {key for key, one in names.items() if type(one) in _NEVER_HOLD}
+        self._returned = {key for key, one in names.items() if type(one) in _NEVER_HOLD}
 
-    def pass_on(self, used: set[str]) -> set[str]:
-        """Return those of the names that code uses that are there, and that no other code has used."""
-        new = (used & self.names.keys()) - self._passed
-        self._passed |= new
+    def unseen_names(self, names: set[str]) -> set[str]:
+        """Return the names in `names` that exist in this namespace and were not returned before."""
+        new = (names & self.names.keys()) - self._returned
+        self._returned |= new
         return new
 
 
@@ -478,7 +412,7 @@ def _namespaces(function: FunctionType, spaces: dict[int, _Space]) -> Iterator[t
         if id(names) not in spaces:
             spaces[id(names)] = _Space(names)
         space = spaces[id(names)]
-        yield space, space.pass_on(used)
+        yield space, space.unseen_names(used)
         waiting += [vars(space.modules[name]) for name in used & space.modules.keys()]
 
 
@@ -494,7 +428,7 @@ def _modules_named(names: set[str], space: dict[str, Any]) -> Iterator[dict[str,
 
 
 def _defined(name: str) -> list[Any]:
-    """Return what a module holds, and what the classes hold that it defines."""
+    """Return the globals of a Python module and the attributes of the classes it defines."""
     module: Any = sys.modules[name]
     if not issubclass(type(module), ModuleType):
         return [module]
@@ -507,7 +441,7 @@ def _name(function: Any) -> str:
 
 
 def _owner(kept: list[Tensor]) -> str:
-    """Say in words what holds these tensors; nothing, if that is a traceback that was kept."""
+    """Say in words what holds these tensors; an empty text if a kept traceback does."""
     holders = [_suspended(one) or one for one in gc.get_referrers(*kept) if one is not kept]
     if not kept or any(type(one) is FrameType for one in holders):
         return ""
@@ -536,12 +470,12 @@ def _described(one: Any) -> str:
 
 
 def _suspended(frame: Any) -> Any:
-    """Return the generator or coroutine that a frame belongs to, if it is one that waits."""
+    """Return the suspended generator or coroutine that a frame belongs to, if any."""
     if type(frame) is not FrameType:
         return None
     return next((one for one in gc.get_referrers(frame) if issubclass(type(one), _SUSPENDED)), None)
 
 
-def _lives(run: FakeRun) -> bool:
-    """Return True if something holds a tensor of a run, other than garbage, which is collected."""
+def _lives(run: TrialRun) -> bool:
+    """Return True if something still holds a tensor of a run after garbage collection."""
     return all(run.lives() and gc.collect(generation) >= 0 for generation in range(3)) and run.lives()

@@ -333,7 +333,7 @@ def test_a_model_is_sound_after_a_trial_run_wherever_it_keeps_a_table(
 
 def test_the_note_names_what_had_kept_a_tensor_of_the_run() -> None:
     assert "the cache of bounded" in hl.scan(Keeping(in_a_bounded_cache), torch.ones(2, 4)).note
-    assert "test_restore.COUNTS" in hl.scan(Keeping(in_a_dict), torch.ones(2, 4)).note
+    assert "test_restore_surroundings.COUNTS" in hl.scan(Keeping(in_a_dict), torch.ones(2, 4)).note
     assert "Rotary.tables" in hl.scan(Keeping(in_a_dict_of_a_class), torch.ones(2, 4)).note
     assert hl.scan(nn.Linear(4, 4), torch.ones(2, 4)).note == "on fake tensors: nothing was computed"
 

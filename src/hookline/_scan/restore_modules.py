@@ -1,0 +1,92 @@
+"""Put back what a run has changed on the modules of a model: attributes, their contents, and buffers."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline._kernel import ATOMS, Names, is_shadow
+
+
+@contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """Put back the attributes of a model's modules, and their contents, as they were before a run."""
+    seen = set[int]()
+    restorers = [module_restorer(module, seen) for _, module in Names(model).once()]
+    try:
+        yield
+    finally:
+        for put_back in restorers:
+            put_back()
+
+
+@contextmanager
+def buffers_as_found(model: nn.Module) -> Iterator[None]:
+    """Put back the buffers of a model that a run has written to, such as the statistics of a BatchNorm."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, content in before:
+                if not torch.equal(buffer, content):  # BatchNorm does not raise the version of what it writes to.
+                    buffer.copy_(content)
+
+
+def module_restorer(module: nn.Module, seen: set[int]) -> Callable[[], None]:
+    """Return a function that restores a module's attributes, and their contents at any depth.
+
+    The shadows that hooks put on a module stay as they are: hooks may be attached and detached during the run.
+    """
+    held = list(_containers(module.__dict__, seen))
+    before = [_without_shadows(container) for container in held]
+
+    def put_back() -> None:
+        for container, content in zip(held, before, strict=True):
+            if holds_same(_without_shadows(container), content):
+                continue
+            shadows = {key: one for key, one in container.items() if is_shadow(one)} if type(container) is dict else {}
+            container.clear()
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+            container.update(shadows) if shadows else None
+
+    return put_back
+
+
+def _without_shadows(container: Any) -> Any:
+    if type(container) is not dict:
+        return copy.copy(container)
+    return {key: one for key, one in container.items() if not is_shadow(one)}
+
+
+def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the plain containers that a run could change, and the `__dict__` of objects, except of modules."""
+    waiting = [held]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (Tensor, nn.Module, type, *ATOMS)):
+            continue
+        seen.add(id(one))
+        if type(one) in (list, dict, set, deque):
+            yield one
+            waiting += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, tuple):
+            waiting += one
+        elif type(getattr(one, "__dict__", None)) is dict and not callable(one):
+            waiting.append(one.__dict__)
+
+
+def holds_same(container: Any, content: Any) -> bool:
+    """Return True if two containers of one kind hold the very same objects."""
+    if len(container) != len(content):
+        return False
+    if isinstance(container, dict):
+        return all(key in content and one is content[key] for key, one in container.items())
+    return container == content if isinstance(container, set) else all(map(operator.is_, container, content))
