@@ -1,4 +1,4 @@
-"""What all files of hookline share: safe reading of a file that a stranger may have written, and names of dtypes."""
+"""Read files that a stranger may have written, safely; and the names of dtypes in files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-# The dtypes every safetensors reader knows; complex numbers are stored as pairs, rarer floats of one byte as bytes.
+# The dtypes that every safetensors reader knows. Complex numbers are stored as pairs, other 1-byte floats as bytes.
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
@@ -20,18 +20,18 @@ NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
-LONGEST = 100_000_000  # Bytes of JSON: also the longest header that safetensors reads.
-_MOST_PARTS = 4_000_000  # Of JSON: some hundred bytes of memory each, however short its text.
-# A pipe would wait for its other end. Not every system has all of these.
+LONGEST = 100_000_000  # Bytes of JSON. safetensors reads no longer header either.
+_MOST_PARTS = 4_000_000  # Values in JSON: each takes a few hundred bytes of memory, however short its text.
+# Without O_NONBLOCK, opening a pipe would wait. Not every system has all of these flags.
 _FLAGS = [getattr(os, name, 0) for name in ("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")]
 
 
 def open_regular(path: str) -> BufferedReader:
-    """Open a file to read it. A folder, a pipe or a device is an OSError; so is a link to one."""
-    _refuse_irregular(os.stat(path))  # Merely to open some devices has an effect.
+    """Open a file to read it. Raises an OSError for a folder, a pipe, a device, or a link to one."""
+    _refuse_irregular(os.stat(path))  # Opening some devices has side effects.
     descriptor = os.open(path, sum(_FLAGS))
     try:
-        _refuse_irregular(os.fstat(descriptor))  # It may be another one by now.
+        _refuse_irregular(os.fstat(descriptor))  # The file may have been replaced since.
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -39,7 +39,7 @@ def open_regular(path: str) -> BufferedReader:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Return what JSON says; a ValueError if it is malformed, or would take far more memory than its text."""
+    """Parse JSON. Raises a ValueError if it is malformed, or would take far more memory than its text."""
     text = data.decode() if isinstance(data, bytes) else data
     check_parts(text)
     try:
@@ -56,7 +56,7 @@ def check_parts(text: str) -> None:
 
 
 def check_memory(nbytes: int) -> None:
-    """Raise a MemoryError if this process can't have so many bytes at once. None is used."""
+    """Raise a MemoryError if this process can't allocate this many bytes. They are freed at once."""
     try:
         torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     except RuntimeError:
@@ -72,7 +72,16 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as people write it.
+
+    >>> dtype_name(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 def stored_dtype(dtype: torch.dtype) -> str | None:
-    """Return the name in the file of the dtype that holds this one."""
+    """Return the safetensors name of the dtype in which this one is stored."""
     byte = "U8" if dtype.is_floating_point and dtype.itemsize == 1 else None
     return NAMES.get(dtype.to_real(), byte)

@@ -93,7 +93,7 @@ def test_of_several_ranks_one_speaks_and_none_is_refused(folder, tmp_path, monke
         ({"at": "transformer.h.1:grad_output"}, "gradients need a loss, .*--data module:function.*, with hl.harvest"),
         ({"model": "nomodule:make"}, "'nomodule:make': No module named 'nomodule'"),
         ({"model": "math:floo"}, r"'math:floo': 'math' \(.*\) has no 'floo'; did you mean 'floor'"),
-        ({"model": "math:pi"}, "'math:pi' is float, and no function to call"),
+        ({"model": "math:pi"}, "'math:pi' is float, not a function to call"),
         ({"model": "time:time"}, "'time:time' gives float, no model"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -115,7 +115,7 @@ def test_a_factory_without_a_processor_is_asked_for_one(folder, tmp_path):
 
 def test_a_folder_that_is_no_store_is_left_alone(folder, tmp_path):
     (tmp_path / "letters.txt").write_text("dear reader")
-    with pytest.raises(hl.StoreError, match="is not empty and no store; give another --to"):
+    with pytest.raises(hl.StoreError, match="is neither empty nor a store; give another --to"):
         list(harvest_command.run(task(folder, tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
 

@@ -141,7 +141,7 @@ def test_numbers_of_a_shape(folder):
         ("gpt2", ("--input", "texts.txt", "--text", "a"), "--text goes with images, and 'texts.txt' is none"),
         ("mine:net", ("--input", "texts.txt"), "'texts.txt' needs a processor, and 'mine:net' has none; name one with"),
         ("mine:net", ("--text", "a cat"), "'--text a cat' needs a processor, and 'mine:net' has none; name one with"),
-        ("gpt2", ("--input", "pairs.jsonl", "--column", "answer"), "no JSON with a field 'answer'"),
+        ("gpt2", ("--input", "pairs.jsonl", "--column", "answer"), "not JSON with a field 'answer'"),
     ],
 )
 def test_what_can_not_go_in_is_refused_in_one_line(model, arguments, message, folder):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline.compat.backward_hooks import Pass, add_backward, add_backward_pre, passed_together
+from hookline.compat.backward_hooks import BackwardCall, add_backward, add_backward_pre, passed_together
 
 
 class Residual(nn.Module):
@@ -35,10 +35,10 @@ class Two(nn.Module):
         return x * 2, x * y
 
 
-def followed(module: nn.Module, keep_values: bool = False) -> tuple[list[Pass], hl.Hooks]:
-    passes: list[Pass] = []
+def followed(module: nn.Module, keep_values: bool = False) -> tuple[list[BackwardCall], hl.Hooks]:
+    passes: list[BackwardCall] = []
 
-    def note(one: Pass) -> None:
+    def note(one: BackwardCall) -> None:
         passes.append(one)
 
     hooks = hl.Hooks(module)
@@ -283,7 +283,7 @@ def test_the_gradients_of_several_outputs_are_changed_together() -> None:
     hooks = hl.Hooks(module)
     seen: list[Any] = []
 
-    def double(one: Pass) -> Any:
+    def double(one: BackwardCall) -> Any:
         seen.append(one.grad_outputs)
         return [None if gradient is None else gradient * 2 for gradient in one.grad_outputs]
 
@@ -373,7 +373,7 @@ def test_a_method_has_a_backward_pass_too() -> None:
             return self.inner(x) + 1
 
     model = Model()
-    passes: list[Pass] = []
+    passes: list[BackwardCall] = []
     hooks = hl.Hooks(model)
     add_backward(hooks, hl.Site.parse("inner()"), lambda one: passes.append(one), "inner")
     model(torch.ones(1, requires_grad=True)).sum().backward()

@@ -12,7 +12,7 @@ from torch import nn
 import hookline as hl
 from hookline._engine import offload
 from hookline._harvest.data import Batch
-from hookline._harvest.run_batch import Pass, RowOptions
+from hookline._harvest.run_batch import BatchRunner, RowOptions
 from hookline._store.writer import Unit
 
 pytestmark = [
@@ -80,7 +80,7 @@ def test_rows_are_cast_on_the_device(dtype, tmp_path):
 
 def test_a_batch_from_the_host_makes_nothing_wait_for_the_device(tmp_path):
     model = Tokens(1024).to(DEVICE).eval()
-    passing = Pass(model, ["mix"], RowOptions(rows="tokens", dtype=torch.bfloat16), stop=True)
+    passing = BatchRunner(model, ["mix"], RowOptions(rows="tokens", dtype=torch.bfloat16), stop=True)
     data = batches(4, samples=64, tokens=32)
     try:
         passing.run(Batch(range(64), data[0]))

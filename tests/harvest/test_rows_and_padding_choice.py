@@ -55,7 +55,7 @@ def test_a_value_without_the_batch_in_front_is_refused(to):
     with pytest.raises(hl.HooklineError, match="the first dimension must be the batch"):
         hl.harvest(net(), X, "0", to=to, batch_size=8, transform=lambda value: value.T)
     with pytest.raises(
-        hl.HooklineError, match=r"is dict of logits, no tensor; name the part to keep, '\[\"logits\"\]'"
+        hl.HooklineError, match=r"is dict of logits, not a tensor; name the part to keep, '\[\"logits\"\]'"
     ):
         hl.harvest(Tagger().eval(), Texts(), "", to=to, batch_size=4)
 

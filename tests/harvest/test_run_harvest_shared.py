@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookline import HooklineError
-from hookline._harvest.run_harvest import ranks, turns
+from hookline._harvest.run_harvest import turns
 from tests.support import harvests
 from tests.support.harvest_ranks import Dying
 from tests.support.processes import python
@@ -46,28 +45,6 @@ def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, ex
     assert begun < more < {*range(UNITS)}
     harvests.harvest(tmp_path / "store", Dying(tmp_path))
     assert harvests.contents(tmp_path / "store") == expected
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"RANK": "1", "WORLD_SIZE": "4"},
-        {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"},
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
-    ],
-)
-def test_a_launcher_tells_the_rank(told):
-    assert ranks(told) == (1, 4)
-
-
-def test_without_a_launcher_there_is_one_process():
-    assert ranks({"RANK": "3"}) == (0, 1)
-
-
-@pytest.mark.parametrize("told", [("4", "4"), ("-1", "4"), ("one", "4"), ("0", "0")])
-def test_a_rank_that_can_not_be_is_refused(told):
-    with pytest.raises(HooklineError, match="RANK=.* are no rank and number"):
-        ranks(dict(zip(("RANK", "WORLD_SIZE"), told, strict=True)))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

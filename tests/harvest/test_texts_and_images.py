@@ -106,7 +106,7 @@ def test_a_field_of_each_line_of_json_is_a_text(tmp_path):
     assert data[1]["input_ids"] == numbers("a dog ran")
     with pytest.raises(hl.HooklineError, match="field 'n' is 0, no text"):
         hl.Texts(file, tokenizer(), column="n")[0]
-    with pytest.raises(hl.HooklineError, match="no JSON with a field 'body'.*column= names the field"):
+    with pytest.raises(hl.HooklineError, match="not JSON with a field 'body'.*column= names the field"):
         hl.Texts(file, tokenizer(), column="body")[0]
 
 

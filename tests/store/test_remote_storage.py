@@ -22,7 +22,7 @@ from hookline._store.disk_format import Array, Manifest, committed
 from hookline._store.remote_storage import RemoteStorage
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, sweep
+from hookline._store.writer import Unit, begin, remove_leftovers
 from tests.support.stores import made, tokens
 
 fsspec = pytest.importorskip("fsspec")
@@ -223,9 +223,9 @@ def test_a_sweep_takes_only_what_is_old(url, monkeypatch):
     root = open_storage(url)
     name = f"data/0000/00000000-{'0' * 16}.safetensors"
     root.create(name, b"left by a killed writer")
-    assert sweep(root) == []
+    assert remove_leftovers(root) == []
     monkeypatch.setattr(remote_storage, "_STALE", -60)
-    assert sweep(root) == [name]
+    assert remove_leftovers(root) == [name]
     assert store.verify().files == 1
 
 

@@ -21,7 +21,7 @@ from hookline._store import storage
 from hookline._store.disk_format import Array, Manifest, committed
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, sweep
+from hookline._store.writer import Unit, begin, begin_part, remove_leftovers
 
 ARRAY = Array("h", torch.int64, (1024,))
 
@@ -121,16 +121,16 @@ def test_a_sweep_takes_the_files_of_the_killed_and_leaves_those_of_the_living(tm
     writers = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in (1, 2)]
     try:
         dead, living = (writer.stdout.readline().strip() for writer in writers)
-        assert sweep(root) == []
+        assert remove_leftovers(root) == []
         writers[0].send_signal(signal.SIGKILL)
         writers[0].wait()
-        assert sweep(root) == [f"data/0000/00000001-{dead}.safetensors"]
+        assert remove_leftovers(root) == [f"data/0000/00000001-{dead}.safetensors"]
         assert [name for name in names(tmp_path / "data") if living in name]
     finally:
         for writer in writers:
             writer.kill()
             writer.communicate()
-    assert sweep(root) == [f"data/0000/00000002-{living}.safetensors"]
+    assert remove_leftovers(root) == [f"data/0000/00000002-{living}.safetensors"]
     assert Store(tmp_path, partial=True).verify().files == 1
 
 
@@ -142,7 +142,7 @@ def test_a_sweep_sees_a_record_that_came_just_now(tmp_path, monkeypatch):
     listed = root.names("data/0000")
     assert unit.commit(first=0, samples=3, lengths=[1])
     monkeypatch.setattr(type(root), "names", lambda self, folder: listed if folder == "data/0000" else ["0000"])
-    assert sweep(root) == []
+    assert remove_leftovers(root) == []
 
 
 def test_where_locks_can_not_tell_age_does(tmp_path, monkeypatch):
@@ -154,10 +154,10 @@ def test_where_locks_can_not_tell_age_does(tmp_path, monkeypatch):
     told = begin(root, Manifest({}, (ARRAY,), 1))
     with Unit(root, told, 0) as unit:
         unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
-        assert sweep(root) == []
+        assert remove_leftovers(root) == []
         path = tmp_path / "data" / "0000" / root.names("data/0000")[0]
         os.utime(path, (time.time() - 7200,) * 2)
-        assert len(sweep(root)) == 1
+        assert len(remove_leftovers(root)) == 1
         with pytest.raises(StoreError, match="was removed while it was written; run this unit again"):
             unit.commit(first=0, samples=3, lengths=[1])
     assert committed(root) == set()
@@ -169,7 +169,7 @@ def test_without_fcntl_units_are_written_and_read_too(tmp_path, monkeypatch):
     told = begin(root, Manifest({}, (ARRAY,), 1))
     unit = Unit(root, told, 0)
     unit.append(0, torch.ones(3, 1024, dtype=torch.int64))
-    assert sweep(root) == []
+    assert remove_leftovers(root) == []
     assert unit.commit(first=0, samples=3, lengths=[1])
     assert Store(tmp_path)["h"][:].sum() == 3 * 1024
 
@@ -184,7 +184,7 @@ def test_a_sweep_takes_old_temporary_files(tmp_path):
     (tmp_path / "units" / "notes.txt").write_text("x")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("x")
-    assert sweep(root) == [f"units/.old{storage._TEMPORARY}"]
+    assert remove_leftovers(root) == [f"units/.old{storage._TEMPORARY}"]
 
 
 FULL = """
@@ -266,7 +266,7 @@ def test_two_processes_at_the_same_units_write_each_once(tmp_path):
     store.verify()
     units = store["h"][:].view(12, -1)
     assert (units == units[:, :1]).all()  # Each wholly of one writer.
-    assert sweep(open_storage(tmp_path)) == []
+    assert remove_leftovers(open_storage(tmp_path)) == []
 
 
 def begin_one(path, name, barrier, queue):

@@ -219,6 +219,15 @@ def test_rank_and_world_come_from_torchrun_or_the_process_group(counted, monkeyp
         torch.distributed.destroy_process_group()
 
 
+def test_rank_and_world_come_from_srun(counted, monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert repr(counted.dataset("n", shuffle=True)) == "ShuffledRows('n', 1,250 rows, rank 1 of 4)"
+    monkeypatch.setenv("SLURM_PROCID", "one")
+    with pytest.raises(hl.HooklineError, match="SLURM_PROCID=one .* are not a rank and a number of processes"):
+        counted.dataset("n", shuffle=True)
+
+
 def test_a_loader_knows_how_many_batches_its_workers_make(tmp_path):
     store = made(tmp_path, {"n": list(torch.arange(70_000).view(-1, 1).split(100))}, unit=100)
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from torch import nn
 from hookline._store.disk_format import Array, Manifest, committed, data_name
 from hookline._store.storage import open_storage
 from hookline._store.store import Store
-from hookline._store.writer import Unit, begin, begin_part, sweep
+from hookline._store.writer import Unit, begin, begin_part, remove_leftovers
 from hookline.errors import StoreError
 
 ARRAYS = (Array("h.0", torch.bfloat16, (4,)), Array("loss", torch.complex64, ()), Array("é" * 3000, torch.bool, (2, 3)))
@@ -74,9 +74,9 @@ def test_a_sweep_takes_what_nobody_holds(acts):
     kept = files(acts)
     with Unit(acts, told, 1) as unit:
         unit.append(0, torch.zeros(1, 4, dtype=torch.bfloat16))
-        assert sweep(acts) == []
+        assert remove_leftovers(acts) == []
         unit._shards[0].close()  # As the system does when a process dies.
-        assert len(sweep(acts)) == 1
+        assert len(remove_leftovers(acts)) == 1
     assert files(acts) == kept
 
 
@@ -91,7 +91,7 @@ def test_a_sweep_takes_another_attempt_at_a_unit_that_is_done(acts, monkeypatch)
     read: list[str] = []
     own = acts.read
     monkeypatch.setattr(acts, "read", lambda name: read.append(name) or own(name))
-    assert len(sweep(acts)) == 1
+    assert len(remove_leftovers(acts)) == 1
     assert files(acts) == kept
     assert {*read} == {"units/00000001.json"}  # A store with many units is not read whole.
 
@@ -282,7 +282,7 @@ def test_a_record_that_was_created_keeps_its_files_whatever_comes_then(acts):
     _, is_committed = write(Interrupted(acts, StoreError("the answer was lost")), told, 1)
     assert is_committed
     assert len(Store(acts.path)["h.0"]) == 6
-    assert sweep(acts) == []
+    assert remove_leftovers(acts) == []
 
 
 def test_a_record_that_was_not_created_leaves_nothing_whatever_comes_then(acts):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookline._store.storage import open_storage
-from hookline._store.writer import sweep
+from hookline._store.writer import remove_leftovers
 from tests.support import harvests
 
 FILES = ("open", "write", "pwrite", "writev", "fsync", "fdatasync", "link", "rename", "replace", "unlink", "mkdir")
@@ -164,7 +164,7 @@ def sweep_hidden(to: Path) -> int:
     hidden = list(to.rglob(".*"))
     for path in hidden:
         os.utime(path, (0, 0))
-    sweep(open_storage(to))
+    remove_leftovers(open_storage(to))
     assert not list(to.rglob(".*")), list(to.rglob(".*"))
     return len(hidden)
 

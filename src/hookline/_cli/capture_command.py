@@ -32,8 +32,8 @@ from hookline._cli.options import (
     Shape,
     Text,
     TrustRemoteCode,
+    add_labels,
     asks_for_gradients,
-    labelled,
     loss_of,
 )
 from hookline._cli.output import note, say, say_json, working
@@ -93,7 +93,9 @@ def capture(
     if against is not None or against_text:
         runs.append((beside(to), replace(wanted, input=against, text=against_text or (), shape=())))
     with working():
-        found = captured(runs, ModelOptions(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite)
+        found = capture_to_files(
+            runs, ModelOptions(device, dtype, attention, trust_remote_code), at, loss, keep, overwrite
+        )
     if json:
         entries = [{"file": str(path), "sites": [entry_of(acts, site) for site in acts]} for path, acts in found]
         say_json(entries[0] if len(entries) == 1 else {**entries[0], "against": entries[1]})
@@ -103,7 +105,7 @@ def capture(
             note(f"kept in {path}")
 
 
-def captured(
+def capture_to_files(
     runs: Sequence[tuple[Path, InputRequest]],
     model_options: ModelOptions,
     at: Sequence[str],
@@ -111,7 +113,7 @@ def captured(
     keep: str,
     overwrite: bool,
 ) -> list[tuple[Path, hl.Cache]]:
-    """Run a model on each input, and write what passed. A file that can't be written is refused first."""
+    """Run a model on each input, and write what passed to files. Files that can't be written are refused first."""
     for path, wanted in runs:
         _check(path, wanted, overwrite)
     calls = _calls(keep)
@@ -120,14 +122,16 @@ def captured(
         near = f"{at[0].partition(':')[0].partition('[')[0]}:grad_output"
         raise HooklineError(f"--loss is for gradients, and no --at names one; add --at '{near}', or leave --loss out")
     net = model_of(runs[0][1].model, model_options)()
-    entries = [labelled(model_input(wanted, net), loss) for _, wanted in runs]
-    found = [(path, caught(net, entry, at, backward, calls)) for (path, _), entry in zip(runs, entries, strict=True)]
+    entries = [add_labels(model_input(wanted, net), loss) for _, wanted in runs]
+    found = [
+        (path, capture_values(net, entry, at, backward, calls)) for (path, _), entry in zip(runs, entries, strict=True)
+    ]
     for path, acts in found:
         acts.save(path, overwrite=overwrite)
     return found
 
 
-def caught(
+def capture_values(
     net: nn.Module, entry: ModelInput, at: Sequence[str], loss: LossFunction | None = None, keep: Any = "last"
 ) -> hl.Cache:
     """Return what passes in one run."""
@@ -148,7 +152,7 @@ def caught(
 
 
 def _check_passed(where: str, acts: hl.Cache, warned: Sequence[str]) -> None:
-    """Refuse a pattern that matches places of which none fired: what would be kept of it is nothing."""
+    """Refuse a pattern that matches places of which none fired."""
     try:
         acts.select(where)
     except NotCaptured as error:
@@ -156,7 +160,7 @@ def _check_passed(where: str, acts: hl.Cache, warned: Sequence[str]) -> None:
 
 
 def _hinted(text: str) -> str:
-    """Say what the command line has, where an error tells what to write in Python."""
+    """Replace the Python that an error message suggests with the option of the command line."""
     return re.sub(
         r"Choose the eager implementation: model\.set_attn\w+\(.*?when the model is made",
         "Choose --attention eager",
@@ -165,7 +169,7 @@ def _hinted(text: str) -> str:
 
 
 def beside(path: Path) -> Path:
-    """Return where the second run goes: acts.against.safetensors beside acts.safetensors."""
+    """Return the file of the second run: acts.against.safetensors beside acts.safetensors."""
     return path.with_name(f"{path.stem}.against{path.suffix}")
 
 

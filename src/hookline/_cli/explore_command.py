@@ -28,11 +28,11 @@ from hookline._cli.options import (
     Shape,
     Text,
     TrustRemoteCode,
-    labelled,
+    add_labels,
     loss_of,
 )
 from hookline._cli.output import say, say_json, working
-from hookline._cli.show_command import is_store
+from hookline._cli.show_command import names_store
 from hookline.errors import HooklineError
 
 EXAMPLES = """
@@ -110,7 +110,7 @@ def explore(
             _refuse_idle(file, {"--processor": processor, "--column": column, "--samples": samples,
                                 "--max-length": max_length})  # fmt: skip
             page = file_page(file, against, model, model_options, to or Path(f"{_stem(file)}.html"), options)
-        opened = shown(page, False if json and open is None else open)
+        opened = open_in_browser(page, False if json and open is None else open)
     if json:
         say_json({"page": str(page), "opened": opened})
     else:
@@ -118,12 +118,12 @@ def explore(
 
 
 def is_model(file: str) -> bool:
-    """Whether a name is that of a model, and not of something that was kept of one."""
+    """Return True if a name is that of a model, and not of a file or store with values of one."""
     if is_function(file):
         return True
     path = Path(file)
     if path.is_dir():
-        return not is_store(file)
+        return not names_store(file)
     return path.suffix == ".json" or not (path.exists() or path.suffix or "://" in file)
 
 
@@ -135,12 +135,12 @@ def run_page(
     to: Path,
     options: dict[str, Any],
 ) -> Path:
-    """Run a model once or twice, and write the page of it."""
+    """Run a model once or twice, and write the page."""
     if not wanted:
         raise HooklineError(_what_is_missing(wanted.model))
     net = model_of(wanted.model, model_options)()
-    first = labelled(model_input(wanted, net), loss)
-    other = labelled(model_input(second, net), loss) if second else None
+    first = add_labels(model_input(wanted, net), loss)
+    other = add_labels(model_input(second, net), loss) if second else None
     backward = loss_of(loss, options["at"] or ())
     return Path(
         hl.explore(
@@ -157,7 +157,7 @@ def run_page(
 
 
 def _what_is_missing(file: str) -> str:
-    """Say what to give with something that is taken for a model, or that there is none."""
+    """Say what to give with a model, or that there is no such model."""
     remedy, path = "give what goes in, with --input, --text or --shape", Path(file)
     if not file:
         return "FILE is empty; give a file of `capture`, a folder of `harvest`, or a model"
@@ -171,7 +171,7 @@ def _what_is_missing(file: str) -> str:
 
 
 def short_names(*names: str) -> list[str]:
-    """Return names for the runs of a page: texts are cut where they get long, and begin where they begin to differ.
+    """Return names for the runs of a page: long texts are cut, and begin at the word where they differ.
 
     >>> short_names("the cat sat", "the dog sat")
     ['the cat sat', 'the dog sat']
@@ -181,7 +181,7 @@ def short_names(*names: str) -> list[str]:
     cut = [_cut(name) for name in names]
     if len(set(cut)) < len(set(names)):
         differ = (at for at, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
-        begin = names[0].rfind(" ", 0, next(differ, min(map(len, names))))  # Of the word in which they differ.
+        begin = names[0].rfind(" ", 0, next(differ, min(map(len, names))))  # Start of the word that differs.
         cut = [_cut(f"…{name[max(0, begin) :]}") for name in names]
     return cut
 
@@ -193,7 +193,7 @@ def _cut(name: str) -> str:
 def file_page(
     file: str, against: str | None, model: str | None, model_options: ModelOptions, to: Path, options: dict[str, Any]
 ) -> Path:
-    """Write the page of something that was kept."""
+    """Write the page of a file or a store."""
     if not (Path(file).exists() or "://" in file):
         raise HooklineError(f"{file!r} is not a file or folder")
     net = None
@@ -204,7 +204,7 @@ def file_page(
     return Path(hl.explore(file, to=to, against=against, model=net, names=names, **options))
 
 
-def shown(page: Path, wanted: bool | None) -> bool:
+def open_in_browser(page: Path, wanted: bool | None) -> bool:
     """Open a page in the browser, if it is wanted or somebody is there to look; return whether it was."""
     if wanted is False or (wanted is None and not is_watched()):
         return False
@@ -215,7 +215,7 @@ def shown(page: Path, wanted: bool | None) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether a person sits at this machine: a terminal, and a screen beside it."""
+    """Return True if a person sits at this machine: there is a terminal and a screen."""
     has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return has_screen and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
 

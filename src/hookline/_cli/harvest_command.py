@@ -1,4 +1,4 @@
-"""`hookline harvest`: names and files become a model and data, then a plan runs."""
+"""`hookline harvest`: make a model and data from names and files, and run the harvest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from hookline._cli.inputs import TENSORS, names_the_last, position_of, samples_of
-from hookline._cli.models import ModelOptions, is_function, model_of, named
+from hookline._cli.models import ModelOptions, import_name, is_function, model_of
 from hookline._cli.options import (
     Attention,
     Column,
@@ -29,12 +29,12 @@ from hookline._cli.show_command import array_of
 from hookline._harvest.generation import Generation
 from hookline._harvest.harvest import Harvest
 from hookline._harvest.rows_and_padding import Rule
-from hookline._harvest.run_harvest import Estimate, ranks
+from hookline._harvest.run_harvest import Estimate
 from hookline._harvest.texts_and_images import Texts
-from hookline._store.disk_format import MANIFEST
 from hookline._store.storage import open_storage
-from hookline._store.store import Store
+from hookline._store.store import Store, is_store
 from hookline.errors import HooklineError, StoreError
+from hookline.parallel.ranks import ranks
 
 EXAMPLES = """
 hookline harvest gpt2/ --data texts.txt --at 'transformer.h.*' --to store/
@@ -74,7 +74,7 @@ def harvest(
     ] = None,
     max_length: MaxLength = None,
     generate: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Let the model write so many tokens, too.")
+        int | None, typer.Option(metavar="N", min=1, help="Also let the model generate N tokens.")
     ] = None,
     sort_by_length: Annotated[bool, typer.Option("--sort-by-length", help="Batch texts of like length.")] = False,
     unit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in a unit of work.")] = None,
@@ -101,13 +101,13 @@ def harvest(
     asked = {name: value for name, value in locals().items() if name != "json"}
     show_progress()
     found: dict[str, Any] = {}
-    results = parts(Task(**{**asked, "also": also or ()}))
+    results = harvest_results(Task(**{**asked, "also": also or ()}))
     while True:
         with working():
             part = next(results, None)
         if part is None:
             break
-        found |= listed(part)
+        found |= as_json(part)
         if not json:
             say(part)
     if json:
@@ -145,15 +145,15 @@ class Task:
 
 
 def run(task: Task) -> Iterator[str]:
-    """Harvest, and give what is to be said of it, piece by piece: the estimate, then the store."""
-    yield from map(str, parts(task))
+    """Harvest, and yield the text to print: the estimate, then the store."""
+    yield from map(str, harvest_results(task))
 
 
-def parts(task: Task) -> Iterator[Estimate | Store]:
-    """Harvest, and give what comes of it: the estimate, then the store."""
+def harvest_results(task: Task) -> Iterator[Estimate | Store]:
+    """Harvest, and yield the estimate, then the store."""
     _check_target(task)
     plan = plan_of(task)
-    speaks = ranks()[0] == 0  # Of several processes, the first.
+    speaks = ranks()[0] == 0  # Only the first of several processes prints.
     if speaks and (task.engine is None or task.dry_run):  # Another engine needs no model here.
         yield plan.estimate()
     if task.dry_run:
@@ -163,8 +163,8 @@ def parts(task: Task) -> Iterator[Estimate | Store]:
         yield store
 
 
-def listed(part: Estimate | Store) -> dict[str, Any]:
-    """Return an estimate or a store as JSON has it."""
+def as_json(part: Estimate | Store) -> dict[str, Any]:
+    """Return an estimate or a store for JSON."""
     if isinstance(part, Estimate):
         return {"estimate": asdict(part)}
     arrays = [array_of(part, name) for name in part]
@@ -172,7 +172,7 @@ def listed(part: Estimate | Store) -> dict[str, Any]:
 
 
 def show_progress() -> None:
-    """Send the lines about progress to stderr, where no bar shows it."""
+    """Log progress to stderr, if no bar shows it."""
     log = logging.getLogger("hookline")
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
@@ -180,7 +180,7 @@ def show_progress() -> None:
 
 
 def plan_of(task: Task) -> Harvest:
-    """Return the plan for a task. It holds names and no weights, so that it can travel."""
+    """Return the plan for a task. It holds names and no weights, so that it can be sent to other machines."""
     call = None if task.generate is None else Generation(max_new_tokens=task.generate)
     data = data_of(task)
     return Harvest(
@@ -205,7 +205,7 @@ def plan_of(task: Task) -> Harvest:
 
 
 def _own_loss(output: Any) -> Tensor:
-    """The loss that a model of transformers gives where the data have labels: the command takes no other."""
+    """Return the loss that a transformers model computes from labels: the command takes no other."""
     found = getattr(output, "loss", None)
     if not isinstance(found, Tensor):
         raise HooklineError(
@@ -216,12 +216,12 @@ def _own_loss(output: Any) -> Tensor:
 
 
 def _column(name: str, call: Generation | None) -> Any:
-    """Return what gives a column of the batch; where the model writes, its tokens are part of the input."""
+    """Return a column of the batch; with --generate, "input_ids" includes the generated tokens."""
     return call.tokens if call is not None and name == "input_ids" else name
 
 
 def rows_of(task: Task, data: Any) -> Rule | dict[str, Rule]:
-    """Return what a row is if --rows was not given: a token of a text, unless the place names one position."""
+    """Return the row rule without --rows: for texts a token, unless the place names one position."""
     if not isinstance(data, Texts):
         return "batch"
     rules: dict[str, Rule] = {where: "tokens" if position_of(where) is None else "batch" for where in task.at}
@@ -229,9 +229,9 @@ def rows_of(task: Task, data: Any) -> Rule | dict[str, Rule]:
 
 
 def data_of(task: Task) -> Any:
-    """Return the data: through the model's own processor, if it is text or images."""
+    """Return the data; texts and images go through the model's own processor."""
     if is_function(task.data):
-        return named(task.data)()
+        return import_name(task.data)()
     path = Path(task.data)
     if not path.exists():
         raise HooklineError(f"{task.data!r} is not a file or folder, nor 'module:function'")
@@ -247,18 +247,17 @@ def data_of(task: Task) -> Any:
         column=task.column,
         targets=task.targets,
         max_length=task.max_length,
-        # What is written follows the text, and the last position is its last token.
+        # Generated tokens follow the text, and the last position has to be its last token.
         left=task.generate is not None or names_the_last(task.at),
         trusted=task.trust_remote_code,
     )
 
 
 def _check_target(task: Task) -> None:
-    """Refuse to go on with a store without --resume. Of the ranks of one launch, the first begins the store."""
+    """Refuse an existing store without --resume or --append. Several ranks may find one that another just began."""
     if task.resume or task.append or ranks()[1] > 1:
         return
-    names = open_storage(task.to).names("")
-    if MANIFEST in names:
+    if is_store(task.to):
         raise StoreError(f"{task.to!r} has a store already; --resume goes on with it, --append adds to it")
-    if names:
-        raise StoreError(f"{task.to!r} is not empty and no store; give another --to")
+    if open_storage(task.to).names(""):
+        raise StoreError(f"{task.to!r} is neither empty nor a store; give another --to")

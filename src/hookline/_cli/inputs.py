@@ -1,8 +1,8 @@
-"""What goes into the model of a command: --input, --text and --shape become its arguments.
+"""The input of the model on a command line: --input, --text and --shape become its arguments.
 
-`InputRequest` is what was asked for, `ModelInput` what the model is called with, and `model_input` makes one of the
-other. Texts and images go through the model's own processor (`samples_of`). Where nothing was asked for,
-`example_input` makes numbers of the shape that a model of transformers expects.
+`InputRequest` is what was asked for, `ModelInput` what the model is called with; `model_input` makes it. Texts and
+images go through the model's own processor (`samples_of`). Where nothing was asked for, `example_input` makes numbers
+of the shape that a model of transformers expects.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline._cli.models import is_function, loaded, named, transformers
+from hookline._cli.models import import_name, is_function, load_pretrained, transformers
 from hookline._cli.output import note
 from hookline._harvest.rows_and_padding import named_positions
 from hookline._harvest.texts_and_images import SUFFIXES, Images, Texts
 from hookline._kernel import dtype_of, leaves, map_tensors, parse
 from hookline._tables import count
+from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, did_you_mean
 
 _SAVED = ("state.json", "dataset_dict.json")  # What `datasets` leaves in a folder.
@@ -35,13 +36,13 @@ def processor_of(model: str, named: str | None, kind: str, data: str, *, trusted
         raise HooklineError(f"{data!r} needs a processor, and {model!r} has none; name one with --processor")
     path = Path(named or model)
     name = str(path.parent if path.is_file() else named or model)
-    return loaded(getattr(transformers(), kind), name, trusted=trusted)
+    return load_pretrained(getattr(transformers(), kind), name, trusted=trusted)
 
 
 def tokenizer_of(model: str, named: str | None, data: str, *, left: bool, trusted: bool = False) -> Any:
-    """Return the tokenizer of a model; where padding is to be on the left, one that does so."""
+    """Return the tokenizer of a model, which pads on the left if asked to."""
     tokenizer = processor_of(model, named, "AutoTokenizer", data, trusted=trusted)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # What transformers makes of a folder without one.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # An empty one, for a folder without.
         raise HooklineError(f"{named or model!r} has no tokenizer that knows any word; name one with --processor")
     if left:
         tokenizer.padding_side = "left"
@@ -73,12 +74,12 @@ def samples_of(
 
 
 def names_the_last(at: Sequence[str]) -> bool:
-    """Whether a place takes a position from the end, as "h.3[:, -1]" does: then texts must end together."""
+    """Return True if a place takes a position from the end, as "h.3[:, -1]" does: then padding must be on the left."""
     return any(isinstance(position, int) and position < 0 for position in map(position_of, at))
 
 
 def position_of(where: str) -> int | slice | None:
-    """Return which positions a place takes of [batch, sequence, ...], as "h.3[:, -1]" does; None takes all."""
+    """Return the positions that a place like "h.3[:, -1]" takes of [batch, sequence, ...]; None for all."""
     return named_positions(parse(where).at(""))
 
 
@@ -105,7 +106,7 @@ _ACCEPTED = (
 )
 
 
-TENSORS = (".safetensors", ".npy", ".npz")  # Files of them.
+TENSORS = (".safetensors", ".npy", ".npz")  # Files that hold tensors.
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,12 @@ class InputRequest:
     column: str | None = None
     samples: int | None = None
     max_length: int | None = None
-    left: bool = False  # Whether texts are to end together.
-    trusted: bool = False  # Whether the code that a processor brings along may run.
+    left: bool = False  # True: pad texts on the left, so that they end together.
+    trusted: bool = False  # True: the code that comes with a processor may run.
 
     @property
     def name(self) -> str:
-        """What to call a run on it."""
+        """The name of a run on this input."""
         return " / ".join(self.text) or (Path(self.input).name if self.input is not None else ", ".join(self.shape))
 
     def __bool__(self) -> bool:
@@ -134,12 +135,12 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model is called with: arguments or keywords; of texts, the tokens too, a list for each."""
+    """What a model is called with: arguments or keywords; for texts also a list of tokens for each."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     tokens: list[list[str]] | None = None
-    is_processed: bool = False  # Whether the model's own processor made it.
+    is_processed: bool = False  # True if the model's own processor made it.
 
     @property
     def run(self) -> Any:
@@ -151,23 +152,21 @@ class ModelInput:
         return model(*self.args, **(self.kwargs or {}))
 
     def without_cache(self, model: nn.Module) -> ModelInput:
-        """Return the same for one forward, after which nothing is written: no keys and values need be kept."""
+        """Return the same with use_cache=False: nothing is generated after the forward, so nothing need be cached."""
         if self.kwargs is None or not hasattr(model, "config") or "use_cache" not in arguments_of(model).names:
             return self
         return replace(self, kwargs={"use_cache": False, **self.kwargs})
 
     def fitted(self, model: nn.Module) -> ModelInput:
-        """Return the same where the model is, its floats in the model's dtype."""
+        """Return the same on the model's device, its floats in the model's dtype."""
         weights = next((one for one in model.parameters() if one.is_floating_point()), None)
         if weights is None:
             return self
         cast = {
-            str(one.dtype).removeprefix("torch.")
-            for one in leaves(self.run)
-            if one.is_floating_point() and one.dtype != weights.dtype
+            dtype_name(one.dtype) for one in leaves(self.run) if one.is_floating_point() and one.dtype != weights.dtype
         }
         if cast and not self.is_processed:
-            to = str(weights.dtype).removeprefix("torch.")
+            to = dtype_name(weights.dtype)
             note(f"the input is {', '.join(sorted(cast))}; it is given as {to}, as the model's weights are")
         device = "cpu" if weights.is_meta else weights.device
         args, kwargs = map_tensors(
@@ -178,7 +177,7 @@ class ModelInput:
 
 
 def model_input(wanted: InputRequest, model: nn.Module) -> ModelInput:
-    """Return what was asked for, where the model is."""
+    """Return the input that was asked for, on the model's device."""
     kinds = [wanted.input is not None or bool(wanted.text), bool(wanted.shape)]
     if all(kinds):
         raise HooklineError("--shape stands alone: without --input and --text")
@@ -186,9 +185,9 @@ def model_input(wanted: InputRequest, model: nn.Module) -> ModelInput:
         raise HooklineError("--column is for a file, and --text has no columns; leave it out")
     if wanted.shape:
         _refuse_for_tensors(wanted, ", ".join(wanted.shape))
-        found = _shaped(wanted.shape)
+        found = _of_shapes(wanted.shape)
     elif wanted.text:
-        found = _written(wanted, model)
+        found = _of_texts(wanted, model)
     else:
         found = _of_name(wanted, str(wanted.input), model)
     return found.without_cache(model).fitted(model)
@@ -213,7 +212,7 @@ def _of_name(wanted: InputRequest, name: str, model: nn.Module) -> ModelInput:
     if is_function(name) or suffix in TENSORS:
         _refuse_for_tensors(wanted, name)
     if is_function(name):
-        return _of_value(name, named(name)())
+        return _of_value(name, import_name(name)())
     if not path.exists():
         raise HooklineError(f"{name!r} is not a file or folder; give {_ACCEPTED}, or words with --text")
     if suffix == ".safetensors":
@@ -236,7 +235,7 @@ def _of_name(wanted: InputRequest, name: str, model: nn.Module) -> ModelInput:
 
 
 def _of_value(name: str, value: Any) -> ModelInput:
-    """Return what a function gave: the keywords as a mapping, the arguments as a tuple, or the only one."""
+    """Return the result of a function as an input: a mapping of keywords, a tuple of arguments, or one tensor."""
     if isinstance(value, Mapping):
         return ModelInput(kwargs=dict(value))
     if isinstance(value, (tuple, Tensor)):
@@ -287,7 +286,7 @@ def _of_tensors(name: str, tensors: dict[str, Tensor], model: nn.Module) -> Mode
 
 
 def _of_samples(wanted: InputRequest, name: str, data: Texts | Images, model: nn.Module) -> ModelInput:
-    """Return all samples as one batch, or so many as were asked for."""
+    """Return all samples, or as many as were asked for, as one batch."""
     taken = len(data) if wanted.samples is None else min(wanted.samples, len(data))
     if wanted.samples is None and taken > _MOST:
         raise HooklineError(
@@ -300,11 +299,11 @@ def _of_samples(wanted: InputRequest, name: str, data: Texts | Images, model: nn
         return ModelInput(kwargs=data.collate([data[index] for index in range(taken)]), is_processed=True)
     batch = data.collate(data.__getitems__(range(taken)))
     words = [[data.tokenizer.decode([number]) for number in row] for row in batch["input_ids"].tolist()]
-    return ModelInput(kwargs=_begun(data.keywords(model, batch), model), tokens=words, is_processed=True)
+    return ModelInput(kwargs=_with_decoder_start(data.keywords(model, batch), model), tokens=words, is_processed=True)
 
 
-def _written(wanted: InputRequest, model: nn.Module) -> ModelInput:
-    """Return texts of the command line, with images beside them if there are any."""
+def _of_texts(wanted: InputRequest, model: nn.Module) -> ModelInput:
+    """Return the texts of --text as an input, with the images of --input if there are any."""
     texts, shown = list(wanted.text), f"--text {wanted.text[0]}"
     if wanted.input is None:
         tokenizer = tokenizer_of(wanted.model, wanted.processor, shown, left=wanted.left, trusted=wanted.trusted)
@@ -320,8 +319,8 @@ def _written(wanted: InputRequest, model: nn.Module) -> ModelInput:
     return ModelInput(kwargs=found, tokens=words, is_processed=True)
 
 
-def _begun(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return keywords that begin the decoder, where there is one and nothing was given to it."""
+def _with_decoder_start(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return keywords with a first token for the decoder, if the model has one and got nothing for it."""
     config = getattr(model, "config", None)
     start = getattr(config, "decoder_start_token_id", None)
     if not getattr(config, "is_encoder_decoder", False) or start is None or "labels" in keywords:
@@ -329,8 +328,8 @@ def _begun(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     return {**keywords, "decoder_input_ids": torch.full((len(keywords["input_ids"]), 1), start)}
 
 
-def _shaped(shapes: Sequence[str]) -> ModelInput:
-    """Return numbers of some shapes: floats from a normal distribution, always the same ones; integers are zeros."""
+def _of_shapes(shapes: Sequence[str]) -> ModelInput:
+    """Return numbers of these shapes: floats from a normal distribution with a fixed seed, integers as zeros."""
     numbers = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
     for text in shapes:
@@ -378,18 +377,18 @@ _TOKENS = 8
 
 
 def example_input(model: nn.Module) -> ModelInput:
-    """Return an input that a model says to take, or refuse and say what to give."""
+    """Return an input that fits the config of a model, or refuse and say what to give."""
     config = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
     makers = {"input_ids": _tokens, "pixel_values": _pixels, "input_features": _features, "input_values": _sound}
     made = makers[main](config) if main in makers and config is not None else {}
     if not made:
         raise HooklineError(f"{arguments_of(model)}: give --input FILE, or --shape 1,3,224,224 for the first of them")
-    return ModelInput(kwargs=_begun_dummy(made, config), is_processed=True).without_cache(model)
+    return ModelInput(kwargs=_with_example_decoder(made, config), is_processed=True).without_cache(model)
 
 
 def _tokens(config: Any) -> dict[str, Tensor]:
-    """Some token numbers; for a model of texts and images, an image beside them."""
+    """Return some token numbers; for a model of texts and images also an image."""
     texts = config if hasattr(config, "vocab_size") else getattr(config, "text_config", config)
     ids = torch.arange(1, _TOKENS + 1)[None] % getattr(texts, "vocab_size", 2)
     return {"input_ids": ids, **(_pixels(config) if hasattr(config, "vision_config") else {})}
@@ -412,7 +411,7 @@ def _sound(_config: Any) -> dict[str, Tensor]:
     return {"input_values": torch.zeros(1, 16_000)}
 
 
-def _begun_dummy(made: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+def _with_example_decoder(made: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
     if not getattr(config, "is_encoder_decoder", False):
         return made
     start = getattr(config, "decoder_start_token_id", None) or 0

@@ -38,7 +38,7 @@ hookline explore acts.safetensors
 """
 _OPTION = re.compile(r"\b(?P<name>[a-z]\w+)=(?P<quote>['\"]?)(?P<value>\w+)?(?P=quote)")
 _LOOK = re.compile(r"`?hl\.(sites|scan)\(model(, (?P<at>'[^']*'|\"[^\"]*\"))?(, [\w=.]+(\(\.\.\.\))?)*\)`?")
-FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # As shells count those that a signal ended.
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # 128 + the signal, as shells do.
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # A terminal that can't show a sign still gets the rest.
+            stream.reconfigure(errors="replace")  # A terminal that can't show a character still gets the rest.
     try:
         asked = [argument for argument in sys.argv[1:2] if argument in COMMANDS]
         application(asked or COMMANDS)(prog_name="hookline")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
-    """Put commands together; those that are not asked for are not imported."""
+    """Return the application with these commands; others are not imported."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(epilog=_examples(EXAMPLES))(options)
     for name in names:
@@ -69,7 +69,7 @@ def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that says in one line what went wrong, or with --debug shows where."""
+    """Return a command that reports errors in one line, or with --debug with a traceback."""
     hints = typing.get_type_hints(command, include_extras=True)
     debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -123,7 +123,7 @@ def _examples(lines: str) -> str:
 
 
 def _line(error: Exception, asked: Collection[str]) -> str:
-    """Return an error as one line; of one that is not hookline's, its kind and how to see more."""
+    """Return an error as one line; if it is not hookline's, with its type and how to see more."""
     text = " ".join(str(error).split())
     if isinstance(error, HooklineError):
         text = _in_shell(text)
@@ -132,12 +132,12 @@ def _line(error: Exception, asked: Collection[str]) -> str:
 
 
 def _in_shell(text: str) -> str:
-    """Return a message that tells what to call in Python with the command that does it."""
+    """Return a message with the Python call that it suggests replaced by the command."""
     return _LOOK.sub(lambda found: f"`hookline scan MODEL{' --at ' + found['at'] if found['at'] else ''}`", text)
 
 
 def _spelled(found: re.Match[str]) -> str:
-    """Return an option as it is written here, where an error tells what to write in Python."""
+    """Return an option as it is written on the command line."""
     name = f"--{found['name'].replace('_', '-')}"
     return name if found["value"] in (None, "True") else f"{name} {found['value']}"
 
@@ -155,7 +155,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Write a warning of hookline as one line, for a line of code says nothing here; others as Python does."""
+    """Write a warning of hookline as one line, without the line of code; others as Python does."""
     if issubclass(category, HooklineWarning):
         typer.echo(f"hookline: warning: {_in_shell(' '.join(str(message).split()))}", err=True)
     else:
@@ -172,7 +172,7 @@ def _flush() -> None:
 
 
 def _close_pipe() -> None:
-    """Let what is still to be written go nowhere, or Python would complain when it closes stdout."""
+    """Discard what is still to be written, or Python would complain when it closes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

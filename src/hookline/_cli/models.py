@@ -1,7 +1,7 @@
 """MODEL on a command line: `module:name`, or a checkpoint or config.json of transformers.
 
-Each becomes a small object that makes the model where it is called, and can be pickled. `named` imports what
-`module:name` means, for --data, --input and --loss too.
+Each becomes a small object that makes the model where it is called, and can be pickled. `import_name`
+imports what `module:name` means, for --data, --input and --loss too.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hookline._cli.output import note
 from hookline._kernel import dtype_of
 from hookline.errors import HooklineError, did_you_mean
 
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")  # And no "C:\data" or "s3://bucket".
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")  # Does not match "C:\data" or "s3://bucket".
 _IN_A_FILE = re.compile(r"(.+\.py):([^\W\d]\w*(\.\w+)*)")
 
 
 def is_function(name: str) -> bool:
-    """Whether a name is `package.module:name` or `folder/file.py:name`."""
+    """Return True if a name is `package.module:name` or `folder/file.py:name`."""
     return _FUNCTION.fullmatch(name) is not None or _IN_A_FILE.fullmatch(name) is not None
 
 
-def named(name: str) -> Any:
-    """Return what `module:function` means; modules of the current folder are found too."""
+def import_name(name: str) -> Any:
+    """Import what `module:name` means; modules of the current folder are found too."""
     in_a_file = _IN_A_FILE.fullmatch(name)
     module, path = in_a_file.group(1, 2) if in_a_file else name.split(":")
     _find_modules_of(os.getcwd())
@@ -55,22 +55,22 @@ def named(name: str) -> Any:
             raise HooklineError(f"{name!r}: {module!r}{where} has no {path!r}{own or did_you_mean(part, vars(found))}")
         found = getattr(found, part)
     if not callable(found):
-        raise HooklineError(f"{name!r} is {type(found).__name__}, and no function to call")
+        raise HooklineError(f"{name!r} is {type(found).__name__}, not a function to call")
     return found
 
 
 def _elsewhere(module: ModuleType) -> str:
-    """Say where a module lies, if that is not in the current folder."""
+    """Say where a module is, if that is not in the current folder."""
     file = getattr(module, "__file__", None)
     is_here = file is not None and Path(file).is_relative_to(Path.cwd())
     return "" if is_here else f" ({file or 'built into Python'})"
 
 
 def _loaded_file(path: Path) -> ModuleType:
-    """Return a file as a module: the one that `import` would give, or one of a name that nothing else has."""
+    """Import a file: as the module that `import` would give, or under a name that nothing else has."""
     file = path.absolute()
     _find_modules_of(str(file.parent))
-    if _imports(file.stem, file):  # Other processes find it by this name, too.
+    if _imports(file.stem, file):  # Other processes can import it by this name too.
         return importlib.import_module(file.stem)
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
     specification = importlib.util.spec_from_file_location(name, file)
@@ -86,7 +86,7 @@ def _loaded_file(path: Path) -> ModuleType:
 
 
 def _imports(name: str, file: Path) -> bool:
-    """Whether importing a name gives this file, and not a module of Python or of a package."""
+    """Return True if importing a name gives this file, and not a module of Python or of a package."""
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # A name with dots, or a module that was not found by a search.
@@ -95,7 +95,7 @@ def _imports(name: str, file: Path) -> bool:
 
 
 def _find_modules_of(folder: str) -> None:
-    """Let the modules of a folder be found: before those of packages, and after Python's own."""
+    """Put a folder on sys.path: after Python's own modules, before installed packages."""
     own = {os.path.normpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     own |= {os.path.join(path, "lib-dynload") for path in own}
     places = [place for place, path in enumerate(sys.path) if os.path.normpath(path) in own]
@@ -104,7 +104,7 @@ def _find_modules_of(folder: str) -> None:
 
 
 def transformers() -> Any:
-    """Return the package, without its progress bars unless there is a terminal."""
+    """Import transformers; without a terminal, its progress bars are off."""
     try:
         import transformers
     except ImportError:
@@ -115,10 +115,10 @@ def transformers() -> Any:
     return package
 
 
-def loaded(kind: Any, name: str, *, trusted: bool, **options: Any) -> Any:
-    """Load something of transformers; what it has to say of a failure is many lines.
+def load_pretrained(kind: Any, name: str, *, trusted: bool, **options: Any) -> Any:
+    """Load something with transformers, and shorten its error messages to a line.
 
-    The code that a checkpoint brings along is run only if it is trusted. Without this, transformers would ask the user.
+    Code that comes with a checkpoint is run only if it is trusted. Otherwise transformers would ask the user.
     """
     try:
         return kind.from_pretrained(name, trust_remote_code=trusted, **options)
@@ -137,12 +137,12 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is to run: where, in which dtype, and which of its kinds of attention it takes."""
+    """How a model is to run: device, dtype, attention implementation."""
 
     device: str | None = None
     dtype: str | None = None
     attention: str | None = None
-    trusted: bool = False  # Whether the code that a checkpoint brings along may run.
+    trusted: bool = False  # True: the code that comes with a checkpoint may run.
 
     @property
     def for_transformers(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ModelOptions:
         return {"trusted": self.trusted, **attention}
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """Return a model ready to run: on a GPU if there is any, and each process of a launcher on another."""
+        """Return a model ready to run: on a GPU if there is one; each process of a launcher takes another."""
         device = self.device
         if device is None and torch.cuda.is_available():
             local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
@@ -170,24 +170,24 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A model of transformers, loaded where it is to run: the class it was saved as, so that names are those it has."""
+    """A pretrained transformers model, loaded as the class it was saved as, so that its module names stay."""
 
     name: str
     options: ModelOptions
 
     def __call__(self) -> nn.Module:
         kind = _kind(_config(self.name, self.options))
-        return self.options.placed(loaded(kind, self.name, **self.options.for_transformers))
+        return self.options.placed(load_pretrained(kind, self.name, **self.options.for_transformers))
 
     def empty(self) -> nn.Module:
-        """Return the model without any numbers: enough to see what it would do."""
+        """Return the model without weights: enough to see what it would do."""
         with torch.device("meta"):
             return self.options.cast(_built(_config(self.name, self.options), self.options.trusted).eval())
 
 
 @dataclass(frozen=True)
 class ConfigModel:
-    """A model of a config of transformers, with random weights: the same ones each time."""
+    """A model from a transformers config, with random weights: the same each time."""
 
     name: str
     options: ModelOptions
@@ -198,20 +198,20 @@ class ConfigModel:
             return self.options.placed(_built(_config(self.name, self.options), self.options.trusted))
 
     def empty(self) -> nn.Module:
-        """Return the model without any numbers: enough to see what it would do."""
+        """Return the model without weights: enough to see what it would do."""
         return PretrainedModel(self.name, self.options).empty()
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """A model that a function or a class of the user makes, or that is there already."""
+    """A model of the user: an instance, or a function or class that makes one."""
 
     name: str
     options: ModelOptions
 
     def __call__(self) -> nn.Module:
-        with _seeded():  # A module may make a model as it is imported.
-            found = named(self.name)
+        with _seeded():  # Importing a module may make a model.
+            found = import_name(self.name)
         if not isinstance(found, nn.Module):
             _refuse_arguments(self.name, found)
             with _seeded():
@@ -227,7 +227,7 @@ Model = PretrainedModel | ConfigModel | UserModel
 
 
 def model_of(name: str, options: ModelOptions) -> Model:
-    """Return what makes the model."""
+    """Return an object that makes the model when it is called."""
     if is_function(name):
         return UserModel(name, options)
     path = Path(name)
@@ -236,7 +236,7 @@ def model_of(name: str, options: ModelOptions) -> Model:
 
 
 def _has_no_weights(path: Path) -> bool:
-    """Whether a path is a config.json, or a folder with one and with no weights beside it."""
+    """Return True if a path is a config.json, or a folder with one and without weights."""
     if path.is_file():
         return path.suffix == ".json"
     is_config = path.is_dir() and (path / "config.json").is_file()
@@ -244,20 +244,20 @@ def _has_no_weights(path: Path) -> bool:
 
 
 def _config(name: str, options: ModelOptions) -> Any:
-    return loaded(transformers().AutoConfig, name, **options.for_transformers)
+    return load_pretrained(transformers().AutoConfig, name, **options.for_transformers)
 
 
 def _kind(config: Any) -> Any:
     """Return the class that a model was saved as."""
     package = transformers()
     saved = next(iter(getattr(config, "architectures", None) or []), None)
-    own = getattr(config, "auto_map", None) or {}  # Classes that the checkpoint brings along, by who makes them.
+    own = getattr(config, "auto_map", None) or {}  # Classes of the checkpoint, by their Auto class.
     maker = next((auto for auto, path in own.items() if str(path).rpartition(".")[2] == saved), "AutoModel")
     return getattr(package, saved or maker, getattr(package, maker, package.AutoModel))
 
 
 def _built(config: Any, trusted: bool) -> nn.Module:
-    """Return a model of a config, as the class it was saved as."""
+    """Make a model from a config, as the class it was saved as."""
     kind = _kind(config)
     try:
         is_auto = hasattr(kind, "from_config")
@@ -269,10 +269,10 @@ def _built(config: Any, trusted: bool) -> nn.Module:
 
 
 def _refuse_arguments(name: str, maker: Callable[..., Any]) -> None:
-    """Refuse what can't be called without arguments."""
+    """Refuse a function that needs arguments."""
     try:
         signature = inspect.signature(maker)
-    except (TypeError, ValueError):  # Of a builtin.
+    except (TypeError, ValueError):  # A builtin has no signature.
         return
     try:
         signature.bind()
@@ -289,7 +289,7 @@ def _choose_attention(name: str, model: nn.Module, attention: str) -> None:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Make random weights the same each time, and leave the random numbers outside as they are."""
+    """Make random weights the same each time; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         yield

@@ -10,7 +10,7 @@ import typer
 from torch import Tensor
 
 from hookline._cli.inputs import ModelInput
-from hookline._cli.models import is_function, named
+from hookline._cli.models import import_name, is_function
 from hookline._harvest.rows_and_padding import NO_LABEL
 from hookline._kernel import leaves, parse
 from hookline.errors import HooklineError
@@ -41,15 +41,15 @@ Processor = Annotated[
     str | None, typer.Option(metavar="NAME", help="The tokenizer or image processor, if not the model's.")
 ]
 Column = Annotated[str | None, typer.Option(metavar="NAME", help="The column or JSON field of the data.")]
-Samples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Take so many texts or images, the first ones.")]
-MaxLength = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cut texts after so many tokens.")]
+Samples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Take only the first N texts or images.")]
+MaxLength = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cut texts after N tokens.")]
 Attention = Annotated[
     str | None, typer.Option(metavar="KIND", help="eager, sdpa, ...: eager makes the pattern, at '**/softmax'.")
 ]
 Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="Run the model in this: bfloat16, float64, ...")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the model runs; a GPU if there is one.")]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the Python code that a checkpoint brings along.")
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with a checkpoint.")
 ]
 Loss = Annotated[
     str | None,
@@ -66,8 +66,8 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script, and
 LossFunction = Callable[[Any], Tensor]
 
 
-def labelled(entry: ModelInput, loss: str | None) -> ModelInput:
-    """Return an input with the labels of a language model, if that is its loss: its own tokens, without padding."""
+def add_labels(entry: ModelInput, loss: str | None) -> ModelInput:
+    """Return an input with labels for --loss lm: its own tokens, without padding."""
     if loss != "lm" or "labels" in (entry.kwargs or {}):
         return entry
     if entry.kwargs is None or "input_ids" not in entry.kwargs:
@@ -84,7 +84,7 @@ def asks_for_gradients(at: Sequence[str]) -> list[str]:
 
 
 def loss_of(name: str | None, at: Sequence[str]) -> LossFunction | None:
-    """Return what makes one number of an output, or None where nothing asks for gradients."""
+    """Return a function from the output to the loss, or None if nothing asks for gradients."""
     if name is None:
         wanted = asks_for_gradients(at)
         return _needed(wanted[0]) if wanted else None
@@ -93,14 +93,14 @@ def loss_of(name: str | None, at: Sequence[str]) -> LossFunction | None:
     if name == "sum":
         return _sum
     if is_function(name):
-        found: LossFunction = named(name)
+        found: LossFunction = import_name(name)
         return found
     raise HooklineError(f"--loss {name}: it is lm, sum, or module:function")
 
 
 def _needed(why: str) -> LossFunction:
     def loss(output: Any) -> Tensor:
-        """The loss that a model of transformers gives where it has labels."""
+        """Return the loss that a transformers model computes from labels."""
         found = getattr(output, "loss", None)
         if not isinstance(found, Tensor):
             raise HooklineError(
@@ -112,7 +112,7 @@ def _needed(why: str) -> LossFunction:
 
 
 def _sum(output: Any) -> Tensor:
-    """The sum of the output, of which several tensors are judged by the first."""
+    """Return the sum of the output; of several tensors, of the first with floats."""
     found = next((one for one in leaves(output) if one.is_floating_point()), None)
     if found is None:
         raise HooklineError("--loss sum: the output holds no floats")

@@ -21,14 +21,14 @@ from hookline._tables import Table, Tabular, table_of
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Send what models and their modules print to stderr, programs and C code of theirs too: stdout is the result's."""
+    """Send what models print (also from C code and programs) to stderr: stdout is for the result."""
     with redirect_stdout(sys.stderr), _redirected_file():
         yield
 
 
 @contextmanager
 def _redirected_file() -> Iterator[None]:
-    """Send what is written to the file of stdout to that of stderr, where both are files."""
+    """Redirect the file descriptor of stdout to that of stderr, if both are files."""
     descriptors = _descriptors()
     if descriptors is None:
         yield
@@ -54,7 +54,7 @@ def _descriptors() -> tuple[int, int, int] | None:
 
 
 def say(result: Any, *, whole: bool = False) -> None:
-    """Write a result: a table in a terminal as rich draws it, all else as plain text."""
+    """Write a result: in a terminal with rich, if that is installed; otherwise as plain text."""
     shown = replace(table_of(result), every="--all") if isinstance(result, Tabular) else result
     if whole and isinstance(shown, Table):
         shown = shown.text(whole=True)
@@ -72,14 +72,14 @@ def say_json(result: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Say something beside the result."""
+    """Write a note to stderr."""
     sys.stderr.write(f"hookline: {text}\n")
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it, every number exact: NaN and Inf, which JSON lacks, as the texts nan, inf, -inf.
+    """Return a value for JSON, every number exact. NaN and Inf, which JSON lacks, become the texts nan, inf, -inf.
 
-    So are integers of thousands of digits, which Python does not write in decimal: they are hexadecimal.
+    Integers of thousands of digits, which Python does not write in decimal, become hexadecimal texts.
 
     >>> plain({"h.0": (torch.tensor([1.5, float("nan")]), 2)})
     {'h.0': [[1.5, 'nan'], 2]}

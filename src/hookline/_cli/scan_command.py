@@ -1,4 +1,4 @@
-"""`hookline scan`: what every module of a model would do."""
+"""`hookline scan`: show what every module of a model would do."""
 
 from __future__ import annotations
 
@@ -71,44 +71,44 @@ def scan(
         model, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted
     )
     with working():
-        net, report = scanned(wanted, ModelOptions("cpu", dtype, attention, trusted), at or ())
+        net, report = scan_model(wanted, ModelOptions("cpu", dtype, attention, trusted), at or ())
     if json:
-        say_json({"model": type(net).__name__, **listed(report)})
+        say_json({"model": type(net).__name__, **as_json(report)})
     else:
         say(report, whole=all)
 
 
-def scanned(wanted: InputRequest, model_options: ModelOptions, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:
-    """Return a model and what it would do: one of transformers without its weights, where that is enough."""
+def scan_model(wanted: InputRequest, model_options: ModelOptions, at: Sequence[str]) -> tuple[nn.Module, Scan | Sites]:
+    """Return a model and its scan. A transformers model is scanned without weights, if that works."""
     maker = model_of(wanted.model, model_options)
     if isinstance(maker, UserModel):
         net = maker()
-        return net, looked(net, entry_of(wanted, net), at)
+        return net, scan_or_list(net, input_for(wanted, net), at)
     net = maker.empty()
-    entry = entry_of(wanted, net)
+    entry = input_for(wanted, net)
     try:
-        return net, looked(net, entry, at)
+        return net, scan_or_list(net, entry, at)
     except HooklineError:
         raise
-    except Exception:  # Whatever a model does that can't be done without numbers; if it is the input, it shows again.
+    except Exception:  # The model may need real numbers. If the input is wrong, the error comes again.
         net = maker()
-        return net, looked(net, entry.fitted(net), at)
+        return net, scan_or_list(net, entry.fitted(net), at)
 
 
-def entry_of(wanted: InputRequest, net: nn.Module) -> ModelInput:
-    """Return what goes in: what was asked for, or what the model itself says."""
+def input_for(wanted: InputRequest, net: nn.Module) -> ModelInput:
+    """Return the input that was asked for, or one that fits the model's config."""
     return model_input(wanted, net) if wanted else example_input(net)
 
 
-def looked(net: nn.Module, entry: ModelInput, at: Sequence[str]) -> Scan | Sites:
-    """Return what modules do, or what passes at some places."""
+def scan_or_list(net: nn.Module, entry: ModelInput, at: Sequence[str]) -> Scan | Sites:
+    """Scan all modules, or list what passes at some places."""
     if at:
         return hl.sites(net, *at, run=entry.run)
     return hl.scan(net, *entry.args, **(entry.kwargs or {}))
 
 
-def listed(report: Scan | Sites) -> dict[str, Any]:
-    """Return a report as JSON has it."""
+def as_json(report: Scan | Sites) -> dict[str, Any]:
+    """Return a report for JSON."""
     if isinstance(report, Scan):
         modules = [{**row._asdict(), "shape": _shapes(row.shape)} for row in report]
         return {"note": report.note, "modules": modules}

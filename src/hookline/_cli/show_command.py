@@ -15,9 +15,9 @@ from hookline._cli.options import All, Json
 from hookline._cli.output import say, say_json
 from hookline._kernel import describe, leaves
 from hookline._stats import Stats, numbers_of_pieces
-from hookline._store.disk_format import MANIFEST
-from hookline._store.storage import open_storage
+from hookline._store.store import is_store
 from hookline._tables import Table
+from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 
 _PIECE = 1 << 20  # Bytes of a store read at a time.
@@ -38,7 +38,7 @@ def show(
     stats: Annotated[bool, typer.Option("--stats", help="Mean, std, min, max, norm, zeros, NaN, Inf.")] = False,
     values: Annotated[bool, typer.Option("--values", help="The numbers themselves; in JSON, all of them.")] = False,
     rows: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of a store, so many rows with --values; else 4.")
+        int | None, typer.Option(metavar="N", min=1, help="With --values, N rows of a store; 4 by default.")
     ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="A store that is not finished, as far as it is.")] = False,
     all: All = False,
@@ -47,23 +47,23 @@ def show(
     """Show what a file or store holds, as tables and numbers."""
     if rows is not None and not values:
         raise HooklineError("--rows is for --values, which shows the numbers; add it, or leave --rows out")
-    if is_store(file):
+    if names_store(file):
         store = hl.Store(file, partial=partial)
-        names = matching(store, at or ())
+        names = names_matching(store, at or ())
         show_store(file, store, names, stats=stats, values=(rows or 4) if values else 0, whole=all, json=json)
     else:
-        acts = cache_of(file)
+        acts = load_cache(file)
         for option in (name for name, is_given in {"--rows": rows, "--partial": partial}.items() if is_given):
             raise HooklineError(f"{option} is for the folder of a harvest, and {file!r} is a file; leave it out")
         show_cache(file, acts.select(*at) if at else acts, stats=stats, values=values, whole=all, json=json)
 
 
-def is_store(file: str) -> bool:
-    """Whether a path is that of a store."""
-    return "://" in file or (Path(file).is_dir() and MANIFEST in open_storage(file).names(""))
+def names_store(file: str) -> bool:
+    """Return True if FILE is a store, and not a file of `capture`; what is not on this machine can only be a store."""
+    return "://" in file or (Path(file).is_dir() and is_store(file))
 
 
-def cache_of(file: str) -> hl.Cache:
+def load_cache(file: str) -> hl.Cache:
     """Read a cache, or say what the file is instead."""
     path = Path(file)
     if path.suffix.lower() in (".html", ".htm"):
@@ -92,7 +92,7 @@ def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: b
 
 
 def _text(value: Any) -> str:
-    """Return a value as Python writes it; it writes no integer of thousands of digits."""
+    """Return a value as Python writes it; Python refuses integers of thousands of digits."""
     try:
         return str(value)
     except ValueError as error:
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 def show_store(
     file: str, store: hl.Store, names: Sequence[str], *, stats: bool, values: int, whole: bool, json: bool
 ) -> None:
-    """Write what a store holds; of its rows so many as `values`."""
+    """Write what a store holds, with `values` of its rows."""
     numbers = {name: numbers_of_pieces(store[name].scan(_PIECE)) for name in names} if stats else {}
     if json:
         found = []
@@ -126,8 +126,8 @@ def show_store(
         say(store if list(names) == list(store) else _table_of(store, names), whole=whole)
 
 
-def matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
-    """Return the names that some patterns mean, or all."""
+def names_matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
+    """Return the names that these patterns match, or all."""
     if not at:
         return list(store)
     names = hl.Cache({name: torch.empty(store[name].shape, device="meta") for name in store})
@@ -144,16 +144,16 @@ def matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
 
 
 def entry_of(acts: hl.Cache, site: str, *, stats: bool = False, values: bool = False) -> dict[str, Any]:
-    """Return what a cache has of a site, as JSON has it."""
+    """Return what a cache holds of a site, for JSON."""
     value = acts[site]
     tensors = leaves(value)
     entry: dict[str, Any] = {
         "site": site,
         "calls": len(acts.calls(site)),
-        "dtype": [str(one.dtype).removeprefix("torch.") for one in tensors],
+        "dtype": [dtype_name(one.dtype) for one in tensors],
         "shape": [list(one.shape) for one in tensors],
     }
-    if isinstance(value, Tensor):  # The usual case is not to be unpacked.
+    if isinstance(value, Tensor):  # In the usual case, no list around it.
         entry |= {"dtype": entry["dtype"][0], "shape": entry["shape"][0]}
     if stats:
         entry["stats"] = acts.select(site).stats()[site]._asdict()
@@ -163,11 +163,11 @@ def entry_of(acts: hl.Cache, site: str, *, stats: bool = False, values: bool = F
 
 
 def array_of(store: hl.Store, name: str) -> dict[str, Any]:
-    """Return what a store has of a site, as JSON has it."""
+    """Return what a store holds of a site, for JSON."""
     rows = store[name]
     return {
         "site": name,
-        "dtype": str(rows.dtype).removeprefix("torch."),
+        "dtype": dtype_name(rows.dtype),
         "shape": list(rows.shape[1:]),
         "rows": len(rows),
         "bytes": rows.nbytes,

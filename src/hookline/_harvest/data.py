@@ -1,7 +1,7 @@
-"""The data of a harvest: whatever was given, as numbered samples, in batches, in units.
+"""The data of a harvest as numbered samples, in batches, in units.
 
-`source` makes a `Source` of it: `Batches` of an iterable of batches, `NumberedSamples` of a dataset, a list, tensors or
-a DataLoader that goes through its dataset in order.
+`source_of` makes a `Source` of whatever was given: `Batches` of an iterable of batches, `NumberedSamples` of a dataset,
+a list, tensors or a DataLoader that goes through its dataset in order.
 """
 
 from __future__ import annotations
@@ -25,461 +25,55 @@ from hookline.errors import HooklineError, warn
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+SAMPLES_COMPARED = 32  # Samples of a dataset that a later run compares.
+
 
 @dataclass
 class Batch:
-    """Some samples, as the model takes them; `failures` are those that could not be loaded."""
+    """Some samples as the model takes them, and those that could not be loaded (`failures`)."""
 
-    samples: Sequence[int]  # Their numbers, in the order in which they stand.
+    samples: Sequence[int]  # Their numbers, in order.
     value: Any
     failures: dict[int, Exception] = field(default_factory=dict)
 
 
-class RepeatedIterable:
-    """An iterable of batches that a function makes again for each pass; the first one is made already."""
-
-    def __init__(self, function: Callable[[], Iterable[Any]], made: Iterable[Any]) -> None:
-        self.function = function
-        self.made = [made]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.made.pop() if self.made else self.function())
-
-
-class Batches:
-    """Any iterable of batches; a unit is so many of them. An iterator can be passed over once only."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batch_size: int | None = None
-        self.samples: int | None = None
-        self._given = batches
-        self._is_iterator = isinstance(batches, Iterator)
-        self._peeked: list[Any] = []
-        self._rest: Iterator[Any] | None = None
-        self._count = self._length = length_of(batches)
-        self._digest = ""  # Of the first batch.
-
-    def known(self) -> dict[str, Any]:
-        """Return the first batch, and how many there are: the others are compared when they are passed over."""
-        return {"first": self._first(), "batches": self._length}
-
-    def _first(self) -> str:
-        if not self._digest:
-            self._digest = digest(self.first().value)
-        return self._digest
-
-    def first(self) -> Batch:
-        """Return the first batch."""
-        if not self._peeked:
-            self._rest = iter(self._given)
-            self._peeked = list(itertools.islice(self._rest, 1))
-            self._rest = self._rest if self._is_iterator else None  # Its processes need not stay.
-        if not self._peeked:
-            raise HooklineError("there are no batches to harvest; if it is an iterator, it may have been used up")
-        return Batch(range(samples_in(self._peeked[0])), self._peeked[0])
-
-    def units(self, size: int) -> int | None:
-        """Return how many units there are, if they can be counted."""
-        return None if self._count is None else -(-self._count // size)
-
-    def count(self, unit: int, size: int) -> int:
-        """Return how many batches a unit has."""
-        return size if self._count is None else min(size, self._count - unit * size)
-
-    def _pass(self) -> Iterator[tuple[int, Batch]]:
-        """Pass over all batches once."""
-        if self._is_iterator and self._rest is None:
-            raise HooklineError("the iterator of batches has been used up; give something that can be iterated again "
-                                "(a list, a DataLoader, a dataset), or make it again")  # fmt: skip
-        again = itertools.chain(self._peeked, self._rest or ()) if self._is_iterator else iter(self._given)
-        if self._is_iterator:
-            self._peeked, self._rest = [], None
-        first, number = 0, -1
-        for number, value in enumerate(again):
-            if number == 0 and self._digest and digest(value) != self._digest:
-                raise HooklineError("the data give other batches each time that they are passed over; give them in "
-                                    "one order, or as an iterator (iter(data)), to be passed over once")  # fmt: skip
-            count = samples_in(value)
-            yield number, Batch(range(first, first + count), value)
-            first += count
-        self._check_length(number + 1)
-        self._count = number + 1
-
-    def _check_length(self, found: int, more: bool = False) -> None:
-        """Refuse data that are longer or shorter than they say: units would be missing, or never done."""
-        if self._length is not None and (more or found < self._length):
-            came = f"more than {found}" if more else found
-            raise HooklineError(f"len() of the data is {self._length}, but {came} batches came; give them without a "
-                                "length, as an iterator (iter(data)), or mend it")  # fmt: skip
-
-    def batches(
-        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
-    ) -> Generator[tuple[int, Batch], None, None]:
-        """Return the batches of some units; those that lie before the last one asked for cost another pass."""
-        coming = self._pass()
-        ahead = next(coming, None)
-        for unit in units:
-            if ahead is None or ahead[0] > unit * size:
-                if unit >= (self.units(size) or unit + 1):
-                    return  # The data has ended.
-                coming = self._pass()
-                ahead = next(coming, None)
-            text = ""
-            while ahead is not None and ahead[0] < unit * size:
-                text = digest(ahead[1].value, text)
-                if (ahead[0] + 1) % size == 0:
-                    passed(ahead[0] // size, text)
-                    text = ""
-                ahead = next(coming, None)
-            if ahead is None:
-                return
-            while ahead is not None and ahead[0] < (unit + 1) * size:
-                yield unit, ahead[1]
-                ahead = next(coming, None)
-            if ahead is not None and ahead[0] >= (self._length or ahead[0] + 1):
-                self._check_length(self._length or 0, more=True)
-
-    def longer(self, first: int) -> float:
-        """Return 1: how long samples are is not known before they come."""
-        return 1.0
-
-    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
-        """Pass over all that there is, and tell of every unit."""
-        text, unit = "", -1
-        for number, batch in self._pass():
-            unit, text = number // size, digest(batch.value, text)
-            if (number + 1) % size == 0:
-                passed(unit, text)
-                text = ""
-        if text:
-            passed(unit, text)
-
-    def singles(self, batch: Batch) -> list[Batch]:
-        """Return each sample as a batch of one, if all tensors have the batch in front; else the batch as it is."""
-        count = len(batch.samples)
-        if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
-            return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
-        tensors = leaves(batch.value)
-        others = {size for tensor in tensors for size in tensor.shape[1:]}
-        # A vector as long as the batch may be something else (positions, say) that only happens to be as long.
-        is_doubtful = count in others and any(tensor.dim() == 1 for tensor in tensors)
-        if is_doubtful or any(tensor.dim() == 0 or len(tensor) != count for tensor in tensors):
-            return [batch]
-        return [
-            Batch([number], map_tensors(operator.itemgetter(slice(index, index + 1)), batch.value))
-            for index, number in enumerate(batch.samples)
-        ]
-
-
-def size_of(value: Any) -> int:
-    """Return how many bytes the tensors of a batch hold."""
-    return sum(tensor.nbytes if tensor.layout is torch.strided else 0 for tensor in leaves(value))
-
-
-def length_of(batches: Any) -> int | None:
-    """Return how many there are, where that's known for sure: an IterableDataset only guesses."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(getattr(batches, "dataset", batches), IterableDataset):
-        return None
-    try:
-        return len(batches)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None
-
-
-def samples_in(value: Any) -> int:
-    """Return how many samples a batch holds: the first dimension of its first tensor."""
-    tensors = leaves(value)
-    if tensors and tensors[0].dim():
-        return len(tensors[0])
-    if isinstance(value, (list, tuple)) and value and not tensors:
-        return len(value)
-    raise HooklineError(f"a batch holds tensors with the samples in front, or a list of samples; this is {value!r:.80}")
-
-
-def on(value: Any, device: torch.device | None) -> Any:
-    """Return a batch for a model, on its device: a copy, so that the model may write into it. Nobody waits for it."""
-    return map_tensors(lambda tensor: _on(tensor, device), value)
-
-
-def _on(tensor: Tensor, device: torch.device | None) -> Tensor:
-    here = tensor.device
-    if device is None or str(device) in (str(here), here.type):
-        own = share_tensor(tensor.detach())
-    else:
-        own = (_pinned(tensor.detach()) if device.type == "cuda" else tensor.detach()).to(device, non_blocking=True)
-    return own.requires_grad_(tensor.requires_grad)
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    """Return a tensor in pinned memory: to copy from other memory would wait for all that the device has to do."""
-    return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor
-
-
-SPREAD = 32  # Samples of a dataset by which it is known again.
-
-
-class ColumnsDataset:
-    """Tensors (or lists) of the same length as a dataset: a sample is a dict with one of each."""
-
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.columns = dict(columns)
-        if len({len(column) for column in self.columns.values()}) != 1:
-            sizes = ", ".join(f"{name!r} {len(column)}" for name, column in self.columns.items())
-            raise HooklineError(f"all of a mapping must hold as many samples, but these hold: {sizes or 'nothing'}")
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: column[index] for name, column in self.columns.items()}
-
-
-class FailureTolerantDataset:
-    """A dataset that gives a batch of samples with those that failed, instead of failing."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset = dataset
-        self.collate = collate
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, numbers: list[int]) -> Batch:
-        try:
-            many = getattr(self.dataset, "__getitems__", None)
-            found = many(numbers) if many is not None else [self.dataset[number] for number in numbers]
-            return Batch(numbers, self.collate(found))
-        except Exception as error:
-            return self._one_by_one(numbers, error)
-
-    def _one_by_one(self, numbers: list[int], error: Exception) -> Batch:
-        found, failures = {}, {}
-        for number in numbers:
-            try:
-                found[number] = self.dataset[number]
-                self.collate([found[number]])
-            except Exception as failure:
-                found.pop(number, None)
-                failures[number] = _that_travels(failure)
-        if not failures:
-            raise HooklineError(
-                f"samples {numbers[0]} to {numbers[-1]} don't go into one batch: {error}; give collate=, a function "
-                "from a list of samples to a batch"
-            ) from error
-        return Batch(list(found), self.collate(list(found.values())) if found else None, failures)
-
-
-def _that_travels(failure: Exception) -> Exception:
-    """Return an exception, of a process that loads as one of the same name that surely arrives where the model is.
-
-    What can't be pickled would be dropped on the way, and waited for there for ever.
-    """
-    from torch.utils.data import get_worker_info
-
-    if get_worker_info() is None:
-        return failure
-    try:
-        if type(pickle.loads(pickle.dumps(failure))) is type(failure):
-            return failure
-    except Exception:  # Whatever its class makes of it.
-        pass
-    return RuntimeError(f"{type(failure).__name__}: {failure}")
-
-
-class NumberedSamples:
-    """A map-style dataset. Batches are made inside a unit, the same each time, in every process that asks."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        collate: Callable[[list[Any]], Any] | None,
-        sort_by_length: bool = False,
-        loader: DataLoader[Any] | None = None,
-    ) -> None:
-        from torch.utils.data import default_collate
-
-        if type(batch_size) is not int or batch_size < 1:
-            raise HooklineError(f"batch_size is a number of samples from 1 on, not {batch_size!r}")
-        self.batch_size: int | None = batch_size
-        self._dataset = dataset
-        self._loaded = FailureTolerantDataset(dataset, collate or default_collate)
-        self._sorted = sort_by_length
-        self._workers = _settings(loader)
-        self.samples: int | None = len(dataset)
-        if loader is not None and loader.drop_last:
-            self.samples = len(dataset) // batch_size * batch_size
-        if not self.samples:
-            raise HooklineError("there are no samples to harvest: the dataset is empty")
-
-    def known(self) -> dict[str, Any]:
-        """Return the dataset's own fingerprint, or some of its samples'."""
-        known = {"samples": self.samples, "collate": function_text(_alone(self._loaded.collate))}
-        own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
-        if own is not None:
-            return {**known, "fingerprint": str(own() if callable(own) else own)}
-        return {**known, "digest": digest([self._safe(number) for number in self._spread()])}
-
-    def _spread(self) -> list[int]:
-        """Return the numbers of some samples from all over the data."""
-        assert self.samples is not None
-        return sorted({index * (self.samples - 1) // (SPREAD - 1) for index in range(SPREAD)})
-
-    def _safe(self, number: int) -> Any:
-        try:
-            return self._dataset[number]
-        except Exception:  # The error comes again, and is reported, when the sample is loaded for the model.
-            return None
-
-    def first(self) -> Batch:
-        """Return the first batch of which something could be loaded."""
-        assert self.samples is not None
-        for start in range(0, self.samples, self.batch_size or 1):
-            batch = self._loaded.__getitems__(list(range(start, min(start + (self.batch_size or 1), self.samples))))
-            if batch.samples:
-                return batch
-        number, failure = next(iter(batch.failures.items()))
-        raise HooklineError(f"no sample could be loaded; sample {number}: {failure!r}") from failure
-
-    def units(self, size: int) -> int:
-        """Return how many units of so many samples there are."""
-        assert self.samples is not None
-        return -(-self.samples // size)
-
-    def count(self, unit: int, size: int) -> int:
-        """Return how many batches a unit has."""
-        assert self.samples is not None
-        return -(-min(size, self.samples - unit * size) // (self.batch_size or 1))
-
-    def batches(
-        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
-    ) -> Generator[tuple[int, Batch], None, None]:
-        """Return the batches of some units, loaded as the user's own loader would."""
-        from torch.utils.data import DataLoader
-
-        coming: deque[int] = deque()
-        order = _Order(units, lambda unit: self._numbers(unit, size), coming)
-        loader: DataLoader[Any] = DataLoader(self._loaded, batch_sampler=order, collate_fn=_itself, **self._workers)  # type: ignore[arg-type]
-        try:
-            for batch in loader:
-                yield coming.popleft(), batch
-        except (ConnectionError, EOFError) as error:  # torch was just reading from that process.
-            if str(error).startswith("Caught "):  # An error in the worker, such as of worker_init_fn.
-                raise
-            raise RuntimeError(
-                f"a DataLoader worker died while a batch was read from it ({error!r}); "
-                "once its cause is mended, the same call goes on where it stopped"
-            ) from error
-
-    def _numbers(self, unit: int, size: int) -> Iterator[list[int]]:
-        """Return the numbers of a unit's samples, a list for each batch."""
-        assert self.samples is not None
-        numbers = list(range(unit * size, min((unit + 1) * size, self.samples)))
-        if self._sorted:
-            numbers.sort(key=lambda number: -self._length(number))  # A batch too large for memory comes first.
-        step = self.batch_size or 1
-        return iter([numbers[start : start + step] for start in range(0, len(numbers), step)])
-
-    def _length(self, number: int) -> int:
-        sample = self._safe(number)
-        if isinstance(sample, Mapping) and isinstance(sample.get("attention_mask"), Tensor):
-            return int(sample["attention_mask"].sum())
-        length = getattr(self._dataset, "length", None)
-        if callable(length) and sample is not None:
-            return int(length(sample))
-        if isinstance(sample, Mapping):
-            sample = sample.get("input_ids", next(iter(sample.values()), None))
-        elif isinstance(sample, (tuple, list)) and sample and hasattr(sample[0], "__len__"):
-            sample = sample[0]
-        return len(sample) if sample is not None and hasattr(sample, "__len__") else 0
-
-    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
-        """Do nothing: samples from all over the data are known already."""
-
-    def longer(self, first: int) -> float:
-        """Return how much longer samples are than the first ones, by those from all over the data."""
-        own = [self._length(number) for number in range(min(first, SPREAD))]
-        spread = [self._length(number) for number in self._spread()]
-        return sum(spread) / len(spread) * len(own) / sum(own) if sum(own) else 1.0
-
-    def singles(self, batch: Batch) -> list[Batch]:
-        """Return each sample of a batch as one of its own."""
-        return [self._loaded.__getitems__([number]) for number in batch.samples]
-
-
-class _Order:
-    """The batches of the units that come: which, is asked only when the loader wants to load them."""
-
-    def __init__(self, units: Iterable[int], numbers: Callable[[int], Iterator[list[int]]], coming: deque[int]) -> None:
-        self.units = units
-        self.numbers = numbers
-        self.coming = coming
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for unit in self.units:
-            for numbers in self.numbers(unit):
-                self.coming.append(unit)
-                yield numbers
-
-
-def _alone(function: Any) -> Any:
-    """Return a method without its object: a dataset is known by its samples."""
-    return getattr(function, "__func__", function)
-
-
-def _itself(batch: Batch) -> Batch:
-    return batch
-
-
-def _settings(loader: DataLoader[Any] | None) -> dict[str, Any]:
-    """Return how the user's loader loads."""
-    own = {"generator": torch.Generator()}  # Else the loader would draw a seed from everybody's.
-    if loader is None:
-        return own
-    names = ["num_workers", "timeout", "worker_init_fn", "multiprocessing_context"]
-    names += ["prefetch_factor"] if loader.num_workers else []
-    return {**own, **{name: getattr(loader, name) for name in names}}
-
-
 class Source(Protocol):
-    """Numbered samples in units of a size: of samples, or for an iterable of batches."""
+    """Numbered samples, divided into units of a given size: in samples, or in batches for an iterable."""
 
-    batch_size: int | None  # Of samples, where units are counted in them.
-    samples: int | None  # How many there are, where that's known.
+    batch_size: int | None  # None if units are counted in batches.
+    samples: int | None  # How many there are, if that is known.
 
     def known(self) -> dict[str, Any]:
-        """Return by what the data is known again."""
+        """Return what identifies the data, for a later run to compare."""
 
     def first(self) -> Batch:
-        """Return the first batch. An iterator gives it again when its time has come."""
+        """Return the first batch. It comes again among `batches`, also from an iterator."""
 
     def units(self, size: int) -> int | None:
-        """Return how many units there are, if that's known."""
+        """Return how many units of this size there are, if that is known."""
 
     def count(self, unit: int, size: int) -> int:
-        """Return how many batches a unit has, where that's known."""
+        """Return how many batches a unit has, if that is known."""
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
     ) -> Generator[tuple[int, Batch], None, None]:
-        """Return the batches of some units, each with its unit; tell of those that were passed over."""
+        """Yield the batches of some units, each with its unit. `passed` is called with each unit that was skipped."""
 
     def singles(self, batch: Batch) -> list[Batch]:
-        """Return the samples of a batch one by one, as far as that can be done."""
+        """Return the samples of a batch as batches of one, if possible."""
 
     def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
-        """Pass over data that can't be known again otherwise, and tell of every unit."""
+        """Go through data that can only be compared by reading it, and call `passed` with every unit."""
 
     def longer(self, first: int) -> float:
-        """Return how many times as long samples are as the first few, as far as a look at some of them tells."""
+        """Return how many times longer samples are than the first few, estimated from some of them."""
 
 
-def source(
+def source_of(
     data: Any, batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
 ) -> Source:
-    """Return whatever was given as numbered samples."""
+    """Return the given data as numbered samples."""
     from torch.utils.data import DataLoader
 
     if isinstance(data, (str, bytes, os.PathLike)):
@@ -488,7 +82,7 @@ def source(
         made = data()
         data = RepeatedIterable(data, made) if isinstance(made, Iterator) else made
     if isinstance(data, DataLoader):
-        return _of_loader(data, batch_size, collate, sort_by_length)
+        return _source_of_loader(data, batch_size, collate, sort_by_length)
     if batch_size is None and hasattr(data, "collate") and hasattr(data, "fingerprint"):
         batch_size = getattr(data, "batch_size", None)
     if batch_size is not None:
@@ -517,10 +111,10 @@ def source(
     return Batches(data)
 
 
-def _of_loader(
+def _source_of_loader(
     loader: DataLoader[Any], batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
 ) -> Source:
-    """Return a DataLoader's dataset if it passes over that in order; else its batches, as they come."""
+    """Return the dataset of a DataLoader that goes through it in order; of any other, its batches as they come."""
     from torch.utils.data import (
         BatchSampler,
         DistributedSampler,
@@ -558,7 +152,7 @@ def _of_loader(
 
 
 def _counts_up(loader: DataLoader[Any], sampler: Any) -> bool:
-    """Return whether a loader is known to give samples 0, 1, 2, ... of its dataset, or has none with numbers."""
+    """Return True if a loader gives samples 0, 1, 2, ... of its dataset, or if its dataset has no numbers."""
     from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
     if isinstance(loader.dataset, IterableDataset):
@@ -571,5 +165,410 @@ def _counts_up(loader: DataLoader[Any], sampler: Any) -> bool:
             return True
         order = list(sampler) if isinstance(sampler, Sequence) else []
     else:
-        order = []  # To ask a sampler would use up random numbers, and it may answer otherwise the next time.
+        order = []  # Iterating a sampler would use up random numbers, and may give another order next time.
     return bool(order) and order == list(range(len(order)))
+
+
+class Batches:
+    """Any iterable of batches. A unit is a number of batches. An iterator can be read only once."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batch_size: int | None = None
+        self.samples: int | None = None
+        self._given = batches
+        self._is_iterator = isinstance(batches, Iterator)
+        self._peeked: list[Any] = []
+        self._rest: Iterator[Any] | None = None
+        self._count = self._length = length_of(batches)
+        self._digest = ""  # The digest of the first batch.
+
+    def known(self) -> dict[str, Any]:
+        """Return the digest of the first batch and the number of batches; others are compared when they are skipped."""
+        return {"first": self._first(), "batches": self._length}
+
+    def _first(self) -> str:
+        if not self._digest:
+            self._digest = digest(self.first().value)
+        return self._digest
+
+    def first(self) -> Batch:
+        """Return the first batch."""
+        if not self._peeked:
+            self._rest = iter(self._given)
+            self._peeked = list(itertools.islice(self._rest, 1))
+            self._rest = self._rest if self._is_iterator else None  # Lets the loader's processes end.
+        if not self._peeked:
+            raise HooklineError("there are no batches to harvest; if it is an iterator, it may have been used up")
+        return Batch(range(samples_in(self._peeked[0])), self._peeked[0])
+
+    def units(self, size: int) -> int | None:
+        """Return how many units there are, if that is known."""
+        return None if self._count is None else -(-self._count // size)
+
+    def count(self, unit: int, size: int) -> int:
+        """Return how many batches a unit has."""
+        return size if self._count is None else min(size, self._count - unit * size)
+
+    def _pass(self) -> Iterator[tuple[int, Batch]]:
+        """Go through all batches once."""
+        if self._is_iterator and self._rest is None:
+            raise HooklineError("the iterator of batches has been used up; give something that can be iterated again "
+                                "(a list, a DataLoader, a dataset), or make it again")  # fmt: skip
+        again = itertools.chain(self._peeked, self._rest or ()) if self._is_iterator else iter(self._given)
+        if self._is_iterator:
+            self._peeked, self._rest = [], None
+        first, number = 0, -1
+        for number, value in enumerate(again):
+            if number == 0 and self._digest and digest(value) != self._digest:
+                raise HooklineError("the data give other batches each time that they are passed over; give them in "
+                                    "one order, or as an iterator (iter(data)), to be passed over once")  # fmt: skip
+            count = samples_in(value)
+            yield number, Batch(range(first, first + count), value)
+            first += count
+        self._check_length(number + 1)
+        self._count = number + 1
+
+    def _check_length(self, found: int, more: bool = False) -> None:
+        """Refuse data with more or fewer batches than len() says: units would be missing, or never done."""
+        if self._length is not None and (more or found < self._length):
+            came = f"more than {found}" if more else found
+            raise HooklineError(f"len() of the data is {self._length}, but {came} batches came; give them without a "
+                                "length, as an iterator (iter(data)), or mend it")  # fmt: skip
+
+    def batches(
+        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
+    ) -> Generator[tuple[int, Batch], None, None]:
+        """Yield the batches of some units. A unit that lies before the previous one costs another pass."""
+        coming = self._pass()
+        ahead = next(coming, None)
+        for unit in units:
+            if ahead is None or ahead[0] > unit * size:
+                if unit >= (self.units(size) or unit + 1):
+                    return  # The data has ended.
+                coming = self._pass()
+                ahead = next(coming, None)
+            text = ""
+            while ahead is not None and ahead[0] < unit * size:
+                text = digest(ahead[1].value, text)
+                if (ahead[0] + 1) % size == 0:
+                    passed(ahead[0] // size, text)
+                    text = ""
+                ahead = next(coming, None)
+            if ahead is None:
+                return
+            while ahead is not None and ahead[0] < (unit + 1) * size:
+                yield unit, ahead[1]
+                ahead = next(coming, None)
+            if ahead is not None and ahead[0] >= (self._length or ahead[0] + 1):
+                self._check_length(self._length or 0, more=True)
+
+    def longer(self, first: int) -> float:
+        """Return 1: the length of samples is not known in advance."""
+        return 1.0
+
+    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
+        """Go through all batches, and call `passed` with every unit."""
+        text, unit = "", -1
+        for number, batch in self._pass():
+            unit, text = number // size, digest(batch.value, text)
+            if (number + 1) % size == 0:
+                passed(unit, text)
+                text = ""
+        if text:
+            passed(unit, text)
+
+    def singles(self, batch: Batch) -> list[Batch]:
+        """Return each sample as a batch of one, if the first dimension of every tensor is the batch; else the batch."""
+        count = len(batch.samples)
+        if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
+            return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
+        tensors = leaves(batch.value)
+        others = {size for tensor in tensors for size in tensor.shape[1:]}
+        # A vector as long as the batch may be something else, such as positions.
+        is_doubtful = count in others and any(tensor.dim() == 1 for tensor in tensors)
+        if is_doubtful or any(tensor.dim() == 0 or len(tensor) != count for tensor in tensors):
+            return [batch]
+        return [
+            Batch([number], map_tensors(operator.itemgetter(slice(index, index + 1)), batch.value))
+            for index, number in enumerate(batch.samples)
+        ]
+
+
+class RepeatedIterable:
+    """An iterable of batches that a function makes again for each pass. The first one is given."""
+
+    def __init__(self, function: Callable[[], Iterable[Any]], made: Iterable[Any]) -> None:
+        self.function = function
+        self.made = [made]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.made.pop() if self.made else self.function())
+
+
+def length_of(batches: Any) -> int | None:
+    """Return the number of batches, or None if it is not certain: an IterableDataset only guesses."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(getattr(batches, "dataset", batches), IterableDataset):
+        return None
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def samples_in(value: Any) -> int:
+    """Return how many samples a batch holds: the first dimension of its first tensor."""
+    tensors = leaves(value)
+    if tensors and tensors[0].dim():
+        return len(tensors[0])
+    if isinstance(value, (list, tuple)) and value and not tensors:
+        return len(value)
+    raise HooklineError(f"a batch holds tensors with the samples in front, or a list of samples; this is {value!r:.80}")
+
+
+class NumberedSamples:
+    """A map-style dataset. The batches of a unit are the same each time, in every process."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        collate: Callable[[list[Any]], Any] | None,
+        sort_by_length: bool = False,
+        loader: DataLoader[Any] | None = None,
+    ) -> None:
+        from torch.utils.data import default_collate
+
+        if type(batch_size) is not int or batch_size < 1:
+            raise HooklineError(f"batch_size is a number of samples from 1 on, not {batch_size!r}")
+        self.batch_size: int | None = batch_size
+        self._dataset = dataset
+        self._loaded = FailureTolerantDataset(dataset, collate or default_collate)
+        self._sorted = sort_by_length
+        self._workers = _loader_settings(loader)
+        self.samples: int | None = len(dataset)
+        if loader is not None and loader.drop_last:
+            self.samples = len(dataset) // batch_size * batch_size
+        if not self.samples:
+            raise HooklineError("there are no samples to harvest: the dataset is empty")
+
+    def known(self) -> dict[str, Any]:
+        """Return the dataset's own fingerprint, or a digest of some samples."""
+        known = {"samples": self.samples, "collate": function_text(_without_object(self._loaded.collate))}
+        own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
+        if own is not None:
+            return {**known, "fingerprint": str(own() if callable(own) else own)}
+        return {**known, "digest": digest([self._safe(number) for number in self._spread()])}
+
+    def _spread(self) -> list[int]:
+        """Return the numbers of some samples, spread over the data."""
+        assert self.samples is not None
+        return sorted({index * (self.samples - 1) // (SAMPLES_COMPARED - 1) for index in range(SAMPLES_COMPARED)})
+
+    def _safe(self, number: int) -> Any:
+        try:
+            return self._dataset[number]
+        except Exception:  # The error is reported when the sample is loaded for the model.
+            return None
+
+    def first(self) -> Batch:
+        """Return the first batch with a sample that can be loaded."""
+        assert self.samples is not None
+        for start in range(0, self.samples, self.batch_size or 1):
+            batch = self._loaded.__getitems__(list(range(start, min(start + (self.batch_size or 1), self.samples))))
+            if batch.samples:
+                return batch
+        number, failure = next(iter(batch.failures.items()))
+        raise HooklineError(f"no sample could be loaded; sample {number}: {failure!r}") from failure
+
+    def units(self, size: int) -> int:
+        """Return how many units of this many samples there are."""
+        assert self.samples is not None
+        return -(-self.samples // size)
+
+    def count(self, unit: int, size: int) -> int:
+        """Return how many batches a unit has."""
+        assert self.samples is not None
+        return -(-min(size, self.samples - unit * size) // (self.batch_size or 1))
+
+    def batches(
+        self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
+    ) -> Generator[tuple[int, Batch], None, None]:
+        """Yield the batches of some units, loaded as the user's own loader would."""
+        from torch.utils.data import DataLoader
+
+        coming: deque[int] = deque()
+        order = _Order(units, lambda unit: self._numbers(unit, size), coming)
+        loader: DataLoader[Any] = DataLoader(self._loaded, batch_sampler=order, collate_fn=_keep_batch, **self._workers)  # type: ignore[arg-type]
+        try:
+            for batch in loader:
+                yield coming.popleft(), batch
+        except (ConnectionError, EOFError) as error:  # The worker died while torch was reading from it.
+            if str(error).startswith("Caught "):  # An error inside the worker, such as in worker_init_fn.
+                raise
+            raise RuntimeError(
+                f"a DataLoader worker died while a batch was read from it ({error!r}); "
+                "once its cause is mended, the same call goes on where it stopped"
+            ) from error
+
+    def _numbers(self, unit: int, size: int) -> Iterator[list[int]]:
+        """Return the numbers of a unit's samples, a list for each batch."""
+        assert self.samples is not None
+        numbers = list(range(unit * size, min((unit + 1) * size, self.samples)))
+        if self._sorted:
+            numbers.sort(key=lambda number: -self._length(number))  # A batch too large for memory comes first.
+        step = self.batch_size or 1
+        return iter([numbers[start : start + step] for start in range(0, len(numbers), step)])
+
+    def _length(self, number: int) -> int:
+        sample = self._safe(number)
+        if isinstance(sample, Mapping) and isinstance(sample.get("attention_mask"), Tensor):
+            return int(sample["attention_mask"].sum())
+        length = getattr(self._dataset, "length", None)
+        if callable(length) and sample is not None:
+            return int(length(sample))
+        if isinstance(sample, Mapping):
+            sample = sample.get("input_ids", next(iter(sample.values()), None))
+        elif isinstance(sample, (tuple, list)) and sample and hasattr(sample[0], "__len__"):
+            sample = sample[0]
+        return len(sample) if sample is not None and hasattr(sample, "__len__") else 0
+
+    def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
+        """Do nothing: some samples were compared already."""
+
+    def longer(self, first: int) -> float:
+        """Return how many times longer samples are than the first ones, estimated from some of them."""
+        own = [self._length(number) for number in range(min(first, SAMPLES_COMPARED))]
+        spread = [self._length(number) for number in self._spread()]
+        return sum(spread) / len(spread) * len(own) / sum(own) if sum(own) else 1.0
+
+    def singles(self, batch: Batch) -> list[Batch]:
+        """Return each sample of a batch as a batch of one."""
+        return [self._loaded.__getitems__([number]) for number in batch.samples]
+
+
+class _Order:
+    """The sample numbers of each batch. The next unit is chosen only when the loader wants to load it."""
+
+    def __init__(self, units: Iterable[int], numbers: Callable[[int], Iterator[list[int]]], coming: deque[int]) -> None:
+        self.units = units
+        self.numbers = numbers
+        self.coming = coming
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for unit in self.units:
+            for numbers in self.numbers(unit):
+                self.coming.append(unit)
+                yield numbers
+
+
+class FailureTolerantDataset:
+    """A dataset whose batches list the samples that could not be loaded, instead of failing."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, numbers: list[int]) -> Batch:
+        try:
+            many = getattr(self.dataset, "__getitems__", None)
+            found = many(numbers) if many is not None else [self.dataset[number] for number in numbers]
+            return Batch(numbers, self.collate(found))
+        except Exception as error:
+            return self._one_by_one(numbers, error)
+
+    def _one_by_one(self, numbers: list[int], error: Exception) -> Batch:
+        found, failures = {}, {}
+        for number in numbers:
+            try:
+                found[number] = self.dataset[number]
+                self.collate([found[number]])
+            except Exception as failure:
+                found.pop(number, None)
+                failures[number] = _picklable(failure)
+        if not failures:
+            raise HooklineError(
+                f"samples {numbers[0]} to {numbers[-1]} don't go into one batch: {error}; give collate=, a function "
+                "from a list of samples to a batch"
+            ) from error
+        return Batch(list(found), self.collate(list(found.values())) if found else None, failures)
+
+
+class ColumnsDataset:
+    """A mapping of tensors (or lists) of one length as a dataset: a sample is a dict with one element of each."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns = dict(columns)
+        if len({len(column) for column in self.columns.values()}) != 1:
+            sizes = ", ".join(f"{name!r} {len(column)}" for name, column in self.columns.items())
+            raise HooklineError(f"the entries of a mapping must have one length, but these have: {sizes or 'nothing'}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def _picklable(failure: Exception) -> Exception:
+    """Return an exception that can be sent from a loader process to the main process.
+
+    One that can't be pickled would be dropped, and the main process would wait for it forever.
+    """
+    from torch.utils.data import get_worker_info
+
+    if get_worker_info() is None:
+        return failure
+    try:
+        if type(pickle.loads(pickle.dumps(failure))) is type(failure):
+            return failure
+    except Exception:  # Its class may do anything when it is pickled.
+        pass
+    return RuntimeError(f"{type(failure).__name__}: {failure}")
+
+
+def _without_object(function: Any) -> Any:
+    """Return a method without its object: the dataset itself is compared by its samples."""
+    return getattr(function, "__func__", function)
+
+
+def _keep_batch(batch: Batch) -> Batch:
+    return batch
+
+
+def _loader_settings(loader: DataLoader[Any] | None) -> dict[str, Any]:
+    """Return the settings of the user's loader."""
+    own = {"generator": torch.Generator()}  # Otherwise the loader would draw a seed from the global generator.
+    if loader is None:
+        return own
+    names = ["num_workers", "timeout", "worker_init_fn", "multiprocessing_context"]
+    names += ["prefetch_factor"] if loader.num_workers else []
+    return {**own, **{name: getattr(loader, name) for name in names}}
+
+
+def bytes_in(value: Any) -> int:
+    """Return the number of bytes in the tensors of a batch."""
+    return sum(tensor.nbytes if tensor.layout is torch.strided else 0 for tensor in leaves(value))
+
+
+def to_device(value: Any, device: torch.device | None) -> Any:
+    """Return a copy of a batch on the model's device, which the model may write into; without waiting for a GPU."""
+    return map_tensors(lambda tensor: _tensor_to_device(tensor, device), value)
+
+
+def _tensor_to_device(tensor: Tensor, device: torch.device | None) -> Tensor:
+    here = tensor.device
+    if device is None or str(device) in (str(here), here.type):
+        own = share_tensor(tensor.detach())
+    else:
+        own = (_pinned(tensor.detach()) if device.type == "cuda" else tensor.detach()).to(device, non_blocking=True)
+    return own.requires_grad_(tensor.requires_grad)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """Return a tensor in pinned memory: a copy from other memory waits until the GPU is idle."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor

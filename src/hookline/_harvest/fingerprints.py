@@ -1,8 +1,8 @@
 """Fingerprints: short texts by which models, functions, tensors and data are recognized when a harvest goes on.
 
 `checksum` is for a tensor, `digest` for any nested value, `function_text` for a function with its code and what it
-uses, and `model_digest` for a model: modules, code, every bit of its weights, attributes. `steady`, `agreed` and
-`written` leave out what a model writes as it runs.
+uses, and `model_digest` for a model: modules, code, every bit of its weights, attributes. `without_writes`,
+`reconcile` and `names_written` deal with attributes that a model writes while it runs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from hookline._kernel import children, is_shadow, unwrap
 from hookline._torch import DYNAMO, non_persistent_buffers, saved_by_itself, stored_indices, stored_values
 
-_SMALL = 1 << 14  # Bytes of a tensor that is hashed as it is.
-_ROW = 1 << 16  # Numbers that are added up.
-_ROWS = 64  # Of a GPU at once; a processor takes what stays in its cache.
+_SMALL = 1 << 14  # Tensors of at most this many bytes are hashed as they are.
+_ROW = 1 << 16  # Numbers in a row, which are summed.
+_ROWS = 64  # Rows summed at once on a GPU; a CPU takes what stays in its cache.
 _SPARSE = {
     torch.sparse_coo: (stored_indices, stored_values),
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
@@ -58,10 +58,10 @@ def checksum(tensor: Tensor) -> bytes:
     return found.digest()
 
 
-def bytes_of(tensor: Tensor) -> bytes:
+def tensor_bytes(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor's elements."""
     if tensor.is_nested:
-        return b"".join([bytes_of(one) for one in tensor.unbind()])
+        return b"".join([tensor_bytes(one) for one in tensor.unbind()])
     plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
     if not plain.numel():
@@ -70,14 +70,14 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 
 def _pieces(tensor: Tensor) -> Iterator[bytes]:
-    """Return what a tensor is, and the bytes of its elements, or of their sums: of every part that it is made of."""
+    """Yield dtype, shape and layout of a tensor, then the bytes of its elements or sums; of every part of it."""
     if hasattr(tensor, "full_tensor"):  # A DTensor: every rank takes part.
         tensor = tensor.full_tensor()
     yield f"{tensor.dtype} {'nested' if tensor.is_nested else tuple(tensor.shape)} {tensor.layout}".encode()
     parts: list[Tensor] = []
     if tensor.is_nested:
         parts = list(tensor.unbind())
-    elif hasattr(tensor, "__tensor_flatten__"):  # A quantized weight of torchao, say, is made of several.
+    elif hasattr(tensor, "__tensor_flatten__"):  # A quantized weight of torchao is made of several tensors.
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     elif tensor.is_meta:
         pass  # Its values are not here.
@@ -94,7 +94,7 @@ def _pieces(tensor: Tensor) -> Iterator[bytes]:
 
 
 def _quantized(tensor: Tensor) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return how a quantized tensor is to be read, and its numbers."""
+    """Return the quantization scheme of a tensor, and its integers."""
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return (tensor.qscheme(), tensor.q_scale(), tensor.q_zero_point()), [tensor.int_repr()]
     scales = [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
@@ -102,26 +102,26 @@ def _quantized(tensor: Tensor) -> tuple[tuple[Any, ...], list[Tensor]]:
 
 
 def _sums(tensor: Tensor) -> Iterator[bytes]:
-    """Return a sum for each row of a tensor's bits, and the few that fill no number."""
+    """Yield the bytes that don't fill a 64-bit number, then a sum for each row of such numbers."""
     plain = tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()  # Others may lack an operation.
     plain = plain.to_dense() if plain.layout is not torch.strided else plain
     plain = plain.resolve_conj().resolve_neg().contiguous()
     if plain.nbytes <= _SMALL:
-        yield bytes_of(plain)
+        yield tensor_bytes(plain)
         return
-    if plain.data_ptr() % 8:  # A part of something larger.
+    if plain.data_ptr() % 8:  # A view that is not aligned.
         plain = plain.clone()
     bits = plain.view(-1).view(torch.uint8)
     whole = len(bits) // 8
-    yield bytes_of(bits[whole * 8 :])
+    yield tensor_bytes(bits[whole * 8 :])
     numbers = bits[: whole * 8].view(torch.int64)
     rows = whole // _ROW
     factors = _factors(str(plain.device))
     if rows:
-        yield bytes_of(_of_rows(numbers[: rows * _ROW].view(rows, _ROW), factors))
+        yield tensor_bytes(_of_rows(numbers[: rows * _ROW].view(rows, _ROW), factors))
     rest = numbers[rows * _ROW :]
     if len(rest):
-        yield bytes_of(_of_rows(rest[None], factors[: len(rest)]))
+        yield tensor_bytes(_of_rows(rest[None], factors[: len(rest)]))
 
 
 def _of_rows(numbers: Tensor, factors: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ _ROUNDS = 20  # Levels of nested data.
 
 
 def digest(value: Any, before: str = "") -> str:
-    """Return a text that another value would not have; with what came before it, of the whole series.
+    """Return the digest of a value. With `before`, the digest of all values before it, it is that of the series.
 
     >>> import torch
     >>> digest(torch.ones(2)) == digest(torch.ones(2)), digest(torch.ones(2)) == digest(torch.zeros(2))
@@ -162,10 +162,10 @@ def digest(value: Any, before: str = "") -> str:
 
 
 def _pieces_of_text(value: Any, depth: int) -> Iterator[bytes]:
-    """Return the bytes that make up a nested value."""
+    """Yield the bytes that make up a nested value."""
     if isinstance(value, Tensor):
         yield f"{value.dtype} {'nested' if value.is_nested else tuple(value.shape)}".encode()
-        yield bytes_of(value)
+        yield tensor_bytes(value)
         return
     parts = children(value) if depth < _ROUNDS else None
     if parts is not None:
@@ -193,36 +193,36 @@ _DEEPEST = 60  # Levels of objects inside objects.
 _ATOMS = (str, bytes, int, float, complex, torch.dtype, torch.Size, torch.layout, torch.memory_format)
 _DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|npu|meta)(:\d+)?")
 _SLOT = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
-_MAIN = ("__main__", "__mp_main__")  # A notebook or a script; in a worker's process its file is another's.
+_MAIN = ("__main__", "__mp_main__")  # A notebook or script; a worker process has another file there.
 _BY_NAME = ("torch", "numpy", "hookline", "accelerate")
-_ABOUT = ("__annotate__", "__annotate_func__")  # Functions of a class that only say what types there are.
+_ABOUT = ("__annotate__", "__annotate_func__")  # Functions of a class that only return annotations.
 _WALKED = ("types", "argparse", "functools", "collections")  # Objects of the standard library that hold values.
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
 class Fingerprinter:
-    """Makes a text of any value that another value would not have: objects, functions, classes, modules.
+    """Makes a text that identifies any value: an object, a function, a class, a module.
 
     Args:
-        model: Returns the texts of which a model is made.
-        opaque: The names of classes that can't be looked into are added to it.
+        model: A function that returns the texts of a model.
+        opaque: Names of classes whose contents can't be compared are added to it.
     """
 
     def __init__(
         self, model: Callable[[nn.Module, Fingerprinter], Iterable[str]], opaque: set[str] | None = None
     ) -> None:
         self.model = model
-        self.variables: dict[str, set[str]] = {}  # Those that code names outside of it.
+        self.variables: dict[str, set[str]] = {}  # Values of the global variables that code uses.
         self.opaque = set() if opaque is None else opaque
-        self._seen: dict[int, tuple[Any, str]] = {}  # By identity, with the value, so that no other takes its place.
+        self._seen: dict[int, tuple[Any, str]] = {}  # By id; holding the value keeps the id from being reused.
         self._depth = 0
 
     def name(self, value: Any, text: str) -> None:
-        """Say by what a value is known, wherever it's met."""
+        """Set the text for a value, wherever it occurs."""
         self._seen[id(value)] = value, text
 
     def text(self, value: Any) -> str:
-        """Return a text that another value would not have."""
+        """Return a text that identifies a value."""
         if value is None or isinstance(value, _ATOMS):
             return "a device" if isinstance(value, str) and _DEVICE.fullmatch(value) else repr(value)
         if id(value) in self._seen:
@@ -232,8 +232,8 @@ class Fingerprinter:
         self._depth += 1
         self.name(value, "itself")
         try:
-            text = hashed(self._parts(value))
-        except Exception:  # Whatever an object does when it is looked at.
+            text = hash_texts(self._parts(value))
+        except Exception:  # Reading an object may raise anything.
             text = type(value).__qualname__ + self._unknown(value)
         finally:
             self._depth -= 1
@@ -241,12 +241,12 @@ class Fingerprinter:
         return text
 
     def _parts(self, value: Any) -> Iterator[str]:
-        """Return the texts of which a value is made."""
+        """Yield the texts of the parts of a value."""
         yield type(value).__qualname__
         if isinstance(value, Tensor):
             yield checksum(value).hex()
         elif isinstance(value, torch.device):
-            return  # Where something runs is not what it is.
+            return  # The device is not part of the identity.
         elif inspect.isfunction(value):
             yield from self._function(value)
         elif inspect.iscode(value):
@@ -272,31 +272,31 @@ class Fingerprinter:
             yield from self._object(value)
 
     def _function(self, function: types.FunctionType) -> Iterator[str]:
-        """Return the code of a function, what it closes over, its defaults, and what it finds outside."""
+        """Yield the code of a function, its closure, its defaults, and the globals that it uses."""
         home = function.__globals__.get("__name__", "")
         yield function.__qualname__
         yield self.text([cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)])
         yield self.text(vars(function))
-        if kind(home) == "named":
+        if origin_of_code(home) == "named":
             yield f"{home} {version(home)}"
             return
         yield from self._code(function.__code__, function.__doc__)
-        if kind(home) == "ours":
+        if origin_of_code(home) == "ours":
             yield self.text([function.__defaults__, function.__kwdefaults__])
             yield from self._outside(function)
 
     def _code(self, code: types.CodeType, docstring: str | None = None) -> Iterator[str]:
-        """Return instructions, names and constants; what a docstring says changes nothing."""
+        """Yield instructions, names and constants, without the docstring."""
         constants = code.co_consts[1:] if docstring and code.co_consts[:1] == (docstring,) else code.co_consts
         yield from (code.co_code.hex(), getattr(code, "co_exceptiontable", b"").hex(), repr(code.co_names))
         yield from map(self.text, constants)
 
     def _outside(self, function: types.FunctionType) -> Iterator[str]:
-        """Return the functions and classes that code names; note the variables."""
+        """Yield the functions and classes that code uses; note the variables."""
         found = function.__globals__
         used = {name: found[name] for name in _names(function.__code__, "LOAD_GLOBAL", "LOAD_NAME") if name in found}
         for key, module in list(used.items()):
-            if isinstance(module, types.ModuleType) and kind(module.__name__) == "ours":
+            if isinstance(module, types.ModuleType) and origin_of_code(module.__name__) == "ours":
                 names = _names(function.__code__, "LOAD_ATTR", "LOAD_METHOD")
                 used |= {f"{key}.{name}": vars(module)[name] for name in names if name in vars(module)}
         for name, value in sorted(used.items()):
@@ -308,20 +308,20 @@ class Fingerprinter:
                 self.variables.setdefault(name, set()).add(self.text(value))
 
     def _class(self, found: type) -> Iterator[str]:
-        """Return the code of a class and of those that it's made of."""
-        yield found.__qualname__.removeprefix("FSDP")  # So does fully_shard rename them.
+        """Yield the code of a class and of its base classes."""
+        yield found.__qualname__.removeprefix("FSDP")  # fully_shard renames classes like this.
         for base in found.__mro__:
-            if kind(base.__module__) == "named":
+            if origin_of_code(base.__module__) == "named":
                 continue
             for name, value in sorted((name, value) for name, value in vars(base).items() if name not in _ABOUT):
                 is_code = isinstance(value, (staticmethod, classmethod, property, functools.partial, type))
                 if is_code or inspect.isfunction(value) or hasattr(type(value), "__get__"):
                     yield "" if isinstance(value, _SLOT) else name + self.text(value)
-                elif not name.startswith(("__", "_abc_")) and kind(base.__module__) == "ours":
+                elif not name.startswith(("__", "_abc_")) and origin_of_code(base.__module__) == "ours":
                     self.variables.setdefault(f"{base.__qualname__}.{name}", set()).add(self.text(value))
 
     def _object(self, value: Any) -> Iterator[str]:
-        """Return an object's class and its values."""
+        """Yield the class and the attributes of an object."""
         home = type(value).__module__
         if callable(getattr(value, "fingerprint", None)) and not isinstance(value, nn.Module):
             yield str(value.fingerprint())
@@ -330,7 +330,7 @@ class Fingerprinter:
             yield from self.model(value, self)
             return
         yield self.text(type(value))
-        state = dict(held(value))
+        state = dict(attributes_of(value))
         if hasattr(value, "tobytes"):  # numpy's, and images.
             is_of_objects = getattr(getattr(value, "dtype", None), "hasobject", False)
             yield f"{getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
@@ -355,7 +355,7 @@ class Fingerprinter:
     def _scripted(self, value: Any) -> str:
         try:
             return self.text(value.__getstate__())
-        except Exception:  # A class that can't be pickled has none.
+        except Exception:  # A class that can't be pickled has no state.
             return self._unknown(value)
 
     def _unknown(self, value: Any) -> str:
@@ -370,16 +370,16 @@ ORIGIN_NAMES = frozenset(
 )
 
 
-def hashed(texts: Iterable[str]) -> str:
-    """Return a short text that other texts would not have."""
+def hash_texts(texts: Iterable[str]) -> str:
+    """Return a hash of some texts."""
     found = hashlib.blake2b(digest_size=16)
     for text in texts:
         found.update(f"{len(text)} {text}".encode(errors="surrogatepass"))
     return found.hexdigest()
 
 
-def held(value: Any) -> Iterator[tuple[str, Any]]:
-    """Return the values of an object by name, those in slots too."""
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object with their values, also those in slots."""
     yield from (getattr(value, "__dict__", None) or {}).items()
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
@@ -389,8 +389,8 @@ def held(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 @functools.cache
-def kind(module: str) -> str:
-    """Return whether the code of a Python module is "ours", "installed", or known by its name alone: "named"."""
+def origin_of_code(module: str) -> str:
+    """Return whose code a Python module is: "ours", "installed", or "named", which its name and version identify."""
     top = module.partition(".")[0]
     if top in _MAIN:
         return "ours"
@@ -402,7 +402,7 @@ def kind(module: str) -> str:
 
 @functools.cache
 def _is_standard(module: str) -> bool:
-    """Return whether a Python module comes with Python."""
+    """Return True if a Python module comes with Python."""
     found = sys.modules.get(module)
     file = getattr(found, "__file__", None)
     if file is None:
@@ -411,13 +411,13 @@ def _is_standard(module: str) -> bool:
 
 
 def version(module: str) -> str:
-    """Return the version of the package of a Python module, without what says how it was built."""
+    """Return the version of a Python module's package, without its build tag."""
     found = sys.modules.get(module.partition(".")[0])
     return str(getattr(found, "__version__", "")).partition("+")[0]
 
 
 def _names(code: types.CodeType, *instructions: str) -> set[str]:
-    """Return what instructions of code name, and of the code inside it: comprehensions, lambdas, inner functions."""
+    """Return the names that these instructions use, also in inner functions, lambdas and comprehensions."""
     found = {one.argval for one in dis.get_instructions(code) if one.opname in instructions}
     return found.union(*(_names(one, *instructions) for one in code.co_consts if inspect.iscode(one)))
 
@@ -430,14 +430,14 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-WRITTEN = "written as it runs"  # The value of an attribute that can't be compared.
-_LONGEST = 40  # Letters of a value that a message shows as it is.
+WRITTEN = "written as it runs"  # Stands for an attribute that the model writes and that can't be compared.
+_LONGEST = 40  # Longest value that a message shows as it is.
 _WRAPPING = ("OptimizedModule", "CheckpointWrapper", "FullyShardedDataParallel", "DistributedDataParallel")
-_OWN = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward"}  # Not the model's maker's.
-_ELSEWHERE = ("torch.distributed", DYNAMO, "accelerate", "hookline")  # They hook, shard or move a model.
-_SHARDED = ("__", "_fsdp", "_is_fsdp")  # How attributes begin that fully_shard sets.
-_STATE = ("attributes", "variables")  # The parts that a forward may write.
-_wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # What a model has written so far.
+_OWN = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward"}  # Set by torch and accelerate.
+_ELSEWHERE = ("torch.distributed", DYNAMO, "accelerate", "hookline")  # Packages that hook, shard or move a model.
+_SHARDED = ("__", "_fsdp", "_is_fsdp")  # How the attributes that fully_shard sets begin.
+_STATE = ("attributes", "variables")  # The parts of a digest that a forward may change.
+_wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # The names that each has written.
 
 
 class ModelDigest:
@@ -455,9 +455,9 @@ class ModelDigest:
                     self.known.name(tensor, f"weight {path}.{name}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it, as plain JSON."""
+        """Return the whole fingerprint, as plain JSON."""
         modes = {module.training for _, module in self.modules}
-        training: Any = modes.pop() if len(modes) == 1 else hashed([f"{one.training}" for _, one in self.modules])
+        training: Any = modes.pop() if len(modes) == 1 else hash_texts([f"{one.training}" for _, one in self.modules])
         found = {"class": _class(self.model), "weights": self.weights(), "training": training}
         return {**found, **self.state(), "code": self.code()}
 
@@ -472,7 +472,7 @@ class ModelDigest:
 
     @torch.no_grad()
     def weights(self) -> str:
-        """Return a text of the modules, all bits of their parameters and buffers, and what else they save."""
+        """Return a hash of the modules, every bit of their parameters and buffers, and what else they save."""
         found = hashlib.blake2b(digest_size=16)
         for path, module in self.modules:
             found.update(f"{path} {_class(module)}({module.extra_repr()})\n".encode())
@@ -485,40 +485,42 @@ class ModelDigest:
         return found.hexdigest()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return parameters, and the buffers that are part of the model's state; each once."""
+        """Yield parameters and persistent buffers, each once."""
         seen: set[int] = set()
         for path, module in self.modules:
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
                 if tensor is not None and id(tensor) not in seen and name not in non_persistent_buffers(module):
                     seen.add(id(tensor))
-                    yield f"{path}.{name}", _at_hand(module, name, tensor)
+                    yield f"{path}.{name}", _loaded_weight(module, name, tensor)
 
     def code(self) -> dict[str, str]:
-        """Return the versions of the packages that made the model's classes, and a text of the code of each class."""
-        homes = {home for some in self.classes.values() for home in _homes(some) if kind(home) != "ours"}
+        """Return the versions of the packages of the model's classes, and a hash of the code of each class."""
+        homes = {home for some in self.classes.values() for home in _homes(some) if origin_of_code(home) != "ours"}
         versions = {home.partition(".")[0]: version(home) for home in homes if not home.startswith(_ELSEWHERE)}
-        made = [name for name, some in self.classes.items() if any(kind(home) != "named" for home in _homes(some))]
+        made = [
+            name for name, some in self.classes.items() if any(origin_of_code(home) != "named" for home in _homes(some))
+        ]
         return {
             **{name: found for name, found in sorted(versions.items()) if found},
             **{name: _joined(sorted(map(self.known.text, self.classes[name]))) for name in made},
         }
 
     def state(self) -> dict[str, dict[str, str]]:
-        """Return the attributes of modules and the variables that their code names: what a forward may write."""
+        """Return what a forward may write: the attributes of modules, and the variables that their code uses."""
         groups: dict[str, list[str]] = {}
         for path, module in self.modules:
             for name, value in self._attributes(module):
                 group = re.sub(r"\d+", "*", f"{path}.{name}".lstrip("."))
                 groups.setdefault(group, []).append(_readable(self.known.text(value)))
         for some in self.classes.values():
-            if any(kind(home) == "ours" for home in _homes(some)):
-                sorted(map(self.known.text, some))  # It notes the variables that it meets.
+            if any(origin_of_code(home) == "ours" for home in _homes(some)):
+                sorted(map(self.known.text, some))  # Notes the variables that the code uses.
         variables = {name: _joined([_readable(text) for text in sorted(texts)]) for name, texts in
                      sorted(self.known.variables.items())}  # fmt: skip
         return {"attributes": {name: _joined(texts) for name, texts in groups.items()}, "variables": variables}
 
     def _attributes(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        """Return what a module holds beside parameters, persistent buffers and other modules."""
+        """Yield the attributes of a module except parameters, persistent buffers and other modules."""
         own = getattr(module, "fingerprint", None)
         if inspect.ismethod(own):
             yield "fingerprint()", own()
@@ -533,29 +535,29 @@ class ModelDigest:
 
 
 def model_digest(model: nn.Module, opaque: set[str] | None = None) -> dict[str, Any]:
-    """Return the fingerprint of a model, as plain JSON. Classes that can't be looked into are added to `opaque`."""
-    return ModelDigest(model, Fingerprinter(_texts, opaque)).as_json()
+    """Return the fingerprint of a model, as plain JSON. Classes that can't be compared are added to `opaque`."""
+    return ModelDigest(model, Fingerprinter(_texts_of_model, opaque)).as_json()
 
 
 def function_text(function: Any, opaque: set[str] | None = None) -> str | None:
-    """Return a text by which a function is told from another: its code, what it closes over, its object's values."""
+    """Return a text that identifies a function: its code, its closure, the attributes of its object."""
     if function is None or isinstance(function, str):
         return function
-    name, known = getattr(function, "__qualname__", type(function).__qualname__), Fingerprinter(_texts, opaque)
+    name, known = getattr(function, "__qualname__", type(function).__qualname__), Fingerprinter(_texts_of_model, opaque)
     text = known.text(function)
     variables = [f"{key} {sorted(texts)}" for key, texts in sorted(known.variables.items())]
-    return f"{name} {hashed([text, *variables])}"
+    return f"{name} {hash_texts([text, *variables])}"
 
 
-def _texts(model: nn.Module, known: Fingerprinter) -> Iterator[str]:
-    """Return the texts of which a model is made that something else holds."""
+def _texts_of_model(model: nn.Module, known: Fingerprinter) -> Iterator[str]:
+    """Yield the text of a model that some other object holds."""
     yield json.dumps(ModelDigest(model, known).as_json())
 
 
-def steady(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return what is known of a model that has run since, without what it wrote as it ran."""
+def without_writes(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return the digest with every attribute that the model changed during its run marked as not comparable."""
     after, digest, wrote = (
-        ModelDigest(model, Fingerprinter(_texts)).state(),
+        ModelDigest(model, Fingerprinter(_texts_of_model)).state(),
         dict(before),
         _wrote.setdefault(model, set()),
     )
@@ -566,8 +568,8 @@ def steady(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     return digest
 
 
-def agreed(digest: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of a model, with what a store knows where either of them can't compare."""
+def reconcile(digest: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the digest, with the store's value for attributes that either side marks as not comparable."""
     new = dict(digest)
     for part in _STATE:
         one, other = digest[part], found.get(part, {})
@@ -577,54 +579,54 @@ def agreed(digest: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
     return new
 
 
-def written(digest: Mapping[str, Any]) -> list[str]:
-    """Return the names of what can't be compared since the model writes it."""
+def names_written(digest: Mapping[str, Any]) -> list[str]:
+    """Return the names of attributes that can't be compared because the model writes them."""
     return sorted(name for part in _STATE for name, value in digest[part].items() if value == WRITTEN)
 
 
 def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Return what a module saves that is neither a parameter nor a buffer: packed weights, say, and any extra state."""
+    """Yield what a module saves besides parameters and buffers: packed weights, extra state."""
     for name, value in saved_by_itself(module).items():
         if name not in module._parameters and name not in module._buffers:
             yield name, value
 
 
 def _readable(text: str) -> str:
-    """Return a short text as it is, so that a message can show it."""
-    return text if len(text) <= _LONGEST else hashed([text])
+    """Return a short text as it is, for a message to show; of a long one, a hash."""
+    return text if len(text) <= _LONGEST else hash_texts([text])
 
 
 def _homes(classes: set[type]) -> set[str]:
-    """Return the Python modules in which classes were made, and those that they inherit from."""
+    """Return the Python modules that define these classes and their bases."""
     return {base.__module__ for one in classes for base in one.__mro__}
 
 
 def _joined(texts: list[str]) -> str:
-    """Return one text for those of a group of attributes, which mostly are equal."""
-    return texts[0] if len({*texts}) == 1 else hashed(texts)
+    """Return one text for a group of attributes, which are usually equal."""
+    return texts[0] if len({*texts}) == 1 else hash_texts(texts)
 
 
 def _is_of_wrapping(value: Any, module: nn.Module) -> bool:
-    """Return whether an attribute belongs to code that hooks, shards or moves the model."""
+    """Return True if an attribute belongs to code that hooks, shards or moves the model."""
     if isinstance(value, (int, float, str)):
         return False
-    function = getattr(value, "func", value)  # accelerate's forward is a partial one.
+    function = getattr(value, "func", value)  # accelerate sets a functools.partial as forward.
     code = getattr(function, "__globals__", {}).get("__name__", "") or type(value).__module__
     is_own = getattr(value, "__self__", None) is module and getattr(value, "__func__", None) is type(module).forward
     return is_shadow(value) or is_own or code.startswith(_ELSEWHERE)
 
 
 def _class(module: nn.Module) -> str:
-    return type(module).__qualname__.removeprefix("FSDP")  # So does fully_shard rename them.
+    return type(module).__qualname__.removeprefix("FSDP")  # fully_shard renames classes like this.
 
 
 def _plain_name(name: str) -> str:
-    """Return a name as it is in the model without wrappers."""
+    """Return a name without the parts that wrappers add."""
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)", "", name).lstrip(".")
 
 
-def _at_hand(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a weight with its values, which accelerate keeps elsewhere until the module runs."""
+def _loaded_weight(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight with its values, which accelerate may keep elsewhere until the module runs."""
     hook = getattr(module, "_hf_hook", None)
     for one in [hook, *getattr(hook, "hooks", ())] if tensor.is_meta else ():
         weights = getattr(one, "weights_map", None)

@@ -1,8 +1,8 @@
-"""`Generation`: harvest what passes while a model writes: `hl.harvest(..., call=hl.Generation(max_new_tokens=20))`.
+"""`Generation`: harvest while a model generates text: `hl.harvest(..., call=hl.Generation(max_new_tokens=20))`.
 
-The prompt passes in one forward, and each new token in one more, but the last: nothing is computed of it. So a sample
-has a row for each token of its prompt, and for each token it wrote but its last; an end-of-sequence token is always the
-last. The other samples of the batch do not matter.
+The prompt passes in one forward, and each new token except the last in one more. So a sample has a row for each token
+of its prompt and for each token that it generated except the last; an end-of-sequence token is always the last. The
+other samples of the batch do not matter.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hookline import Site
-from hookline._harvest.fingerprints import bytes_of
-from hookline._harvest.rows_and_padding import is_of_the_decoder, token_mask
+from hookline._harvest.fingerprints import tensor_bytes
+from hookline._harvest.rows_and_padding import is_decoder_site, token_mask
 from hookline._kernel import unwrap
 from hookline.errors import HooklineError
 
-# What runs a sample more than once, or for another token than the next.
+# Options with which a sample runs more than once, or for another token than the next.
 _REFUSED = {
     "num_beams": "several continuations of a sample run at once",
     "num_return_sequences": "a sample would have several continuations",
@@ -34,12 +34,12 @@ _REFUSED = {
 
 
 class Generated(NamedTuple):
-    """What a model wrote: prompt and continuation of each sample, and how."""
+    """What a model generated: prompt and continuation of each sample, and how."""
 
     ids: Tensor
     prompt: int  # How many positions of `ids` were there before; in an encoder-decoder model, the decoder's.
     ends: tuple[int, ...]  # The tokens that end a sample.
-    cached: bool  # Whether each forward after the first saw one token only.
+    cached: bool  # True if each forward after the first got one token only.
     encoder_decoder: bool
 
 
@@ -51,12 +51,12 @@ class Generation:
     """
 
     calls = "sequence"  # The calls of a site for one batch follow each other in the sequence.
-    stop = False  # The next token is made of what comes last in the model.
+    stop = False  # The next token comes from the end of the model.
 
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         self.seed = seed
         self.options = options
-        _refuse(options, "")
+        _refuse_options(options, "")
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Generated:
         """Continue the samples of a batch."""
@@ -67,7 +67,7 @@ class Generation:
         if not isinstance(batch, Mapping):
             raise HooklineError(f"generate() takes a batch of keywords, not {type(batch).__name__}")
         settings = self._settings(defaults)
-        _refuse(settings, " (it is in the model's generation_config)")
+        _refuse_options(settings, " (it is in the model's generation_config)")
         both = bool(writer.config.is_encoder_decoder)
         _check_prompt(batch, both)
         given = {name: value for name, value in batch.items() if name != "labels"}
@@ -78,14 +78,14 @@ class Generation:
 
     def token_mask(self, site: Site, batch: Any, output: Generated, shape: tuple[int, int]) -> Tensor | None:
         """Return where real tokens are in the joined calls of a site."""
-        if output.encoder_decoder and not is_of_the_decoder(site):
+        if output.encoder_decoder and not is_decoder_site(site):
             return token_mask(site, batch, shape, encoder_decoder=True)
         prompt = _prompt_mask(batch, output)
         written = _before_the_end(output)[:, :-1].cpu()
         whole = torch.cat([prompt, written], 1) if output.cached else _repeated(prompt, written)
         if whole.shape == shape:
             return whole
-        last = torch.cat([prompt[:, -1:], written], 1)  # The head sees only what the next token is made of.
+        last = torch.cat([prompt[:, -1:], written], 1)  # The head gets only the last position.
         if last.shape == shape:
             return last
         raise HooklineError(
@@ -94,7 +94,7 @@ class Generation:
         )
 
     def tokens(self, batch: Any, output: Generated) -> Tensor:
-        """Return the number of the token at each position: `columns={"token": generation.tokens}`."""
+        """Return the token number at each position, for `columns={"token": generation.tokens}`."""
         if not output.cached:
             raise HooklineError("without a cache, positions pass several times; leave use_cache as it is")
         return output.ids[:, :-1]
@@ -104,33 +104,33 @@ class Generation:
         return f"Generation({', '.join([*options, f'seed={self.seed}'])})"
 
     def fingerprint(self) -> str:
-        """Return a text that other options would not have."""
+        """Return a text that identifies the options."""
         return repr(self)
 
     def _settings(self, defaults: Any) -> dict[str, Any]:
-        """Return what will be in force: what was asked, and what the model has for the rest."""
+        """Return the options in force: those that were given, and the model's for the rest."""
         own = self.options.get("generation_config")
         asked = {**({} if own is None else own.to_dict()), **self.options}
         return {**defaults.to_dict(), **{name: value for name, value in asked.items() if value is not None}}
 
     @contextlib.contextmanager
     def _randomness(self, settings: Mapping[str, Any], batch: Mapping[str, Any]) -> Iterator[None]:
-        """Seed for a batch, and leave everybody else's random numbers as they are."""
+        """Seed the generators for a batch, and restore them at the end."""
         if not settings.get("do_sample"):
             yield
             return
         tensors = [value for _, value in sorted(batch.items()) if isinstance(value, Tensor)]
-        found = hashlib.sha256(b"".join(map(bytes_of, tensors)) + str(self.seed).encode()).digest()
+        found = hashlib.sha256(b"".join(map(tensor_bytes, tensors)) + str(self.seed).encode()).digest()
         devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
         seed = int.from_bytes(found[:8], "little") >> 1
         with torch.random.fork_rng(devices=devices):
             for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
-                generator.manual_seed(seed)  # torch.manual_seed would seed the devices of others too.
+                generator.manual_seed(seed)  # torch.manual_seed would seed all devices.
             yield
 
 
-def _refuse(settings: Mapping[str, Any], whose: str) -> None:
-    """Refuse what would make rows that belong to no token of the sample."""
+def _refuse_options(settings: Mapping[str, Any], whose: str) -> None:
+    """Refuse options that would make rows which belong to no token of the sample."""
     for name, reason in _REFUSED.items():
         value = settings.get(name)
         if value is not None and value != 1 and value != []:
@@ -138,7 +138,7 @@ def _refuse(settings: Mapping[str, Any], whose: str) -> None:
 
 
 def _check_prompt(batch: Mapping[str, Any], both: bool) -> None:
-    """Refuse a batch whose prompt is not what stands before the first token that is written."""
+    """Refuse a batch whose prompt does not end right before the first generated token."""
     if both and "decoder_input_ids" in batch:
         raise HooklineError(
             "generate() begins what a decoder writes by itself; leave decoder_input_ids out of the batch"
@@ -169,14 +169,14 @@ def _ends(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _before_the_end(output: Generated) -> Tensor:
-    """Return which of the tokens written stand before the first that ends the sample."""
+    """Return which generated tokens come before the end-of-sequence token."""
     written = output.ids[:, output.prompt :]
     ended = torch.isin(written, torch.tensor(output.ends, device=written.device, dtype=written.dtype))
     return ended.cumsum(1) == 0
 
 
 def _repeated(prompt: Tensor, written: Tensor) -> Tensor:
-    """Return the mask where each forward saw the whole sequence again: of each later one, the last position counts."""
+    """Return the mask of a run without a cache: each forward repeats all tokens, and only the last one counts."""
     pieces, length = [prompt], prompt.shape[1]
     for at in range(written.shape[1]):
         pieces += [torch.zeros(len(prompt), length + at, dtype=torch.bool), written[:, at : at + 1]]

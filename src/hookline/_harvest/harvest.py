@@ -14,7 +14,7 @@ from hookline._harvest.ray import on_ray
 from hookline._harvest.resume import compared_data, not_compared
 from hookline._harvest.rows_and_padding import Rule, check_rule
 from hookline._harvest.run_batch import CALLS, ON_ERROR, BatchEntry, RowOptions
-from hookline._harvest.run_harvest import Estimate, Job, Status, run, run_one
+from hookline._harvest.run_harvest import Estimate, Job, Status, run_job, run_unit
 from hookline._kernel import (
     Where,
     describe,
@@ -44,34 +44,34 @@ class Harvest:
     torch.Size([10, 8])
 
     Args:
-        model: A module, or a function that makes one: that is what travels to other machines.
+        model: A module, or a function that makes one, which can be sent to other machines.
         data: An iterable of batches, a DataLoader, samples by number with `batch_size`, or a function that makes one of
             these.
         where: The places, as everywhere.
-        to: A folder, or whatever fsspec knows ("s3://...").
-        rows: What a row is: "batch" (a sample), "tokens" (a position that is no padding), a function of the batch that
+        to: A folder, or a URL that fsspec can open ("s3://...").
+        rows: What a row is: "batch" (a sample), "tokens" (a position that is not padding), a function of the batch that
             gives a mask [samples, positions], or a mapping of place to these.
         dtype: Cast floats to this before they leave the device.
         transform: Keep `transform(value)` instead.
-        stop: End each forward after the last place; None does if nothing after it is needed.
-        columns: More to keep: names of the batch's entries, or name to function of the batch.
-        call: How a batch is given to the model, `call(model, batch)`.
+        stop: End each forward after the last place. None does so if nothing after it is needed.
+        columns: What else to keep: names of the batch's entries, or a mapping of name to function of the batch.
+        call: A function `call(model, batch)` that runs the model on a batch.
         calls: "one", or how the calls of a place in one batch are joined: along the "sequence" or the "batch".
         loss: `loss(output, batch)` or `loss(output)`, for gradients.
         batch_size: How many samples to a batch.
         collate: Makes a batch of a list of samples.
-        sort_by_length: Put samples of like length into a batch; rows are found in the samples' order all the same.
-        unit: How many samples (of an iterable: batches) are one unit of work. No more than a few are lost if it dies.
-        device: Where batches go; None is where the model is.
+        sort_by_length: Put samples of similar length into a batch. Rows keep the order of the samples.
+        unit: How many samples (of an iterable: batches) are one unit of work. A crash loses no more than a few units.
+        device: The device for the batches; None is the model's.
         on_error: "raise", or "skip" a sample that fails and list it.
-        append: Add to a store that is there.
+        append: Add to an existing store.
         gather: Make whole what a parallel model has cut among processes. False keeps this one's part, in a store of its
             own.
-        share: Whether processes of a launcher share the units; None does, unless they are the stages of a pipeline.
-        progress: Whether to show it; None does in a terminal.
+        share: Divide the units among the processes of a launcher. None does, unless they are stages of a pipeline.
+        progress: Show a progress bar; None does in a terminal.
         engine: None is this process, or all that a launcher such as torchrun started; "ray" is Ray, with a function as
             `model`.
-        workers: How many processes Ray is to have; None is one for each GPU, or else each CPU.
+        workers: How many processes Ray starts; None is one for each GPU, or else each CPU.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Harvest:
         refuse_flags(sort_by_length=sort_by_length, append=append, gather=gather)
         refuse_flags_or_none(stop=stop, share=share, progress=progress)
         calls = getattr(call, "calls", "one") if calls is None else calls
-        _refuse(calls, CALLS, "calls")
-        _refuse(on_error, ON_ERROR, "on_error")
+        _refuse_unknown(calls, CALLS, "calls")
+        _refuse_unknown(on_error, ON_ERROR, "on_error")
         check_rule(rows)
         for name, given in {"transform": transform, "call": call, "loss": loss, "collate": collate}.items():
             if given is not None and not callable(given):
@@ -128,10 +128,10 @@ class Harvest:
             loss=loss,
             device=None if device is None else device_of(device),
             gather=gather,
-            give=getattr(getattr(data, "dataset", data), "give", None),  # A DataLoader has a dataset.
+            default_call=getattr(getattr(data, "dataset", data), "give", None),  # A DataLoader has a dataset.
         )
         self.model, self.data, self.where = model, data, where
-        self.to = to if "://" in to else os.path.abspath(to)  # A process with another working folder finds it too.
+        self.to = to if "://" in to else os.path.abspath(to)  # Another process may have another working folder.
         self.engine, self.workers = engine, workers
         self._job = Job(
             model,
@@ -166,41 +166,41 @@ class Harvest:
         return f"{line}\n{Table(('to go on', 'is compared by'), rows)}"
 
     def renew(self) -> None:
-        """Look again at the model and the folder: they may have changed since this plan looked at them."""
+        """Look at the model and the folder again: they may have changed since."""
         self._job.renew()
 
     def estimate(self) -> Estimate:
-        """Return how much will be stored, from what the first batch gives, and how much room there is."""
+        """Return how much will be stored, judged by the first batch, and how much room there is."""
         return self._job.estimate()
 
     def status(self) -> Status:
-        """Return how far it has come, in all processes that work on it."""
+        """Return the progress of all processes that work on this harvest."""
         return self._job.status()
 
     def pending(self) -> list[int]:
-        """Return the units that are not done, where their number is known."""
+        """Return the units that are not done. The number of units must be known."""
         return self._job.pending()
 
     def run(self, engine: str | None = None, workers: int | None = None) -> Store:
-        """Run what is not done yet, here or on another engine than was given, and return the store.
+        """Run the units that are left, and return the store. `engine` and `workers` override those of the plan.
 
-        Other processes may run the same at the same time.
+        Other processes may run the same harvest at the same time.
         """
         engine = engine if engine is not None else self.engine
         workers = workers if workers is not None else self.workers
-        _refuse(engine, ENGINES, "engine")
+        _refuse_unknown(engine, ENGINES, "engine")
         if engine == "ray":
             on_ray(self._job, workers)
         elif workers is not None:
             raise HooklineError(f'workers={workers!r} is for engine="ray"; processes of a launcher share by themselves')
         else:
-            run(self._job)
+            run_job(self._job)
         return Store(self.to)
 
     def run_unit(self, unit: int) -> bool:
-        """Run one unit, in any process: what an engine calls. Return False if another process has done it."""
+        """Run one unit, in any process: for an engine to call. Return False if another process has done it."""
         refuse_numbers(unit=unit)
-        return run_one(self._job, unit).committed > 0
+        return run_unit(self._job, unit).committed > 0
 
 
 def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, Callable[..., Any]] | None:
@@ -220,13 +220,13 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
     return {name: column if callable(column) else BatchEntry(column) for name, column in pairs}
 
 
-def _refuse(given: Any, known: Any, name: str) -> None:
+def _refuse_unknown(given: Any, known: Any, name: str) -> None:
     if not isinstance(given, (str, type(None))) or given not in known:
         raise HooklineError(f"{name}= is one of {', '.join(map(repr, known))}, not {short_text(given)}")
 
 
 def _run_of(plan: Callable[_Arguments, Harvest]) -> Callable[_Arguments, Store]:
-    """Return a function that takes the same arguments, and runs the plan."""
+    """Return a function that takes the arguments of a plan, makes it and runs it."""
 
     def harvest(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Store:
         """Run a dataset through a model, keep what passes at the places on disk, and return the store.

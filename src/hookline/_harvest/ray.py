@@ -1,7 +1,7 @@
-"""Run a harvest on Ray: the units that are left, over a pool of Ray Data actors that each hold the model.
+"""Run a harvest on Ray: a pool of Ray Data actors, each with the model, runs the units that are left.
 
-The job travels, with the function that makes the model, and numbers of units: never weights or activations.
-Ray replaces an actor that dies, and gives its unit to another.
+Only the job (with the function that makes the model) and unit numbers are sent, never weights or activations. Ray
+replaces an actor that dies, and gives its unit to another.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 from torch import nn
 
-from hookline._harvest.run_harvest import Job, run_one
+from hookline._harvest.run_harvest import Job, run_unit
 from hookline._harvest.run_units import Progress
-from hookline._store.writer import sweep
+from hookline._store.writer import remove_leftovers
 from hookline.errors import HooklineError
 
-TRIES = 4  # How often a unit may be begun before it is blamed for killing the workers.
+TRIES = 4  # A unit that was begun this often without success is blamed for killing the workers.
 
 
 def on_ray(job: Job, workers: int | None = None) -> None:
-    """Run what is left of a harvest on Ray: on the cluster that is running, or else on a new one on this machine."""
+    """Run what is left of a harvest on Ray: on the running cluster, or else on a new one on this machine."""
     if isinstance(job.model, nn.Module):
         raise HooklineError(
             'with engine="ray" a function that makes the model travels, not its weights; give one instead of the '
@@ -37,8 +37,8 @@ def on_ray(job: Job, workers: int | None = None) -> None:
     ray = _ray()
     with _cluster(ray, workers), _quiet():
         gpus = _gpus(ray, job)
-        held = ray.put(job)  # Once, however many workers read it.
-        # The store is begun by a worker: this machine may have no GPU, and needs no model.
+        held = ray.put(job)  # Sent once, however many workers read it.
+        # A worker begins the store: this machine may have no GPU, and needs no model.
         left, samples, done = _unpacked(ray.get(ray.remote(num_gpus=gpus)(begin).remote(held)))
         if left:
             number = min(workers or int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), len(left))
@@ -46,11 +46,11 @@ def on_ray(job: Job, workers: int | None = None) -> None:
                 for counts in _over_actors(ray, held, left, max(number, 1), gpus):
                     progress.wrote(counts["rows"], counts["nbytes"])
                     progress.passed(counts["samples"])
-    sweep(job.storage)  # Removes what workers left that died.
+    remove_leftovers(job.storage)  # Some workers may have died.
 
 
 def begin(job: Job) -> bytes:
-    """Begin the store, or go on with it; return the units that are left, the samples there are, and those done."""
+    """Begin or resume the store; return the units that are left, the number of samples, and of samples done."""
 
     def found() -> tuple[list[int], int | None, int]:
         left = job.pending()
@@ -62,19 +62,19 @@ def begin(job: Job) -> bytes:
 
 
 class Tries:
-    """Counts how often each unit was begun; it lives in an actor of its own, and so longer than any worker."""
+    """Counts how often each unit was begun. Its own actor outlives the workers."""
 
     def __init__(self) -> None:
         self.begun: dict[int, int] = {}
 
     def begin(self, unit: int) -> int:
-        """Return which try this is."""
+        """Count a try, and return its number."""
         self.begun[unit] = self.begun.get(unit, 0) + 1
         return self.begun[unit]
 
 
 class Worker:
-    """One actor. Its job makes the model at the first unit, and keeps it."""
+    """One actor. It makes the model at its first unit, and keeps it."""
 
     def __init__(self, held: list[Any], tries: Any, most: int) -> None:
         import ray
@@ -84,24 +84,24 @@ class Worker:
         self.most = most
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        """Do the unit of a batch, and return what was done."""
+        """Run the unit of a batch, and return the counts of what was done."""
         return {"done": [_packed(self.run, int(batch["unit"][0]))]}
 
     def run(self, unit: int) -> dict[str, int]:
-        """Do a unit, unless it has killed workers before: Ray starts dead ones again without end."""
+        """Run a unit, unless it has killed workers before: Ray would restart them forever."""
         import ray
 
         if ray.get(self.tries.begin.remote(unit)) > self.most:
             raise HooklineError(f"unit {unit} has killed its worker {self.most} times; is there memory enough for it?")
-        counts = run_one(self.job, unit)
+        counts = run_unit(self.job, unit)
         return {"unit": unit, "samples": counts.samples, "rows": counts.rows, "nbytes": counts.nbytes}
 
 
 def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpus: float) -> Iterator[dict[str, int]]:
-    """Yield what was done of each unit, when it is."""
+    """Yield the counts of each unit when it is done."""
     tries = ray.remote(num_cpus=0)(Tries).remote()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Ray sets settings of its own that it has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray uses its own deprecated settings.
         data = ray.data.from_items([{"unit": unit} for unit in units], override_num_blocks=len(units))
     data.context.enable_progress_bars = False
     data.context.print_on_execution_start = False
@@ -119,14 +119,14 @@ def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpu
 
 
 def _packed(function: Callable[..., Any], *args: Any) -> bytes:
-    """Return what a function returns, or raises: Ray would wrap an exception, log it and show its own traceback."""
+    """Return the pickled result or exception of a function: Ray would wrap, log and print an exception."""
     try:
         return pickle.dumps((function(*args), None))
     except Exception as error:
         try:
             data = pickle.dumps((None, error))
             pickle.loads(data)
-        except Exception:  # Not every exception can be pickled, and read again.
+        except Exception:  # Not every exception survives pickling.
             return pickle.dumps((None, HooklineError(f"{type(error).__name__}: {error}")))
         return data
 
@@ -139,7 +139,7 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _gpus(ray: ModuleType, job: Job) -> float:
-    """Return how many GPUs a worker has: one if there are any, unless the harvest is to run elsewhere."""
+    """Return how many GPUs a worker gets: one if there are any, unless device= says otherwise."""
     device, found = job.options.device, ray.cluster_resources().get("GPU", 0)
     if device is not None and device.type == "cuda" and not found:
         raise HooklineError(
@@ -149,7 +149,7 @@ def _gpus(ray: ModuleType, job: Job) -> float:
 
 
 def _ray() -> ModuleType:
-    """Return Ray, with its part for data."""
+    """Import Ray and Ray Data."""
     try:
         import ray
         import ray.data
@@ -160,13 +160,13 @@ def _ray() -> ModuleType:
 
 @contextmanager
 def _cluster(ray: ModuleType, workers: int | None) -> Iterator[None]:
-    """Use the cluster that there is; else start one on this machine, and end it after."""
+    """Use the running cluster, or start one on this machine and stop it at the end."""
     if ray.is_initialized():
         yield
         return
     settings: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # It would ask a server on the internet.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Otherwise Ray contacts a server on the internet.
         processors = max(workers or 1, os.cpu_count() or 1)
         settings = {"address": "local", "num_cpus": processors, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
@@ -178,7 +178,7 @@ def _cluster(ray: ModuleType, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Ray Data speak of errors only."""
+    """Let Ray Data log errors only."""
     logger = logging.getLogger("ray.data")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""Go on with a harvest that was interrupted: what its manifest says, and what a later run compares with that.
+"""Resume an interrupted harvest: what the manifest records, and what a later run compares with it.
 
-A run goes on only if model, data and options are the same. `specification` is what the manifest keeps to tell that,
-`begin_or_resume` compares, and `check_skipped_batches` compares batches that a run passes over because they are done.
-`compared_data` and `not_compared` say in words how far one can trust it.
+A run is resumed only if model, data and options are the same. `specification` is what the manifest records of them,
+`begin_or_resume` compares it, and `check_skipped_batches` compares batches that are skipped because they are done.
+`compared_data` and `not_compared` say in words what is compared and what is not.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from hookline._harvest.data import SPREAD, Source
-from hookline._harvest.fingerprints import agreed, function_text, written
+from hookline._harvest.data import SAMPLES_COMPARED, Source
+from hookline._harvest.fingerprints import function_text, names_written, reconcile
 from hookline._harvest.run_batch import RowOptions
-from hookline._store.disk_format import MANIFEST, Manifest, committed, read_manifest, read_record
+from hookline._store.disk_format import Manifest, committed, has_manifest, read_manifest, read_record
 from hookline._store.storage import Storage
 from hookline._store.writer import begin, begin_part
 from hookline.errors import StoreError
 
-_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # How digests are made: code is known by its bytecode.
+_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # Digests include bytecode.
 _NEVER_COMPARED = (
     "files and environment variables that code reads",
     "compiled code",
@@ -32,11 +32,11 @@ _NEVER_COMPARED = (
 def specification(
     model: Mapping[str, Any], source: Source, sorts: bool, options: RowOptions, opaque: set[str]
 ) -> dict[str, Any]:
-    """Return what makes a harvest the same one, as plain JSON.
+    """Return what identifies a harvest (model, data, options), as plain JSON.
 
     Args:
         model: The digest of the model.
-        opaque: The names of classes that can't be looked into are added to it.
+        opaque: Names of classes whose contents can't be compared are added to it.
     """
     rows = options.rows if isinstance(options.rows, Mapping) else {"": options.rows}
     return {
@@ -57,13 +57,13 @@ def specification(
 def begin_or_resume(
     storage: Storage, manifest: Manifest, model: Mapping[str, Any], *, append: bool, unit: int | None
 ) -> tuple[Storage, Manifest]:
-    """Begin a store, or go on with the one that is there: return the storage of its part, and its manifest.
+    """Begin a store, or resume the existing one: return the storage of its part, and its manifest.
 
     Args:
-        model: The digest of the model as it is now. What the model writes as it runs is not compared.
+        model: The digest of the model now. Attributes that the model writes as it runs are not compared.
     """
-    if MANIFEST in storage.names(""):
-        same = agreed(model, read_manifest(storage).spec.get("model", {}))
+    if has_manifest(storage):
+        same = reconcile(model, read_manifest(storage).spec.get("model", {}))
         manifest = replace(manifest, spec={**manifest.spec, "model": same})
     part, found = begin_part(storage, manifest) if append else (storage, begin(storage, manifest))
     if unit is not None and found.plan["unit"] != unit:
@@ -72,7 +72,7 @@ def begin_or_resume(
 
 
 def check_skipped_batches(storage: Storage, manifest: Manifest, unit: int, digest: str) -> None:
-    """Raise if the batches of a unit that is done are not those that were harvested then."""
+    """Raise if the batches of a finished unit are not those that were harvested."""
     if unit in committed(storage) and read_record(storage, manifest, unit).inputs not in ("", digest):
         size = manifest.plan["unit"]
         raise StoreError(
@@ -82,17 +82,17 @@ def check_skipped_batches(storage: Storage, manifest: Manifest, unit: int, diges
 
 
 def compared_data(spec: Mapping[str, Any], batch_size: int | None) -> str:
-    """Say how the data of a run that goes on are compared."""
+    """Say how a resumed run compares the data."""
     known = spec["data"]
     if "batches" in known:
         return "every batch that is passed over"
-    by = "fingerprint()" if "fingerprint" in known else f"{SPREAD} samples from all over them"
+    by = "fingerprint()" if "fingerprint" in known else f"{SAMPLES_COMPARED} samples from all over them"
     return f"their number, {by}, batches of {batch_size}"
 
 
 def not_compared(spec: Mapping[str, Any], model: Mapping[str, Any], opaque: Set[str]) -> list[str]:
-    """Say what a run that goes on does not compare."""
+    """Say what a resumed run does not compare."""
     some = ["the other samples"] if "digest" in spec["data"] else []
-    wrote = ["what the forward writes: " + ", ".join(names)] if (names := written(model)) else []
+    wrote = ["what the forward writes: " + ", ".join(names)] if (names := names_written(model)) else []
     inside = ["what is inside of " + ", ".join(sorted(opaque))] if opaque else []
     return [*some, *wrote, *inside, *_NEVER_COMPARED]

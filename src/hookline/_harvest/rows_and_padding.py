@@ -12,28 +12,163 @@ import torch
 from torch import Tensor
 
 from hookline import Site
-from hookline._harvest.fingerprints import bytes_of
+from hookline._harvest.fingerprints import tensor_bytes
 from hookline._kernel import children, describe, write_subscripts
 from hookline.errors import HooklineError
 
-NO_LABEL = -100  # What every loss of torch and transformers ignores.
-
+NO_LABEL = -100  # The label that losses of torch and transformers ignore.
 _OF_A_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask")
 _OF_IMAGES = ("pixel_values", "pixel_values_videos")
 _OF_SOUND = ("input_features", "input_values")
 _FIX = "pass rows= a function of the batch that returns a [batch, sequence] mask"
-
 _VISION = re.compile(r"vision|visual|image|pixel")
 _CROSS_ATTENTION = re.compile(
     r"(encdec|encoder_attn|cross_?att)\w*\.(\w+\.)*(k|v|k_proj|v_proj|key|value|c_attn)$", re.I
 )
 _OF_THE_ENCODER = re.compile(r"encoder_(last_hidden_state|hidden_states)|key_value_states")
+Rule = str | Callable[..., Any]
+Mask = Callable[[Site, Any, Any, tuple[int, int]], Tensor | None]  # Of a site, a batch, the output and a shape.
+RULES = ("batch", "tokens")
+
+
+def check_rule(rule: Any) -> None:
+    """Refuse anything that is not a row rule."""
+    for one in rule.values() if isinstance(rule, Mapping) else [rule]:
+        if not callable(one) and one not in RULES:
+            raise HooklineError(
+                f'rows= is "batch", "tokens", a function of the batch, or a mapping of site to these, not {one!r}'
+            )
+
+
+class RowChooser:
+    """Chooses the rows of the values of one batch; once for all values that share a mask."""
+
+    def __init__(self, batch: Any, samples: int, output: Any, mask: Mask) -> None:
+        self._batch = batch
+        self._samples = samples
+        self._output = output
+        self._mask = mask
+        self._choices: dict[Any, Choice] = {}
+
+    def choose(self, name: str, site: Site | None, side: Site, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
+        """Return the rows of a value, and the choice that was made."""
+        if not isinstance(value, Tensor):
+            part = write_subscripts(tuple(children(value) or (0,))[:1])
+            raise HooklineError(f"{name!r} is {describe(value)}, not a tensor; name the part to keep, '{name}{part}', "
+                                "or make one of it with transform=")  # fmt: skip
+        if value.layout is not torch.strided:
+            raise HooklineError(f"{name!r} is a tensor of layout {value.layout}; make it dense with transform=")
+        if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
+            rule = "batch"  # One position of each sample is left.
+        if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
+            raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "
+                                "dimension must be the batch; bring it there with transform=, or, if the data are "
+                                "single samples, give batch_size=")  # fmt: skip
+        if rule == "batch" or value.dim() == 1:
+            return value, self._choice("batch", lambda: Choice([1] * self._samples, None, None))
+        choice = self._of_positions(name, side, value, rule)
+        flat = value.flatten(0, 1)
+        return (
+            flat if choice.index is None else flat.index_select(0, index_to_device(choice.index, flat.device))
+        ), choice
+
+    def _choice(self, key: Any, make: Callable[[], Choice]) -> Choice:
+        if key not in self._choices:
+            self._choices[key] = make()
+        return self._choices[key]
+
+    def _of_positions(self, name: str, side: Site, value: Tensor, rule: Rule) -> Choice:
+        """Return which positions are kept: by the mask of the rule, or by that of the batch."""
+        shape = (value.shape[0], value.shape[1])
+        if shape[0] != self._samples:
+            raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: rows by "
+                                "position need [samples, positions, ...]; bring it there with transform=")  # fmt: skip
+        try:
+            real = self._mask(side, self._batch, self._output, shape)
+        except HooklineError:
+            if not callable(rule):
+                raise
+            real = None  # A function as a rule needs no mask of the batch.
+        key = (rule, shape, None if real is None else tensor_bytes(real))
+        if not callable(rule):
+            return self._choice(key, lambda: _rows_under_mask(real, real, shape))
+        return self._choice(key, lambda: _rows_under_mask(self._chosen_by(name, rule, shape), real, shape))
+
+    def _chosen_by(self, name: str, rule: Callable[..., Any], shape: tuple[int, int]) -> Tensor:
+        """Return the mask that the user's function returns."""
+        mask = rule(self._batch, self._output) if takes_output(rule) else rule(self._batch)
+        if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
+            found = describe(mask)
+            raise HooklineError(f"{name!r}: the rows= function gives a mask {list(shape)} for this value, not {found}")
+        return mask.bool()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of values [samples, positions, ...] are kept."""
+
+    counts: list[int]  # How many rows of each sample.
+    index: Tensor | None  # Into samples × positions; None takes all.
+    positions: Tensor | None  # Of each row in its sequence; None if they count up from 0.
+
+    def all_positions(self) -> Tensor:
+        """Return the position of each row."""
+        return positions_from_zero(torch.tensor(self.counts)) if self.positions is None else self.positions
+
+
+def _rows_under_mask(mask: Tensor | None, real: Tensor | None, shape: tuple[int, int]) -> Choice:
+    """Return the choice of the rows under a mask. Positions count real tokens."""
+    if mask is None:
+        return Choice([shape[1]] * shape[0], None, None)
+    mask = mask.to("cpu", torch.bool)
+    counts = mask.sum(1)
+    index = None if bool(mask.all()) else mask.reshape(-1).nonzero().reshape(-1)
+    at = token_positions(mask, None if real is None else real.to("cpu"))
+    return Choice(counts.tolist(), index, None if torch.equal(at, positions_from_zero(counts)) else at)
+
+
+def positions_from_zero(counts: Tensor) -> Tensor:
+    """Return 0, 1, ... for each count: the positions of samples that are kept whole."""
+    return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+
+
+def token_positions(selected: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return the position of each selected token in its sample, row after row: 0 is the first real one.
+
+    >>> real = torch.tensor([[False, False, True, True], [True, True, True, True]])
+    >>> token_positions(torch.tensor([[False, False, False, True], [True, False, False, True]]), real)
+    tensor([1, 0, 3])
+    """
+    counted = torch.ones_like(selected) if real is None else real
+    return (counted.long().cumsum(1) - 1)[selected]
+
+
+def takes_output(function: Callable[..., Any]) -> bool:
+    """Return True if a function takes the model's output besides the batch."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # A function in C has no signature.
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([one for one in parameters if one.kind in positional and one.default is one.empty]) > 1
+
+
+def index_to_device(index: Tensor, device: torch.device) -> Tensor:
+    """Copy an index to a device, without waiting for the device."""
+    if device.type != "cuda":
+        return index.to(device)
+    return index.pin_memory().to(device, non_blocking=True)
+
+
+def cast(rows: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return rows in another dtype, if they are floats."""
+    return rows.to(dtype) if dtype is not None and rows.is_floating_point() else rows
 
 
 def token_mask(
     site: Site, batch: Mapping[str, Any] | None, shape: tuple[int, int], *, encoder_decoder: bool | None = None
 ) -> Tensor | None:
-    """Return where real tokens are in a value of [batch, sequence, ...], or None if nothing in the batch says.
+    """Return where the real tokens are in a value of [batch, sequence, ...], or None if the batch has no mask.
 
     >>> padded = {"attention_mask": torch.tensor([[0, 0, 1], [1, 1, 1]])}
     >>> token_mask(Site("h.3"), padded, (2, 3))
@@ -45,10 +180,10 @@ def token_mask(
     """
     if batch is None:
         return None
-    decodes = _is_decoded(site, batch, encoder_decoder)
+    decodes = _takes_decoder_mask(site, batch, encoder_decoder)
     found = _mask_of(site, batch, decodes)
     if found is not None:
-        return _fitted(site, *found, batch, shape)
+        return _fit_mask(site, *found, batch, shape)
     if decodes and batch.get("attention_mask") is not None and shape[1] > 1:
         raise HooklineError(
             f"{str(site)!r} is of the decoder, and the batch has a mask of the encoder only; add "
@@ -72,7 +207,7 @@ def refuse_padding(
     named = named_positions(site)
     if batch is None or named is None or value.ndim != (2 if isinstance(named, int) else 3):
         return  # Of a value with more dimensions, the second may be heads.
-    found = _mask_of(site, batch, _is_decoded(site, batch, encoder_decoder))
+    found = _mask_of(site, batch, _takes_decoder_mask(site, batch, encoder_decoder))
     if found is None or found[1].ndim != 2 or len(found[1]) != len(value):
         return
     real = found[1][:, named].reshape(len(value), -1).all(1)
@@ -92,26 +227,15 @@ def named_positions(site: Site) -> int | slice | None:
     return None
 
 
-def token_positions(selected: Tensor, real: Tensor | None = None) -> Tensor:
-    """Return the position of each selected token in its sample, row after row: 0 is the first real one.
-
-    >>> real = torch.tensor([[False, False, True, True], [True, True, True, True]])
-    >>> token_positions(torch.tensor([[False, False, False, True], [True, False, False, True]]), real)
-    tensor([1, 0, 3])
-    """
-    counted = torch.ones_like(selected) if real is None else real
-    return (counted.long().cumsum(1) - 1)[selected]
-
-
 def _sees_images(site: Site, batch: Mapping[str, Any]) -> bool:
-    """Whether images pass here, and not text: of two inputs, the name tells which."""
+    """Return True if images pass at a site, and not text. If the batch has both, the name of the site decides."""
     if not any(name in batch for name in _OF_IMAGES):
         return False
     return "input_ids" not in batch or _VISION.search(site.path) is not None
 
 
 def _refuse_filled_images(site: Site, batch: Mapping[str, Any]) -> None:
-    """Every patch of an image is real, unless the processor filled images up."""
+    """Refuse images that the processor padded: their mask is of pixels. Without it, every patch is real."""
     filled = [name for name in ("pixel_attention_mask", "pixel_mask") if name in batch]
     if filled:
         found = tuple(batch[filled[0]].shape)
@@ -120,15 +244,15 @@ def _refuse_filled_images(site: Site, batch: Mapping[str, Any]) -> None:
         )
 
 
-def _is_decoded(site: Site, batch: Mapping[str, Any], encoder_decoder: bool | None) -> bool:
-    """Whether the model has an encoder and a decoder, and the site lies on the decoder's side."""
+def _takes_decoder_mask(site: Site, batch: Mapping[str, Any], encoder_decoder: bool | None) -> bool:
+    """Return True if the model has an encoder and a decoder, and the site is in the decoder."""
     if encoder_decoder is None:
         encoder_decoder = any(name in batch for name in _OF_A_DECODER)
-    return encoder_decoder and is_of_the_decoder(site)
+    return encoder_decoder and is_decoder_site(site)
 
 
-def is_of_the_decoder(site: Site) -> bool:
-    """Whether a site of an encoder-decoder model lies on the decoder's side; so does what comes after both."""
+def is_decoder_site(site: Site) -> bool:
+    """Return True if a site of an encoder-decoder model is in the decoder, or after both."""
     if _OF_THE_ENCODER.search(site.index) or _CROSS_ATTENTION.search(site.path):
         return False
     names = site.path.split(".")
@@ -136,7 +260,7 @@ def is_of_the_decoder(site: Site) -> bool:
 
 
 def _mask_of(site: Site, batch: Mapping[str, Any], decodes: bool) -> tuple[str, Tensor] | None:
-    """Return the mask of the site's side, and what it is called."""
+    """Return the name and the mask of the encoder or decoder, whichever the site is in."""
     if not decodes and _sees_images(site, batch):
         return None
     name = "decoder_attention_mask" if decodes else "attention_mask"
@@ -154,8 +278,8 @@ def _mask_of(site: Site, batch: Mapping[str, Any], decodes: bool) -> tuple[str, 
     return None
 
 
-def _fitted(site: Site, name: str, mask: Tensor, batch: Mapping[str, Any], shape: tuple[int, int]) -> Tensor:
-    """Return the mask as it lies over a value of this shape, or refuse it."""
+def _fit_mask(site: Site, name: str, mask: Tensor, batch: Mapping[str, Any], shape: tuple[int, int]) -> Tensor:
+    """Return the mask cut to a value of this shape, or refuse it."""
     found, length = tuple(mask.shape), shape[1]
     if found == tuple(shape):
         return mask
@@ -169,129 +293,3 @@ def _fitted(site: Site, name: str, mask: Tensor, batch: Mapping[str, Any], shape
         f"tell its real tokens from padding; {_FIX}, or rows={{'...': 'tokens'}} for "
         f"the places that have tokens: others are kept sample by sample"
     )
-
-
-Rule = str | Callable[..., Any]
-Mask = Callable[[Site, Any, Any, tuple[int, int]], Tensor | None]  # Of a site, a batch, the model's output and a shape.
-RULES = ("batch", "tokens")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which rows of values [samples, positions, ...] are kept."""
-
-    counts: list[int]  # How many of each sample.
-    index: Tensor | None  # Into samples × positions; None is all of them.
-    positions: Tensor | None  # Of each row in its sequence; None if they count up from 0.
-
-    def all_positions(self) -> Tensor:
-        """Return the position of each row."""
-        return counted_up(torch.tensor(self.counts)) if self.positions is None else self.positions
-
-
-def check_rule(rule: Any) -> None:
-    """Refuse what is not a rule."""
-    for one in rule.values() if isinstance(rule, Mapping) else [rule]:
-        if not callable(one) and one not in RULES:
-            raise HooklineError(
-                f'rows= is "batch", "tokens", a function of the batch, or a mapping of site to these, not {one!r}'
-            )
-
-
-class RowChooser:
-    """The rows of one batch's values: those that share a mask are chosen once."""
-
-    def __init__(self, batch: Any, samples: int, output: Any, mask: Mask) -> None:
-        self._batch = batch
-        self._samples = samples
-        self._output = output
-        self._mask = mask
-        self._choices: dict[Any, Choice] = {}
-
-    def choose(self, name: str, site: Site | None, side: Site, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
-        """Return the rows of a value, and which they are."""
-        if not isinstance(value, Tensor):
-            part = write_subscripts(tuple(children(value) or (0,))[:1])
-            raise HooklineError(f"{name!r} is {describe(value)}, no tensor; name the part to keep, '{name}{part}', "
-                                "or make one of it with transform=")  # fmt: skip
-        if value.layout is not torch.strided:
-            raise HooklineError(f"{name!r} is a tensor of layout {value.layout}; make it dense with transform=")
-        if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
-            rule = "batch"  # One position of each sample is left.
-        if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
-            raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "
-                                "dimension must be the batch; bring it there with transform=, or, if the data are "
-                                "single samples, give batch_size=")  # fmt: skip
-        if rule == "batch" or value.dim() == 1:
-            return value, self._choice("batch", lambda: Choice([1] * self._samples, None, None))
-        choice = self._of_positions(name, side, value, rule)
-        flat = value.flatten(0, 1)
-        return (flat if choice.index is None else flat.index_select(0, on_device(choice.index, flat.device))), choice
-
-    def _choice(self, key: Any, make: Callable[[], Choice]) -> Choice:
-        if key not in self._choices:
-            self._choices[key] = make()
-        return self._choices[key]
-
-    def _of_positions(self, name: str, side: Site, value: Tensor, rule: Rule) -> Choice:
-        """Return which positions are kept: those that the rule's mask has, or the batch's own."""
-        shape = (value.shape[0], value.shape[1])
-        if shape[0] != self._samples:
-            raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: rows by "
-                                "position need [samples, positions, ...]; bring it there with transform=")  # fmt: skip
-        try:
-            real = self._mask(side, self._batch, self._output, shape)
-        except HooklineError:
-            if not callable(rule):
-                raise
-            real = None  # A rule of its own needs none.
-        key = (rule, shape, None if real is None else bytes_of(real))
-        if not callable(rule):
-            return self._choice(key, lambda: _chosen(real, real, shape))
-        return self._choice(key, lambda: _chosen(self._chosen_by(name, rule, shape), real, shape))
-
-    def _chosen_by(self, name: str, rule: Callable[..., Any], shape: tuple[int, int]) -> Tensor:
-        """Return the mask that a function gives."""
-        mask = rule(self._batch, self._output) if takes_output(rule) else rule(self._batch)
-        if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
-            found = describe(mask)
-            raise HooklineError(f"{name!r}: the rows= function gives a mask {list(shape)} for this value, not {found}")
-        return mask.bool()
-
-
-def takes_output(function: Callable[..., Any]) -> bool:
-    """Return whether a function of the batch wants to see what the model returned, too."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # A function in C has no signature.
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return len([one for one in parameters if one.kind in positional and one.default is one.empty]) > 1
-
-
-def _chosen(mask: Tensor | None, real: Tensor | None, shape: tuple[int, int]) -> Choice:
-    """Return the rows under a mask; positions count what is real."""
-    if mask is None:
-        return Choice([shape[1]] * shape[0], None, None)
-    mask = mask.to("cpu", torch.bool)
-    counts = mask.sum(1)
-    index = None if bool(mask.all()) else mask.reshape(-1).nonzero().reshape(-1)
-    at = token_positions(mask, None if real is None else real.to("cpu"))
-    return Choice(counts.tolist(), index, None if torch.equal(at, counted_up(counts)) else at)
-
-
-def counted_up(counts: Tensor) -> Tensor:
-    """Return the numbers from 0 for each of some counts."""
-    return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-
-
-def on_device(index: Tensor, device: torch.device) -> Tensor:
-    """Return an index where it is needed, without waiting for the device."""
-    if device.type != "cuda":
-        return index.to(device)
-    return index.pin_memory().to(device, non_blocking=True)
-
-
-def cast(rows: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return rows as another kind of float; what is not a float stays as it is."""
-    return rows.to(dtype) if dtype is not None and rows.is_floating_point() else rows

@@ -22,12 +22,288 @@ from hookline.errors import HooklineError, did_you_mean
 
 _CHUNK = 1 << 24
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+TextSample = dict[str, list[int]]
+_ENDLESS = 1 << 40  # transformers says "no limit" with a larger number.
+ImageSample = dict[str, Tensor]
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+class Texts:
+    """Texts as a model takes them, for `hl.harvest`: numbered samples, padded batch by batch.
+
+    Args:
+        source: a text file with a text on each line, a .jsonl file, a list of strings, or a `datasets.Dataset`;
+            token numbers instead of text are fine.
+        tokenizer: the model's own, or a processor that has one. A copy of it is used.
+        column: the column or JSON field with the texts; "text" unless it is named.
+        targets: for an encoder-decoder model, what the decoder is given: another column, or a source of its own.
+        max_length: how many tokens of a text are kept. Without it, a text that is too long for the model is an error.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        tokenizer: Any,
+        *,
+        column: str | None = None,
+        targets: Any = None,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> None:
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        if not callable(tokenizer) or not hasattr(tokenizer, "padding_side"):
+            raise HooklineError(f"a tokenizer of transformers is needed, not {type(tokenizer).__name__}")
+        self.tokenizer = copy.deepcopy(tokenizer)  # Calling a tokenizer changes how it truncates the next text.
+        self.max_length = max_length
+        self.add_special_tokens = add_special_tokens
+        self._texts = column_of(source, column, "text")
+        self._targets = None if targets is None else _targets(source, targets)
+        if self._targets is not None and len(self._targets) != len(self._texts):
+            raise HooklineError(f"there are {len(self._texts)} texts and {len(self._targets)} targets")
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index: int) -> TextSample:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[TextSample]:
+        samples = self._encode(self._texts, indices)
+        if self._targets is not None:
+            for sample, target in zip(samples, self._encode(self._targets, indices, target=True), strict=True):
+                sample["labels"] = target["input_ids"]
+        return samples
+
+    def collate(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
+        """Return samples as one batch of keywords, padded on the tokenizer's side."""
+        left = self.tokenizer.padding_side == "left"
+        batch = {name: _padded([sample[name] for sample in samples], self._filler(name), left) for name in samples[0]}
+        if "labels" in samples[0]:  # A decoder's input is padded on the right, wherever the encoder's padding is.
+            batch["labels"] = _padded([sample["labels"] for sample in samples], NO_LABEL, left=False)
+        return batch
+
+    def give(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
+        """Run the model on a batch."""
+        return model(**self.keywords(model, batch))
+
+    def keywords(self, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch as the model takes it. With padding on the left, positions count from the first real token."""
+        if self.tokenizer.padding_side == "left" and takes_positions(model):
+            return {**batch, "position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)}
+        return dict(batch)
+
+    def length(self, sample: TextSample) -> int:
+        """Return how many tokens a sample has."""
+        return len(sample["input_ids"])
+
+    def fingerprint(self) -> str:
+        """Return a text that identifies the data and the tokenizer."""
+        known = [self._texts, self._targets]
+        parts = [None if one is None else one.fingerprint() for one in known]
+        settings = [self.max_length, self.add_special_tokens, self.tokenizer.padding_side]
+        text = json.dumps([*parts, *settings, _vocabulary(self.tokenizer)])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        return f"{len(self)} texts for {type(self.tokenizer).__name__}"
+
+    def _encode(self, source: DataColumn, indices: Sequence[int], target: bool = False) -> list[TextSample]:
+        """Return the tokens of some texts. Token numbers stay as they are."""
+        given = [source[index] for index in indices]
+        if any(not isinstance(one, str) for one in given):
+            return [
+                self._checked({"input_ids": _numbers(one, index)}, index)
+                for one, index in zip(given, indices, strict=True)
+            ]
+        options: dict[str, Any] = {"add_special_tokens": self.add_special_tokens, "verbose": False}
+        if self.max_length is not None:
+            options |= {"truncation": True, "max_length": self.max_length}
+        found = self.tokenizer(text_target=given, **options) if target else self.tokenizer(given, **options)
+        samples = [{name: list(column[at]) for name, column in found.items()} for at in range(len(given))]
+        return [self._checked(sample, index) for sample, index in zip(samples, indices, strict=True)]
+
+    def _checked(self, sample: TextSample, index: int) -> TextSample:
+        """Return a sample with a mask, or refuse one that is too long for the model."""
+        if self.max_length is not None and len(sample["input_ids"]) > self.max_length:
+            sample = {name: numbers[: self.max_length] for name, numbers in sample.items()}
+        length, longest = len(sample["input_ids"]), self.tokenizer.model_max_length
+        if longest < min(length, _ENDLESS):
+            raise HooklineError(
+                f"text {index} has {length} tokens, and the model takes {longest}; max_length={longest} keeps the first"
+            )
+        sample.setdefault("attention_mask", [1] * length)
+        return sample
+
+    def _filler(self, name: str) -> int:
+        """Return the number for padding. A mask covers it, so any valid token will do."""
+        if name == "input_ids":
+            return int(self.tokenizer.pad_token_id or 0)
+        return int(getattr(self.tokenizer, "pad_token_type_id", 0)) if name == "token_type_ids" else 0
+
+
+def takes_positions(model: nn.Module) -> bool:
+    """Return True if a model needs the positions of its tokens: it takes them, and does not skip padding itself."""
+    model = unwrap(model)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    # RoBERTa and similar models skip padding themselves: their table of positions has a row for it.
+    tables = [one for name, one in model.named_modules() if "position" in name and isinstance(one, nn.Embedding)]
+    return all(table.padding_idx is None for table in tables)
+
+
+def _targets(source: Any, targets: Any) -> DataColumn:
+    """Return the texts for a decoder: another column, or another source."""
+    if isinstance(targets, str) and not os.path.exists(targets):
+        return column_of(source, targets, targets)
+    return column_of(targets, None, "text")
+
+
+def _numbers(value: Any, index: int) -> list[int]:
+    """Return token numbers as a list."""
+    numbers = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(numbers, Iterable) or isinstance(numbers, str) or not all(type(one) is int for one in numbers):
+        raise HooklineError(f"sample {index} is {value!r:.60}, neither text nor a list of token numbers")
+    return list(numbers)
+
+
+def _padded(rows: list[list[int]], filler: int, left: bool) -> Tensor:
+    """Return rows of several lengths as one tensor. If all are empty, it has one column of padding."""
+    longest = max(1, *map(len, rows))
+    fills = [[filler] * (longest - len(row)) for row in rows]
+    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])
+
+
+def _vocabulary(tokenizer: Any) -> str:
+    """Return a text that identifies a tokenizer, whatever truncation and padding it was last used with."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        known: Any = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    else:
+        known = {
+            name: part for name, part in json.loads(backend.to_str()).items() if name not in ("truncation", "padding")
+        }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+class Images:
+    """Images as a model takes them, for `hl.harvest`: numbered samples, of one size in a batch.
+
+    Args:
+        source: a folder (its images in the order of their names, those of folders in it too), a list of paths or of
+            images, or a `datasets.Dataset`.
+        processor: the model's own image processor, or a processor that has one.
+        column: the column with the images; "image" unless it is named.
+    """
+
+    def __init__(self, source: Any, processor: Any, *, column: str | None = None) -> None:
+        self.processor = getattr(processor, "image_processor", processor)
+        if not callable(self.processor):
+            raise HooklineError(f"an image processor of transformers is needed, not {type(processor).__name__}")
+        self._images: DataColumn = ImageFolder(source) if _is_path(source) else column_of(source, column, "image")
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> ImageSample:
+        found = self.processor(images=[_opened(self._images[index])], return_tensors="pt")
+        return {name: value[0] for name, value in found.items()}
+
+    def collate(self, samples: Sequence[ImageSample]) -> dict[str, Tensor]:
+        """Return samples as one batch of keywords."""
+        try:
+            return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+        except RuntimeError:
+            shapes = sorted({tuple(value.shape) for sample in samples for value in sample.values()})
+            raise HooklineError(
+                f"images of the shapes {', '.join(map(str, shapes))} don't go into one batch; let the processor bring "
+                "them to one size, or take batch_size=1"
+            ) from None
+
+    def opened(self) -> list[Any]:
+        """Return the images unprocessed, for a processor that takes texts as well."""
+        return [_opened(self._images[index]) for index in range(len(self))]
+
+    def fingerprint(self) -> str:
+        """Return a text that identifies the images and the processor."""
+        settings = (
+            self.processor.to_json_string() if hasattr(self.processor, "to_json_string") else repr(self.processor)
+        )
+        return hashlib.sha256(json.dumps([self._images.fingerprint(), settings]).encode()).hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        return f"{len(self)} images for {type(self.processor).__name__}"
+
+
+class ImageFolder:
+    """The image files of a folder, in the order of their names."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()  # Another process may have another working folder.
+        if not self.path.is_dir():
+            raise HooklineError(f"{str(path)!r} is not a folder of images; a single one is given as a list")
+        found = (one.relative_to(self.path) for one in self.path.rglob("*") if one.suffix.lower() in SUFFIXES)
+        self.names = sorted(one.as_posix() for one in found)
+        if not self.names:
+            raise HooklineError(f"{str(path)!r} has no images ({', '.join(SUFFIXES)})")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Path:
+        return self.path / self.names[index]
+
+    def fingerprint(self) -> str:
+        """Return a hash of names and sizes: reading all images would take as long as the harvest itself."""
+        known = [(name, (self.path / name).stat().st_size) for name in self.names]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _opened(image: Any) -> Any:
+    """Return an image in RGB; a file is read whole."""
+    if _is_path(image):
+        try:
+            from PIL import Image
+        except ImportError:
+            raise HooklineError("image files are read with pillow: pip install 'hookline[transformers]'") from None
+        with Image.open(image) as file:
+            return file.convert("RGB")
+    return image.convert("RGB") if hasattr(image, "convert") else image
+
+
+class DataColumn(Protocol):
+    """Numbered values with a fingerprint."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    def fingerprint(self) -> str:
+        """Return a text that identifies the values."""
+
+
+def column_of(source: Any, name: str | None, usual: str) -> DataColumn:
+    """Return a column of a source: `name`, or `usual` if none is named."""
+    if _is_path(source):
+        return Lines(source, name)
+    if isinstance(source, Mapping):  # A DatasetDict, or a mapping of columns.
+        names = ", ".join(map(repr, source))
+        raise HooklineError(f"one list or dataset is needed, and this has {names}; give one of them")
+    if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        kind = type(source).__name__
+        raise HooklineError(f"{kind} has no numbered samples; give a dataset that is not streamed, a list or a file")
+    if hasattr(source, "column_names") and hasattr(source, "select_columns"):
+        return DatasetColumn(source, name or usual)
+    return ListColumn(source, name or usual)
 
 
 class Lines(Sequence[str]):
-    """The texts of a file: a line each, or a field of each line of JSON. Blank lines are none.
+    """The texts of a file: one per line, or a field of each JSON line. Blank lines do not count.
 
-    Where the lines begin is found once in each process, and does not travel with a pickle.
+    The starts of the lines are found once in each process, and are not pickled.
     """
 
     def __init__(self, path: str | os.PathLike[str], field: str | None = None) -> None:
@@ -67,21 +343,21 @@ class Lines(Sequence[str]):
             return self._text(file.readline(), index)
 
     def _text(self, line: bytes, index: int) -> str:
-        """Return what a line says."""
+        """Return the text of a line."""
         try:
             text = line.decode("utf-8").rstrip("\r\n")
             found: Any = json.loads(text)[self.field] if self.is_json else text
         except UnicodeDecodeError as error:
             raise HooklineError(f"text {index} of {self.path.name!r} is not UTF-8: {error}") from None
         except (ValueError, TypeError, LookupError) as error:
-            problem = f"text {index} of {self.path.name!r}: no JSON with a field {self.field!r}: {line[:60]!r}"
+            problem = f"text {index} of {self.path.name!r}: not JSON with a field {self.field!r}: {line[:60]!r}"
             raise HooklineError(f"{problem}; column= names the field") from error
         if not isinstance(found, str):
             raise HooklineError(f"text {index} of {self.path.name!r}: field {self.field!r} is {found!r:.60}, no text")
         return found
 
     def _begins(self) -> array[int]:
-        """Return where each line begins that is not blank."""
+        """Return where each line that is not blank begins."""
         if self._starts is None:
             starts, offset = array("Q"), 0
             with open(self.path, "rb") as file:
@@ -93,7 +369,7 @@ class Lines(Sequence[str]):
         return self._starts
 
     def fingerprint(self) -> str:
-        """Return a text that a file with other contents would not have."""
+        """Return a text that identifies the contents of the file."""
         found = hashlib.sha256()
         with open(self.path, "rb") as file:
             while chunk := file.read(_CHUNK):
@@ -102,17 +378,6 @@ class Lines(Sequence[str]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_starts": None}
-
-
-class DataColumn(Protocol):
-    """Numbered values, known again by a text."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
-
-    def fingerprint(self) -> str:
-        """Return a text that other values would not have."""
 
 
 class ListColumn:
@@ -136,7 +401,7 @@ class ListColumn:
         return item[self._name]
 
     def fingerprint(self) -> str:
-        """Return a digest of everything."""
+        """Return a digest of all values."""
         return digest([self[index] for index in range(len(self))])
 
 
@@ -158,274 +423,5 @@ class DatasetColumn:
         return self._dataset[index][self._name]
 
     def fingerprint(self) -> str:
-        """Return the dataset's own."""
+        """Return the dataset's own fingerprint, and the column."""
         return f"{self._dataset._fingerprint} {self._name}"
-
-
-def column_of(source: Any, name: str | None, usual: str) -> DataColumn:
-    """Return a column of a source; the usual one where none is named."""
-    if isinstance(source, (str, os.PathLike)):
-        return Lines(source, name)
-    if isinstance(source, Mapping):  # A DatasetDict, or columns as such.
-        names = ", ".join(map(repr, source))
-        raise HooklineError(f"one list or dataset is needed, and this has {names}; give one of them")
-    if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-        kind = type(source).__name__
-        raise HooklineError(f"{kind} has no numbered samples; give a dataset that is not streamed, a list or a file")
-    if hasattr(source, "column_names") and hasattr(source, "select_columns"):
-        return DatasetColumn(source, name or usual)
-    return ListColumn(source, name or usual)
-
-
-TextSample = dict[str, list[int]]
-_ENDLESS = 1 << 40  # transformers' word for "no longest text" is larger than any.
-
-
-class Texts:
-    """Texts as a model takes them, for `hl.harvest`: numbered samples, padded batch by batch.
-
-    Args:
-        source: a text file with a text on each line, a .jsonl file, a list of strings, or a `datasets.Dataset`;
-            token numbers will do as well as text.
-        tokenizer: the model's own, or a processor that has one. It is copied, and stays as it is.
-        column: the column or JSON field with the texts; "text" unless it is named.
-        targets: for an encoder-decoder model, what the decoder is given: another column, or a source of its own.
-        max_length: how many tokens of a text are kept. Without it, a text that is too long for the model is an error.
-    """
-
-    def __init__(
-        self,
-        source: Any,
-        tokenizer: Any,
-        *,
-        column: str | None = None,
-        targets: Any = None,
-        max_length: int | None = None,
-        add_special_tokens: bool = True,
-    ) -> None:
-        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-        if not callable(tokenizer) or not hasattr(tokenizer, "padding_side"):
-            raise HooklineError(f"a tokenizer of transformers is needed, not {type(tokenizer).__name__}")
-        self.tokenizer = copy.deepcopy(tokenizer)  # A call of it changes how it cuts the next text.
-        self.max_length = max_length
-        self.add_special_tokens = add_special_tokens
-        self._texts = column_of(source, column, "text")
-        self._targets = None if targets is None else _targets(source, targets)
-        if self._targets is not None and len(self._targets) != len(self._texts):
-            raise HooklineError(f"there are {len(self._texts)} texts and {len(self._targets)} targets")
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, index: int) -> TextSample:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[TextSample]:
-        samples = self._encode(self._texts, indices)
-        if self._targets is not None:
-            for sample, target in zip(samples, self._encode(self._targets, indices, target=True), strict=True):
-                sample["labels"] = target["input_ids"]
-        return samples
-
-    def collate(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
-        """Return samples as one batch of keywords, filled up on the tokenizer's side."""
-        left = self.tokenizer.padding_side == "left"
-        batch = {name: _padded([sample[name] for sample in samples], self._filler(name), left) for name in samples[0]}
-        if "labels" in samples[0]:  # A decoder begins with its first token, wherever the encoder's padding is.
-            batch["labels"] = _padded([sample["labels"] for sample in samples], NO_LABEL, left=False)
-        return batch
-
-    def give(self, model: nn.Module, batch: Mapping[str, Any]) -> Any:
-        """Run the model on a batch."""
-        return model(**self.keywords(model, batch))
-
-    def keywords(self, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch as the model takes it. Where padding is on the left, positions are counted without it."""
-        if self.tokenizer.padding_side == "left" and takes_positions(model):
-            return {**batch, "position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)}
-        return dict(batch)
-
-    def length(self, sample: TextSample) -> int:
-        """Return how many tokens a sample has."""
-        return len(sample["input_ids"])
-
-    def fingerprint(self) -> str:
-        """Return a text that other data, or the same through another tokenizer, would not have."""
-        known = [self._texts, self._targets]
-        parts = [None if one is None else one.fingerprint() for one in known]
-        settings = [self.max_length, self.add_special_tokens, self.tokenizer.padding_side]
-        text = json.dumps([*parts, *settings, _vocabulary(self.tokenizer)])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def __repr__(self) -> str:
-        return f"{len(self)} texts for {type(self.tokenizer).__name__}"
-
-    def _encode(self, source: DataColumn, indices: Sequence[int], target: bool = False) -> list[TextSample]:
-        """Return what the tokenizer makes of some texts. Token numbers stay what they are."""
-        given = [source[index] for index in indices]
-        if any(not isinstance(one, str) for one in given):
-            return [
-                self._checked({"input_ids": _numbers(one, index)}, index)
-                for one, index in zip(given, indices, strict=True)
-            ]
-        options: dict[str, Any] = {"add_special_tokens": self.add_special_tokens, "verbose": False}
-        if self.max_length is not None:
-            options |= {"truncation": True, "max_length": self.max_length}
-        found = self.tokenizer(text_target=given, **options) if target else self.tokenizer(given, **options)
-        samples = [{name: list(column[at]) for name, column in found.items()} for at in range(len(given))]
-        return [self._checked(sample, index) for sample, index in zip(samples, indices, strict=True)]
-
-    def _checked(self, sample: TextSample, index: int) -> TextSample:
-        """Return a sample with a mask, or refuse one that the model can't take."""
-        if self.max_length is not None and len(sample["input_ids"]) > self.max_length:
-            sample = {name: numbers[: self.max_length] for name, numbers in sample.items()}
-        length, longest = len(sample["input_ids"]), self.tokenizer.model_max_length
-        if longest < min(length, _ENDLESS):
-            raise HooklineError(
-                f"text {index} has {length} tokens, and the model takes {longest}; max_length={longest} keeps the first"
-            )
-        sample.setdefault("attention_mask", [1] * length)
-        return sample
-
-    def _filler(self, name: str) -> int:
-        """Return what stands where there is no token. A mask covers it, so any number that is one will do."""
-        if name == "input_ids":
-            return int(self.tokenizer.pad_token_id or 0)
-        return int(getattr(self.tokenizer, "pad_token_type_id", 0)) if name == "token_type_ids" else 0
-
-
-def takes_positions(model: nn.Module) -> bool:
-    """Whether a model is to be told the positions of its tokens: it takes them, and does not count by itself."""
-    model = unwrap(model)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        return False
-    # RoBERTa and its kin pass over padding, and count from another number: their table of positions has a row for it.
-    tables = [one for name, one in model.named_modules() if "position" in name and isinstance(one, nn.Embedding)]
-    return all(table.padding_idx is None for table in tables)
-
-
-def _targets(source: Any, targets: Any) -> DataColumn:
-    """Return the texts for a decoder: of another column, or of another source."""
-    if isinstance(targets, str) and not os.path.exists(targets):
-        return column_of(source, targets, targets)
-    return column_of(targets, None, "text")
-
-
-def _numbers(value: Any, index: int) -> list[int]:
-    """Return token numbers as a list."""
-    numbers = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(numbers, Iterable) or isinstance(numbers, str) or not all(type(one) is int for one in numbers):
-        raise HooklineError(f"sample {index} is {value!r:.60}, neither text nor a list of token numbers")
-    return list(numbers)
-
-
-def _padded(rows: list[list[int]], filler: int, left: bool) -> Tensor:
-    """Return rows of several lengths as one tensor; of nothing but empty ones, with a column of padding."""
-    longest = max(1, *map(len, rows))
-    fills = [[filler] * (longest - len(row)) for row in rows]
-    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])
-
-
-def _vocabulary(tokenizer: Any) -> str:
-    """Return a text of what a tokenizer does with text, whatever it was last asked to cut or fill up."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        known: Any = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
-    else:
-        known = {
-            name: part for name, part in json.loads(backend.to_str()).items() if name not in ("truncation", "padding")
-        }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-
-
-ImageSample = dict[str, Tensor]
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-
-
-class Images:
-    """Images as a model takes them, for `hl.harvest`: numbered samples, of one size in a batch.
-
-    Args:
-        source: a folder (its images in the order of their names, those of folders in it too), a list of paths or of
-            images, or a `datasets.Dataset`.
-        processor: the model's own image processor, or a processor that has one.
-        column: the column with the images; "image" unless it is named.
-    """
-
-    def __init__(self, source: Any, processor: Any, *, column: str | None = None) -> None:
-        self.processor = getattr(processor, "image_processor", processor)
-        if not callable(self.processor):
-            raise HooklineError(f"an image processor of transformers is needed, not {type(processor).__name__}")
-        self._images: DataColumn = ImageFolder(source) if _is_path(source) else column_of(source, column, "image")
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> ImageSample:
-        found = self.processor(images=[_opened(self._images[index])], return_tensors="pt")
-        return {name: value[0] for name, value in found.items()}
-
-    def collate(self, samples: Sequence[ImageSample]) -> dict[str, Tensor]:
-        """Return samples as one batch of keywords."""
-        try:
-            return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-        except RuntimeError:
-            shapes = sorted({tuple(value.shape) for sample in samples for value in sample.values()})
-            raise HooklineError(
-                f"images of the shapes {', '.join(map(str, shapes))} don't go into one batch; let the processor bring "
-                "them to one size, or take batch_size=1"
-            ) from None
-
-    def opened(self) -> list[Any]:
-        """Return the images as they are, for a processor that takes texts beside them."""
-        return [_opened(self._images[index]) for index in range(len(self))]
-
-    def fingerprint(self) -> str:
-        """Return a text that other images, or the same through another processor, would not have."""
-        settings = (
-            self.processor.to_json_string() if hasattr(self.processor, "to_json_string") else repr(self.processor)
-        )
-        return hashlib.sha256(json.dumps([self._images.fingerprint(), settings]).encode()).hexdigest()[:32]
-
-    def __repr__(self) -> str:
-        return f"{len(self)} images for {type(self.processor).__name__}"
-
-
-class ImageFolder:
-    """The image files of a folder, in the order of their names."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()  # Another process may have another working folder.
-        if not self.path.is_dir():
-            raise HooklineError(f"{str(path)!r} is not a folder of images; a single one is given as a list")
-        found = (one.relative_to(self.path) for one in self.path.rglob("*") if one.suffix.lower() in SUFFIXES)
-        self.names = sorted(one.as_posix() for one in found)
-        if not self.names:
-            raise HooklineError(f"{str(path)!r} has no images ({', '.join(SUFFIXES)})")
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> Path:
-        return self.path / self.names[index]
-
-    def fingerprint(self) -> str:
-        """Return a text of the names and sizes: to read all images would take as long as the harvest's own reading."""
-        known = [(name, (self.path / name).stat().st_size) for name in self.names]
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, (str, os.PathLike))
-
-
-def _opened(image: Any) -> Any:
-    """Return an image in three colours; of a file, read whole."""
-    if _is_path(image):
-        try:
-            from PIL import Image
-        except ImportError:
-            raise HooklineError("image files are read with pillow: pip install 'hookline[transformers]'") from None
-        with Image.open(image) as file:
-            return file.convert("RGB")
-    return image.convert("RGB") if hasattr(image, "convert") else image

@@ -1,7 +1,7 @@
-"""Threads that write while the model runs on, in order. Memory is bounded, and errors reach the caller.
+"""Threads that write rows while the model runs. Memory is bounded, and errors reach the caller.
 
-The caller may be interrupted between any two instructions, so it holds no lock: one that stayed held would stop every
-thread for good. Work goes to the threads, and results come back, through queues that are written in C.
+The caller may be interrupted between any two instructions, so it takes no lock: a lock that is never released would
+stop every thread. Work goes to the threads, and results come back, through `SimpleQueue`, which is written in C.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 
 class BufferPool:
-    """Buffers of sizes that are powers of two; as many as were ever needed at one time."""
+    """Reusable buffers in sizes of powers of two: as many as were ever needed at one time."""
 
     def __init__(self) -> None:
         self._free: dict[int, deque[Tensor]] = {}
 
     def copy(self, tensor: Tensor) -> PooledCopy:
-        """Return a copy of a tensor of the host, in memory that is to be given back."""
+        """Return a copy of a CPU tensor, in a buffer that is to be given back."""
         size = 1 << max(tensor.nbytes - 1, 0).bit_length()
         try:
             buffer = self._of(size).pop()
@@ -34,7 +34,7 @@ class BufferPool:
         return PooledCopy(own.copy_(tensor), buffer, self)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Let others use this memory."""
+        """Make a buffer available again."""
         self._of(len(buffer)).append(buffer)
 
     def _of(self, size: int) -> deque[Tensor]:
@@ -42,7 +42,7 @@ class BufferPool:
 
 
 class PooledCopy:
-    """A copy, and the memory in which it is."""
+    """A copy of a tensor, and the buffer that it is in."""
 
     def __init__(self, tensor: Tensor, buffer: Tensor, staging: BufferPool) -> None:
         self.tensor = tensor
@@ -50,7 +50,7 @@ class PooledCopy:
         self._staging = staging
 
     def give_back(self) -> None:
-        """Give the memory back; the tensor must not be used any more."""
+        """Give the buffer back; the tensor must not be used afterwards."""
         self._staging.give_back(self._buffer)
 
 
@@ -59,13 +59,13 @@ Queue = SimpleQueue[tuple[Work, int] | None]
 
 
 class WriterThreads:
-    """Some threads with a queue each. One thread gives them work, and waits while too many bytes are on their way."""
+    """Threads with a queue each. One thread gives them work, and waits while too many bytes are queued."""
 
     def __init__(self, number: int, limit: int) -> None:
         self._limit = limit
         self._queues: list[Queue] = [SimpleQueue() for _ in range(number)]
         self._done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()  # The bytes of each piece of work.
-        self._bytes = self._left = 0  # On their way, as far as the caller knows.
+        self._bytes = self._left = 0  # Bytes and pieces of work that are queued, as far as the caller knows.
         self._is_over = False
         self._threads: list[threading.Thread] = []
 
@@ -76,26 +76,26 @@ class WriterThreads:
             self._threads.append(thread)  # A thread whose start was interrupted may never run, so it is not waited for.
         return self
 
-    def put(self, lane: int, work: Work, nbytes: int = 0) -> None:
-        """Let a lane do some work after what it has; raise what has gone wrong in any of them."""
+    def put(self, thread: int, work: Work, nbytes: int = 0) -> None:
+        """Queue work on a thread. Raises the first error that any thread has reported."""
         self.until(lambda: not self._bytes or self._bytes + nbytes <= self._limit)
         self._bytes += nbytes
         self._left += 1
-        self._queues[lane % len(self._queues)].put((work, nbytes))
+        self._queues[thread % len(self._queues)].put((work, nbytes))
 
     def finish(self) -> None:
-        """Wait until all is done."""
+        """Wait until all work is done."""
         self.until(lambda: not self._left)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the work that was given has made something true; raise what has gone wrong."""
+        """Wait until finished work makes the condition true. Raises the first error that any thread has reported."""
         while self._note_done(wait=False):
             pass
         while not condition():
             self._note_done(wait=True)
 
     def stop(self) -> None:
-        """Let the threads end after what they are at. It may be called again if it was interrupted."""
+        """Let each thread end after its current work. May be called again if it was interrupted."""
         self._is_over = True
         for queue in self._queues:
             queue.put(None)
@@ -108,7 +108,7 @@ class WriterThreads:
             thread.join()
 
     def _note_done(self, wait: bool) -> bool:
-        """Take note of one piece of work that is done; return False if there is none."""
+        """Count one finished piece of work; return False if there is none."""
         try:
             nbytes, error = self._done.get(wait)
         except Empty:
@@ -141,5 +141,5 @@ class Countdown:
         self._function = function
 
     def __call__(self) -> None:
-        if next(self._calls) == self._number:  # One instruction, whatever other threads do.
+        if next(self._calls) == self._number:  # `next` on a count is atomic.
             self._function()

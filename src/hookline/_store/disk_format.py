@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hookline._store.storage import Sink, Storage
 from hookline._torch import first_element
-from hookline._untrusted_files import DTYPES, check_parts, parse_json, stored_dtype
+from hookline._untrusted_files import DTYPES, check_parts, dtype_name, parse_json, stored_dtype
 from hookline.errors import StoreError, first_line
 
 MANIFEST, END, UNITS, DATA, MORE = "harvest.json", "end.json", "units", "data", "more"
@@ -34,12 +34,14 @@ _PART = re.compile(r"[0-9]{4,9}")
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
 _LARGEST = 1 << 48  # So that sums of many still fit a tensor.
+_PAGE = 4096
+_MOST_ROWS = 1 << 62
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a store: what it is called, and what one of its rows is."""
+    """One array of a store: its name, and the dtype and shape of a row."""
 
     name: str
     dtype: torch.dtype
@@ -58,12 +60,15 @@ class Array:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.name!r} ({str(self.dtype).removeprefix('torch.')}, rows of {self.shape})"
+        return f"{self.name!r} ({dtype_name(self.dtype)}, rows of {self.shape})"
+
+
+POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store holds and how it came to be. `spec` and `arrays` make the hash; `plan` may change between runs."""
+    """What a store holds, and of which harvest. The hash covers `spec` and `arrays`; `plan` may change between runs."""
 
     spec: Mapping[str, Any]
     arrays: tuple[Array, ...]
@@ -82,7 +87,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, name: str) -> Manifest:
-        """Read harvest.json; anything else is a StoreError that begins with `name`."""
+        """Read harvest.json, or raise a StoreError that begins with `name`."""
         found = _unsealed(data, _STORE, name)
         try:
             _expect(type(found["spec"]) is type(found["plan"]) is dict, "its spec or plan")
@@ -113,13 +118,13 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """What one finished unit holds, in the order in which it is stored. Skipped samples are not stored."""
+    """What one finished unit holds, in the order on disk. Skipped samples are not stored."""
 
     unit: int
     attempt: str
     first: int  # The number of its first sample.
     samples: int  # How many numbers it spans, the skipped ones included.
-    files: tuple[File, ...]  # Of each array.
+    files: tuple[File, ...]  # One for each array.
     lengths: tuple[int | tuple[int, ...], ...]  # The different ones: rows of each stored sample, or of every one.
     uses: tuple[int, ...]  # For each array, which of `lengths`.
     order: tuple[int, ...] | None = None  # The stored samples, as offsets from `first`; None: ascending.
@@ -146,7 +151,7 @@ class UnitRecord:
 
     @classmethod
     def from_json(cls, data: bytes, name: str, unit: int, arrays: Sequence[Array]) -> UnitRecord:
-        """Read the record of a unit; anything else is a StoreError that begins with `name`."""
+        """Read the record of a unit, or raise a StoreError that begins with `name`."""
         found = _unsealed(data, _UNIT, name)
         try:
             record = cls(
@@ -167,7 +172,7 @@ class UnitRecord:
         return record
 
     def check(self, arrays: Sequence[Array]) -> None:
-        """Raise a ValueError where this can't be."""
+        """Raise a ValueError if the record contradicts itself or the arrays."""
         _expect(type(self.attempt) is str and _ATTEMPT.fullmatch(self.attempt) is not None, "its attempt")
         _expect(all(_is_size(number) for number in (self.unit, self.first, self.samples)), "a number")
         _expect(all(type(text) is str for text in (self.inputs, *self.skipped.values())), "a text")
@@ -214,7 +219,7 @@ def end_from_json(data: bytes, name: str) -> int:
 
 
 def unit_of(name: str) -> int | None:
-    """Return the unit whose record has this name; None if no record is named so."""
+    """Return the unit whose record has this name; None if this is not the name of a record."""
     digits = name.removesuffix(".json")
     unit = int(digits) if re.fullmatch("[0-9]{8,15}", digits) else -1
     return unit if name == f"{unit:08d}.json" else None
@@ -235,6 +240,11 @@ def positions_name(unit: int, attempt: str, group: int) -> str:
     return f"{DATA}/positions/{unit:08d}-{attempt}-{group}.safetensors"
 
 
+def has_manifest(storage: Storage) -> bool:
+    """Return True if a store was begun in this folder."""
+    return MANIFEST in storage.names("")
+
+
 def read_manifest(storage: Storage) -> Manifest:
     """Return the manifest of a store."""
     try:
@@ -250,8 +260,8 @@ def _named(storage: Storage, name: str) -> str:
     return repr(f"{storage}/{name}")
 
 
-def how_many(storage: Storage, manifest: Manifest) -> int | None:
-    """Return how many units the store has when it is complete; None if the data have not ended yet."""
+def unit_count(storage: Storage, manifest: Manifest) -> int | None:
+    """Return how many units the complete store has; None if the end of the data has not been reached."""
     if manifest.units is not None:
         return manifest.units
     try:
@@ -290,7 +300,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _sealed(value: dict[str, Any]) -> bytes:
-    """Return JSON that tells whether it was altered."""
+    """Return JSON with a checksum."""
     data = _canonical({**value, "checksum": f"{zlib.crc32(_canonical(value)):08x}"})
     try:
         check_parts(data.decode())
@@ -300,7 +310,7 @@ def _sealed(value: dict[str, Any]) -> bytes:
 
 
 def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
-    """Return what was sealed; refuse what is damaged, foreign or newer."""
+    """Return sealed JSON; refuse what is damaged, from another program or from a newer version."""
     try:
         value = parse_json(data)
         found = value["format"]
@@ -335,18 +345,13 @@ def _is_size(number: Any) -> bool:
 
 
 def _are_sizes(numbers: Sequence[Any]) -> bool:
-    """Whether all are sizes: there may be millions."""
+    """Return True if all are sizes. There may be millions, so there is no loop in Python."""
     return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < _LARGEST)
 
 
 def _expect(fits: bool, what: str) -> None:
     if not fits:
         raise ValueError(what)
-
-
-POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
-_PAGE = 4096
-_MOST_ROWS = 1 << 62
 
 
 class Shard:
@@ -358,11 +363,11 @@ class Shard:
         self._rows = self._checksum = 0
 
     def append(self, rows: Tensor) -> None:
-        """Write rows straight from their memory."""
+        """Write rows without copying them."""
         plain = rows.detach().resolve_conj().resolve_neg().contiguous()
         memory = memory_view(plain)
         self._checksum = zlib.crc32(memory, self._checksum)
-        self._sink.write(memory)  # In one call: the kernel keeps what comes together in larger pages, which map faster.
+        self._sink.write(memory)  # In one call: Linux then keeps the data in larger pages, which map faster.
         self._rows += len(rows)
 
     def finish(self) -> File:
@@ -371,7 +376,7 @@ class Shard:
         return File(self._rows, file_bytes(self._array, self._rows), self._checksum)
 
     def close(self) -> None:
-        """Let go of a file whose record is there."""
+        """Close a file whose record was written."""
         self._sink.close()
 
     def discard(self) -> None:
@@ -388,7 +393,7 @@ def header(array: Array, rows: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def reserved(array: Array) -> int:
-    """Return where the rows begin, however many there will be."""
+    """Return the byte at which the rows begin, whatever their number."""
     return -(-(len(_json(array, _MOST_ROWS)) + 8) // _PAGE) * _PAGE
 
 
@@ -409,7 +414,7 @@ def _json(array: Array, rows: int) -> bytes:
 
 
 def memory_view(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor where they lie; the tensor must be held as long as they are."""
+    """Return the bytes of a contiguous tensor without copying; the tensor must outlive them."""
     if not tensor.nbytes:
         return memoryview(b"")
     start = first_element(tensor)

@@ -1,7 +1,7 @@
-"""Rows as tables of others: Parquet files, and `datasets` of Hugging Face; streamed, and never silently widened.
+"""Export rows to Parquet and to Hugging Face `datasets`, in a stream. No dtype is widened without being asked.
 
-A table has a line for each row: the number of its sample, its position there, and one column for each array. Where
-Arrow has no such numbers (bfloat16, float8, complex), the caller says what they become.
+A table has a line for each row: the number of its sample, its position there, and one column for each array. Arrow has
+no bfloat16, float8 or complex numbers: the caller chooses what they become.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hookline._kernel import dtype_of
 from hookline._store.rows import Rows
+from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, StoreError
 
 _GROUP = 16 << 20  # Bytes in memory at a time: a row group, or a batch.
@@ -34,10 +35,10 @@ _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 @dataclass(frozen=True)
 class ExportColumn:
-    """How the rows of one array become a column: cast, then as what they are or as the bits of it.
+    """How the rows of one array become a column: converted to a dtype, then as numbers or as their bits.
 
-    Bits are integers in Arrow's own files. Parquet has none of one or two bytes, and would store four for each: there
-    they are the bytes of the row.
+    Bits are integers in Arrow's own files. Parquet stores small integers in four bytes, so there they are the bytes of
+    the row.
     """
 
     rows: Rows
@@ -47,23 +48,23 @@ class ExportColumn:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a reader needs to know to make the same tensors again."""
+        """What a reader needs to make the same tensors again."""
         return {"dtype": str(self.dtype), "shape": list(self.rows.shape[1:]), "bits": self.as_bits}
 
     @property
     def width(self) -> int:
-        """How many numbers of the table one row is."""
+        """How many numbers one row has in the table."""
         return math.prod(self.rows.shape[1:]) * (2 if self.dtype.is_complex else 1)
 
     def type(self, arrow: Any) -> Any:
-        """Return its type: a number, or a list of a fixed size."""
+        """Return the Arrow type: a number, or a list of fixed size."""
         if self.as_bytes:
             return arrow.binary(self.width * self.stored.itemsize)
         item = _arrow_type(arrow, self.stored)
         return item if len(self.rows.shape) == 1 else arrow.list_(item, self.width)
 
     def array(self, arrow: Any, begin: int, end: int) -> Any:
-        """Return some rows as an array of Arrow's, in the memory in which they are."""
+        """Return some rows as an Arrow array that shares their memory."""
         rows = self.rows[begin:end].to(self.dtype)
         plain = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
         numbers = plain.contiguous().view(self.stored)
@@ -80,18 +81,18 @@ class ExportColumn:
 
     @property
     def is_small(self) -> bool:
-        """Whether its numbers are integers of one or two bytes."""
+        """True if the numbers are integers of one or two bytes."""
         return self.stored.itemsize <= 2 and self.stored not in (torch.bool, torch.float16)
 
     @property
     def stored(self) -> torch.dtype:
-        """What the numbers of the table are."""
+        """The dtype of the numbers in the table."""
         plain = self.dtype.to_real() if self.dtype.is_complex else self.dtype
         return _WORDS[plain.itemsize] if plain not in _TYPES else plain
 
 
 class ExportTables:
-    """Some arrays as tables, piece by piece."""
+    """Arrays as Arrow tables, piece by piece."""
 
     def __init__(
         self, rows: Sequence[Rows], dtype: torch.dtype | str | None, bits: bool, as_bytes: bool = False
@@ -112,17 +113,17 @@ class ExportTables:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the columns were."""
+        """The original dtype and shape of each column."""
         return {column.rows.name: column.description for column in self.columns}
 
     def schema(self, arrow: Any) -> Any:
-        """Return the schema, which tells what the columns were."""
+        """Return the schema; its metadata describes the original columns."""
         fields = [("sample", arrow.int64()), ("position", arrow.int64())]
         fields += [(column.rows.name, column.type(arrow)) for column in self.columns]
         return arrow.schema(fields, metadata={"hookline": json.dumps(self.description)})
 
     def files(self, arrow: Any) -> Iterator[Iterator[Any]]:
-        """Return for each file its batches. There is at least one file."""
+        """Yield the batches of each file. There is at least one file."""
         size = self._step * self._steps_in_file
         for begin in range(0, max(1, self._rows), size):
             yield self._batches(arrow, begin, min(begin + size, self._rows))
@@ -151,7 +152,7 @@ def to_parquet(
     except ImportError as error:
         raise HooklineError("to_parquet() writes with pyarrow: pip install 'hookline[parquet]'") from error
     tables = ExportTables(rows, dtype, bits, as_bytes=True)
-    # Small integers take their own size only as numbers in a dictionary.
+    # Parquet stores small integers in their own size only with a dictionary.
     small = [column.path for column in tables.columns if not column.as_bits and column.is_small]
     options = {"compression": compression or "none", "use_dictionary": small, "write_statistics": ["sample"]}
     with _new_folder(path) as folder:
@@ -182,14 +183,14 @@ def to_datasets(
             with arrow.OSFile(os.path.join(folder, names[-1]), "wb") as file, arrow.ipc.new_stream(file, schema) as to:
                 for batch in batches:
                     to.write_batch(batch.replace_schema_metadata(schema.metadata))
-        about.write_to_directory(folder)  # The metadata of a table, datasets would drop.
+        about.write_to_directory(folder)  # datasets would drop the metadata of the tables.
         with open(os.path.join(folder, "state.json"), "x", encoding="utf-8") as file:
             json.dump(_state(names), file, indent=2)
     return datasets.load_from_disk(os.fspath(path))
 
 
 def _state(names: list[str]) -> dict[str, Any]:
-    """Return what `datasets` keeps of a dataset beside its files."""
+    """Return the state file that `datasets` writes beside the data files."""
     return {
         "_data_files": [{"filename": name} for name in names], "_fingerprint": os.urandom(8).hex(),
         "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
@@ -198,25 +199,25 @@ def _state(names: list[str]) -> dict[str, Any]:
 
 
 def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -> ExportColumn:
-    """Return how an array is exported; refuse what would change its numbers without being asked."""
+    """Return how an array is exported; refuse to change its numbers without being asked."""
     if rows.name in ("sample", "position"):
         raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
     wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
     if wanted in _TYPES:
         return ExportColumn(rows, wanted, as_bits=False, as_bytes=False)
     if not bits:
-        name = str(wanted).removeprefix("torch.")
+        name = dtype_name(wanted)
         others = "" if wanted.is_complex else ", or dtype=torch.float32 to widen them"
         raise StoreError(f"{rows.name!r} is {name}, which Arrow does not have; give bits=True to keep its bits{others}")
     return ExportColumn(rows, wanted, as_bits=True, as_bytes=as_bytes and not wanted.is_complex)
 
 
 def _values(arrow: Any, tensor: Tensor) -> Any:
-    """Return the numbers of a contiguous tensor as an array of Arrow's that shares its memory."""
+    """Return the numbers of a contiguous tensor as an Arrow array that shares its memory."""
     if not tensor.numel():
         return arrow.array([], _arrow_type(arrow, tensor.dtype))
     buffer = arrow.foreign_buffer(tensor.data_ptr(), tensor.nbytes, base=tensor)
-    if tensor.dtype is torch.bool:  # A bit each, there.
+    if tensor.dtype is torch.bool:  # Arrow stores one bit each.
         return arrow.Array.from_buffers(arrow.uint8(), tensor.numel(), [None, buffer]).cast(arrow.bool_())
     return arrow.Array.from_buffers(_arrow_type(arrow, tensor.dtype), tensor.numel(), [None, buffer])
 
@@ -228,7 +229,7 @@ def _arrow_type(arrow: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def _new_folder(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Give a folder that gets its name when everything is in it."""
+    """Yield a temporary folder, and give it its name when everything is written."""
     target = os.path.abspath(os.fsdecode(path))
     if os.path.exists(target):
         raise StoreError(f"{target!r} exists; give a new path")

@@ -1,8 +1,8 @@
 """A folder elsewhere, through fsspec: "s3://bucket/acts", "memory://acts", and, for reading, whatever fsspec opens.
 
-A data file is written to a temporary file here and sent as one object when it is finished; a record is an object that
-is created only if there is none. So one who dies leaves objects that no record names, and nothing else. Whom to ask,
-and with which credentials, is fsspec's own configuration, and the environment that its file systems read.
+A data file is written to a local temporary file and sent as one object when it is finished. A record is an object that
+is created only if it does not exist. So a killed writer leaves objects that no record names, and nothing else. Servers
+and credentials come from fsspec's configuration and from the environment.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch import Tensor
 from hookline._untrusted_files import LONGEST
 from hookline.errors import HooklineError, StoreError
 
-# Those that create an object only if there is none, in one step: by If-None-Match on S3, by ifGenerationMatch on GCS.
+# Protocols that can create an object only if it does not exist, in one step, and the header that does it.
 _EXCLUSIVE = {"s3": "If-None-Match", "s3a": "If-None-Match", "gs": "ifGenerationMatch", "gcs": "ifGenerationMatch"}
-_STALE = 24 * 3600  # Seconds after which the writer of an object without a record must be dead.
-_RANGE = 8 << 20  # Bytes asked for at once, so that a large part of a file comes as several.
+_STALE = 24 * 3600  # The writer of an object without a record is dead after this many seconds.
+_RANGE = 8 << 20  # Bytes of one request; larger reads are split.
 _TRIES = 5
 _SEE = (
     "that its bucket or folder exists, and that fsspec's configuration or the environment has what it takes to go there"
 )
-_in_memory = threading.Lock()  # memory:// is of one process, and looks before it creates.
-_exclusive: set[str] = set()  # Where that was tried, in this process.
+_in_memory = threading.Lock()  # memory:// checks and creates in two steps, within one process.
+_exclusive: set[str] = set()  # Servers on which exclusive creation was tried.
 
 
 class RemoteStorage:
     """A folder that fsspec reaches, named by its URL."""
 
-    maps = False  # Every `rows` is a question over the network.
+    maps = False  # Every `rows` is a request over the network.
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") if not url.endswith("://") else url
@@ -57,9 +57,9 @@ class RemoteStorage:
         return RemoteStorage(f"{self.url}/{name}")
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create an object if there is none; False if there is another. One with the same bytes counts as this one.
+        """Create an object; return False if there is another one. One with the same bytes counts as this one.
 
-        The answer to a request may be lost, and the request made again: then it is this very object that is there.
+        The answer to a request may be lost and the request repeated: then this very object exists already.
         """
         system, path = self._open(name)
         with self._writing(name):
@@ -73,7 +73,7 @@ class RemoteStorage:
                         return self.read(name) == data
                     if number == _TRIES - 1 or isinstance(error, (FileNotFoundError, PermissionError)):
                         raise
-                    time.sleep(0.1 * 2**number)  # Two who come at once may both be told to come again.
+                    time.sleep(0.1 * 2**number)  # Two writers at the same time may both get "retry".
         raise AssertionError("the last try returns or raises")
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
@@ -87,7 +87,7 @@ class RemoteStorage:
         return found
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if it is not there."""
+        """Return the names in a folder, sorted; none if it does not exist."""
         return sorted(_last(found["name"]) for found in self._listing(folder))
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -95,7 +95,7 @@ class RemoteStorage:
         return {_last(found["name"]): int(found["size"]) for found in self._listing(folder) if found["type"] == "file"}
 
     def remove(self, name: str) -> None:
-        """Remove an object; nothing happens if it is not there."""
+        """Remove an object, if it exists."""
         system, path = self._open(name)
         with self._writing(name), suppress(FileNotFoundError):
             system.rm_file(path)
@@ -105,7 +105,7 @@ class RemoteStorage:
         return RemoteSink(self, name, reserved)
 
     def rows(self, name: str, start: int, nbytes: int) -> Tensor:
-        """Return bytes of an object, in memory of their own; a large part comes in several pieces at once."""
+        """Return bytes of an object; a large range is read in several pieces at once."""
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         system, path = self._open(name)
@@ -124,11 +124,11 @@ class RemoteStorage:
         return memory
 
     def free(self) -> int | None:
-        """Return None: how much room there is can't be asked."""
+        """Return None: object stores have no such limit to ask for."""
         return None
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
-        """Remove an object if it is a day old and not wanted: nothing else tells of its writer."""
+        """Remove an object if it is a day old and not wanted: only its age tells that its writer is dead."""
         system, path = self._open(name)
         try:
             with self._reading(name):
@@ -141,11 +141,11 @@ class RemoteStorage:
         return True
 
     def remove_temporary(self, folder: str) -> list[str]:
-        """Return nothing: an object is there wholly or not at all."""
+        """Return nothing: objects are created atomically."""
         return []
 
     def _open(self, name: str = "") -> tuple[Any, str]:
-        """Return the file system and the path of a name in it. After a fork it is another one: fsspec needs that."""
+        """Return the file system and the path of a name in it. fsspec needs a new one after a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), *_file_system(self.url))
         _, system, root = self._opened
@@ -153,7 +153,7 @@ class RemoteStorage:
 
     def _listing(self, folder: str) -> list[dict[str, Any]]:
         system, path = self._open(folder)
-        system.invalidate_cache(path)  # Others write there too.
+        system.invalidate_cache(path)  # Other processes write there too.
         try:
             with self._reading(folder):
                 found = list(system.ls(path, detail=True))
@@ -162,7 +162,7 @@ class RemoteStorage:
         return [one for one in found if one["name"].strip("/") != path.strip("/")]  # Some list the folder itself.
 
     def _check_exclusive(self, system: Any) -> None:
-        """Refuse to write where two writers could not be told apart: try it once, at each server."""
+        """Refuse to write where files can't be created exclusively. This is tried once for each server."""
         kinds = [system.protocol] if isinstance(system.protocol, str) else list(system.protocol)
         if "memory" in kinds:
             return
@@ -192,17 +192,17 @@ class RemoteStorage:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Say in words why something can't be read; that it is not there is for the caller."""
+        """Raise a StoreError that says why an object can't be read. A missing one is left to the caller."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, NotImplementedError, StoreError):
             raise
-        except Exception as error:  # Each file system has exceptions of its own.
+        except Exception as error:  # Each file system has its own exceptions.
             raise StoreError(f"'{self}/{name}' can't be read: {_reason(error)}; see {_SEE}") from error
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Say in words why something can't be written."""
+        """Raise a StoreError that says why an object can't be written."""
         try:
             yield
         except StoreError:
@@ -213,7 +213,7 @@ class RemoteStorage:
 
 
 class RemoteSink:
-    """A data file while it is written: here, without a name, until it is sent."""
+    """A data file that is being written: a local file without a name, until it is sent."""
 
     def __init__(self, storage: RemoteStorage, name: str, reserved: int) -> None:
         self._storage = storage
@@ -221,7 +221,7 @@ class RemoteSink:
         self._reserved = reserved
         self._turn = threading.Lock()
         self._is_sent = False
-        # Gone with this process, however that ends.
+        # It goes away with this process, however that ends.
         self._spool = tempfile.TemporaryFile(prefix="hookline-")  # noqa: SIM115
         self._spool.seek(reserved)
 
@@ -232,7 +232,7 @@ class RemoteSink:
             self._spool.write(data)
 
     def finish(self, header: bytes) -> None:
-        """Put the header in front, and send the file; it is there when this returns."""
+        """Write the header, and send the file. The object exists when this returns."""
         if len(header) != self._reserved:
             raise ValueError(f"{len(header)} bytes of header, but {self._reserved} are reserved")
         system, path = self._storage._open(self._name)
@@ -247,13 +247,13 @@ class RemoteSink:
             self._spool.close()
 
     def close(self) -> None:
-        """Let go of the file: its record is there."""
+        """Close the file: its record was written."""
         with self._turn:
             self._spool.close()
             self._is_sent = False
 
     def discard(self) -> None:
-        """Remove the file, and the object if it was sent; do nothing if it was closed or removed before."""
+        """Remove the file, and the object if it was sent, unless the file was closed or removed before."""
         with self._turn:
             self._spool.close()
             if self._is_sent:
@@ -268,7 +268,7 @@ class RemoteSink:
 
 @contextmanager
 def _named(spool: Any) -> Iterator[str]:
-    """Give a path to a file that has no name: that of its descriptor, or of a copy where there is none."""
+    """Yield a path to a file without a name: that of its descriptor, or of a copy."""
     path = f"/proc/self/fd/{spool.fileno()}"
     if os.path.exists(path):
         yield path

@@ -1,4 +1,4 @@
-"""Where each row is: rows are numbered in the order of their samples, in whatever order and files they are stored."""
+"""Find the file and place of each row. Rows are numbered in the order of their samples, whatever the order on disk."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from hookline._store.disk_format import (
     committed,
     data_name,
     positions_name,
+    read_record,
     unit_name,
 )
 from hookline._store.storage import Storage
 from hookline._untrusted_files import check_memory
 from hookline.errors import StoreError
 
-_READERS = 16  # Records read at once where each is a question over a network.
+_READERS = 16  # Records read at once over a network.
 _UNIT = ("unit", "attempt", "first", "samples", "order", "skipped")  # The columns of `table`, then these of each array:
 _ARRAY = ("rows", "nbytes", "crc32", "lengths", "group")
 
 
-class Index:
-    """The units of one part, in order. Lists of lengths and orders are in one pool, and are named by where they begin.
+class UnitIndex:
+    """The units of one part, in order. Lists of lengths and orders are in one pool, and are named by their start in it.
 
     A `lengths` below 0 is not a position in the pool: -1 - k stands for k rows of each sample.
     """
@@ -49,8 +50,8 @@ class Index:
     def __len__(self) -> int:
         return len(self.table)
 
-    def equal(self, other: Index) -> bool:
-        """Whether two say the same."""
+    def equal(self, other: UnitIndex) -> bool:
+        """Return True if two indexes are the same."""
         tensors = [(one.table, one.pool, one.positions) for one in (self, other)]
         return all(map(torch.equal, *tensors)) and self.skipped == other.skipped
 
@@ -63,7 +64,7 @@ class Index:
         return self.table[:, len(_UNIT) + array * len(_ARRAY) + _ARRAY.index(column)]
 
     def list_at(self, start: int, line: int) -> Tensor:
-        """Return the list in the pool of as many numbers as a unit has stored samples."""
+        """Return the list that starts here in the pool: a number for each stored sample of a unit."""
         return self.pool[start : start + int(self.unit("samples")[line] - self.unit("skipped")[line])]
 
     def name_of(self, array: int, line: int) -> str:
@@ -77,7 +78,7 @@ class Index:
         return None if group < 0 else (positions_name(unit, attempt, group), self._groups[line, group])
 
     def samples(self) -> int:
-        """Return how many sample numbers there are, the skipped ones among them."""
+        """Return how many sample numbers there are, including skipped ones."""
         return int(self.unit("samples").sum())
 
     def nbytes(self) -> int:
@@ -101,7 +102,7 @@ class Index:
             yield positions_name(unit, attempt, group), file
 
 
-def read_index(storage: Storage, manifest: Manifest) -> Index:
+def read_index(storage: Storage, manifest: Manifest) -> UnitIndex:
     """Return the index of a part."""
     return from_records(read_records(storage, manifest, sorted(committed(storage))), len(manifest.arrays))
 
@@ -110,12 +111,10 @@ def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> 
     """Read the records of some units, every one of them checked."""
 
     def read(unit: int) -> UnitRecord:
-        name = unit_name(unit)
         try:
-            data = storage.read(name)
+            return read_record(storage, manifest, unit)
         except FileNotFoundError as error:
-            raise StoreError(f"'{storage}/{name}' is missing; run the harvest again") from error
-        return UnitRecord.from_json(data, f"'{storage}/{name}'", unit, manifest.arrays)
+            raise StoreError(f"'{storage}/{unit_name(unit)}' is missing; run the harvest again") from error
 
     if storage.maps:
         return [read(unit) for unit in units]
@@ -123,7 +122,7 @@ def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> 
         return list(pool.map(read, units))
 
 
-def from_records(records: Sequence[UnitRecord], arrays: int) -> Index:
+def from_records(records: Sequence[UnitRecord], arrays: int) -> UnitIndex:
     """Make the index of records."""
     pool: list[int] = []
     table: list[list[int]] = []
@@ -141,7 +140,7 @@ def from_records(records: Sequence[UnitRecord], arrays: int) -> Index:
         positions += [[line, group, file.rows, file.nbytes, file.crc32] for group, file in record.positions.items()]
         skipped.update(record.skipped)
     width = len(_UNIT) + len(_ARRAY) * arrays
-    return Index(_numbers(table).view(-1, width), _numbers(pool), _numbers(positions).view(-1, 5), skipped)
+    return UnitIndex(_numbers(table).view(-1, width), _numbers(pool), _numbers(positions).view(-1, 5), skipped)
 
 
 def _pooled(numbers: int | tuple[int, ...], pool: list[int]) -> int:
@@ -157,11 +156,11 @@ def _numbers(numbers: Sequence[object]) -> Tensor:
 
 @dataclass(frozen=True)
 class StorePart:
-    """One part of a store: what it holds, and from which number on its samples are counted."""
+    """One part of a store: what it holds, and the number of its first sample."""
 
     storage: Storage
     manifest: Manifest
-    index: Index
+    index: UnitIndex
     first: int = 0
 
     def number(self, name: str) -> int:
@@ -193,23 +192,23 @@ class SampleTable:
 
     @cached_property
     def is_gapless(self) -> bool:
-        """Whether their numbers follow each other: then none has to be looked for."""
+        """True if no number is missing: then samples need not be searched for."""
         return not len(self.numbers) or int(self.numbers[-1]) - self.first + 1 == len(self.numbers)
 
     def equal(self, other: SampleTable) -> bool:
-        """Whether the same samples have the same rows."""
+        """Return True if both have the same samples with the same rows."""
         return self is other or (torch.equal(self.numbers, other.numbers) and torch.equal(self.starts, other.starts))
 
 
-class Layout:
+class RowIndex:
     """Where the rows of an array are, over all the units of all parts ("line": a unit's number in that order)."""
 
     def __init__(self, parts: Sequence[StorePart], name: str, tables: dict[tuple[int, ...], SampleTable]) -> None:
-        self._tables = tables  # Shared by arrays whose samples have the same lengths.
+        self._tables = tables  # Shared by arrays with the same lengths.
         self._parts = [(part, part.number(name)) for part in parts]
         rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
         self.bounds = starts_of(rows)
-        self.limits: list[int] = self.bounds.tolist()  # The same, for one row at a time.
+        self.limits: list[int] = self.bounds.tolist()  # The same as a list, for single rows.
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
         self.is_mapped = all(part.storage.maps for part in parts)
         self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
@@ -238,7 +237,7 @@ class Layout:
         return None if found is None else (part.storage, found[0], found[1].rows)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Return the numbers that rows have if those of each unit are counted as they are stored."""
+        """Convert row numbers from sample order to the order on disk."""
         if self.is_ordered:
             return rows
         samples = self._holding(rows)
@@ -246,16 +245,16 @@ class Layout:
         return begins + self.samples.stored[samples] + rows - self.samples.starts[samples]
 
     def files_of(self, stored: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the line of the unit of each of these numbers, and which row of the unit's file it is."""
+        """Return the unit (its line) of each row number in disk order, and the row in that unit's file."""
         lines = torch.searchsorted(self.bounds, stored, right=True) - 1
         return lines, stored - self.bounds[lines]
 
     def numbers_of(self, rows: Tensor) -> Tensor:
-        """Return the number of the sample of each row."""
+        """Return the sample number of each row."""
         return self.samples.numbers[self._holding(rows)]
 
     def offsets_of(self, rows: Tensor) -> Tensor:
-        """Return which row of its sample each one is: 0, 1, ...."""
+        """Return the number of each row within its sample: 0, 1, ...."""
         return rows - self.samples.starts[self._holding(rows)]
 
     def span(self, sample: int) -> range | None:
@@ -268,7 +267,7 @@ class Layout:
 
     @cached_property
     def samples(self) -> SampleTable:
-        """The stored samples. Made when first needed: to read rows by number, mostly none is."""
+        """The stored samples. Reading rows by number usually does not need this, so it is made on demand."""
         codes = [part.index.array(number, "lengths").tolist() for part, number in self._parts]
         key = tuple(itertools.chain.from_iterable(codes))
         if key not in self._tables:
@@ -291,7 +290,7 @@ class Layout:
 
 
 def starts_of(lengths: Tensor) -> Tensor:
-    """Return where each of some consecutive things begins, and where the last one ends."""
+    """Return the start of each of some consecutive pieces, and the end of the last."""
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=starts[1:])
     return starts
@@ -302,7 +301,7 @@ def _table(part: StorePart, array: int) -> tuple[Tensor, Tensor, Tensor]:
     index = part.index
     codes, orders, skipped = index.array(array, "lengths"), index.unit("order"), index.unit("skipped")
     counts = index.unit("samples")
-    if not (codes >= 0).any() and not (orders >= 0).any() and not skipped.any():  # Mostly so: no loop over the units.
+    if not (codes >= 0).any() and not (orders >= 0).any() and not skipped.any():  # Usual: needs no loop over units.
         offsets = torch.arange(int(counts.sum()), device="cpu") - starts_of(counts)[:-1].repeat_interleave(counts)
         each = (-1 - codes).repeat_interleave(counts)
         return part.first + index.unit("first").repeat_interleave(counts) + offsets, each, offsets * each

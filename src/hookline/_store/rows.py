@@ -1,7 +1,6 @@
-"""One array of a store, read-only: rows as tensors, by number, slice, list, mask or sample, straight from mapped files.
+"""One array of a store, read-only: rows as tensors, by number, slice, list, mask or sample, from mapped files.
 
-Each read returns a copy, or a mapping of its own. So the result may be written to: the file and other reads stay as
-they are.
+Each read returns a copy or its own mapping. So the result may be written to without changing the file or other reads.
 """
 
 from __future__ import annotations
@@ -20,139 +19,26 @@ import torch
 from torch import Tensor
 
 from hookline._store.disk_format import POSITIONS, Array, reserved
-from hookline._store.row_index import Layout
+from hookline._store.row_index import RowIndex
 from hookline._store.storage import Storage
+from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, NotCaptured, StoreError
 
-_MOST_MAPS = 16384  # In one store; Linux allows a process 65,530.
-_COPIED = 1 << 20  # Bytes up to which a copy is cheaper than a mapping of its own.
-_GAP = 64 << 10  # Bytes between two rows that are cheaper read along than asked for apart, over a network.
-_READERS = 16  # Ranges asked for at once, over a network.
-
-
-class MappedFiles(dict[str, Tensor]):
-    """The files of a store that are mapped for reading, the oldest first."""
-
-    def __reduce__(self) -> tuple[type[MappedFiles], tuple[()]]:
-        return MappedFiles, ()  # Another process maps them itself.
-
-
-class ShardReader:
-    """One data file of an array."""
-
-    __slots__ = ("array", "key", "name", "rows", "storage")
-
-    def __init__(self, storage: Storage, name: str, array: Array, rows: int) -> None:
-        self.storage = storage
-        self.name = name
-        self.array = array
-        self.rows = rows
-        self.key = f"{storage}/{name}"
-
-    def between(self, begin: int, end: int, maps: MappedFiles) -> Tensor:
-        """Return consecutive rows: copied if they are few, else mapped for the caller alone."""
-        if self.storage.maps and (end - begin) * self.array.row_bytes <= _COPIED:
-            return self.mapped(maps)[begin:end].clone()
-        return self.own(begin, end)
-
-    def own(self, begin: int, end: int) -> Tensor:
-        """Return consecutive rows in memory that nothing else writes to."""
-        width = self.array.row_bytes
-        where = (self.name, reserved(self.array) + begin * width, (end - begin) * width)
-        with self._reading():
-            try:
-                found = self.storage.rows(*where)
-            except RuntimeError:  # Too many mappings, of which the system allows some ten thousand.
-                found = torch.frombuffer(bytearray(self.storage.read(*where)), dtype=torch.uint8)
-        return to_words(found.view(end - begin, width), self.array)
-
-    def select(self, rows: Tensor, maps: MappedFiles, out: Tensor | None = None) -> Tensor:
-        """Return any rows of this file, in this order; `out` is where to put them."""
-        if self.storage.maps:
-            return torch.index_select(self.mapped(maps), 0, rows, out=out)
-        found = self._fetch(rows)
-        return found if out is None else out.copy_(found)
-
-    def mapped(self, maps: MappedFiles) -> Tensor:
-        """Return all rows, mapped once for everybody: not to be handed out, since it could be written to."""
-        found = maps.get(self.key)
-        if found is None:
-            while len(maps) >= _MOST_MAPS:
-                maps.pop(next(iter(maps)), None)
-            with torch.inference_mode(False):
-                found = maps[self.key] = self.own(0, self.rows)
-        return found
-
-    def _fetch(self, rows: Tensor) -> Tensor:
-        """Read only what is needed, neighbours together."""
-        wanted, back = torch.unique(rows, return_inverse=True)
-        far = (wanted.diff() * self.array.row_bytes > _GAP).nonzero().view(-1) + 1
-        edges = [0, *far.tolist(), len(wanted)]
-        spans = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in itertools.pairwise(edges)]
-        with ThreadPoolExecutor(min(_READERS, len(spans))) as pool:
-            found = list(pool.map(lambda span: self.own(*span), spans))
-        parts = [part[wanted[a:b] - wanted[a]] for part, a, b in zip(found, edges, edges[1:], strict=False)]
-        return torch.cat(parts)[back]
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Say in words why a file can't be read."""
-        try:
-            yield
-        except StoreError:
-            raise
-        except (OSError, EOFError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            raise StoreError(
-                f"{self.key!r} can't be read: {reason}; store.verify() names every damaged file"
-            ) from error
-
-
-def to_words(rows: Tensor, array: Array) -> Tensor:
-    """Return rows as the widest integers that they consist of."""
-    width = array.row_bytes
-    kinds = (torch.int64, torch.int32, torch.int16) if width else ()
-    kind = next((kind for kind in kinds if width % kind.itemsize == 0), torch.uint8)
-    flat = rows.view(torch.uint8) if rows.dtype is not torch.uint8 else rows
-    return flat.view(len(rows), width).view(kind)
-
-
-def from_words(words: Tensor, array: Array) -> Tensor:
-    """Return words as the rows that they are."""
-    if not array.row_bytes:
-        return torch.empty(len(words), *array.shape, dtype=array.dtype, device="cpu")
-    rows = words.view(array.dtype)
-    return rows if len(array.shape) == 1 else rows.view(len(words), *array.shape)
-
-
-def copy_rows(sources: Sequence[Tensor], counts: Tensor, places: Tensor, out: Tensor, to: Tensor) -> None:
-    """Copy rows of many files, some of each, one by one: row `places[i]` of its file becomes row `to[i]` of `out`."""
-    width = out.shape[1] * out.itemsize
-    starts = torch.tensor([source.data_ptr() for source in sources], device="cpu").repeat_interleave(counts)
-    memory = (to * width + out.data_ptr()).tolist(), (starts + places * width).tolist()
-    collections.deque(map(ctypes.memmove, *memory, itertools.repeat(width)), maxlen=0)
-
-
-def empty_words(rows: int, array: Array) -> Tensor:
-    """Return memory for rows."""
-    return to_words(torch.empty(rows, array.row_bytes, dtype=torch.uint8, device="cpu"), array)
-
-
-_FEW = 16  # Rows of a file below which they are copied one by one: a selection takes longer to begin.
-
-
-class NoSample(NotCaptured, IndexError):
-    """A sample that is not in a store."""
+_MOST_MAPS = 16384  # Mapped files of one store; Linux allows a process 65,530.
+_COPIED = 1 << 20  # Bytes up to which a copy is cheaper than another mapping.
+_GAP = 64 << 10  # Over a network, rows at most this many bytes apart are read together.
+_READERS = 16  # Ranges requested at once over a network.
+_FEW = 16  # Fewer rows of a file are copied one by one, which starts faster than a selection.
 
 
 class Rows:
     """The rows of one array, in the order of their samples: `rows[0]`, `rows[-5:]`, `rows[[3, 1, 4]]`, `rows[mask]`."""
 
-    def __init__(self, array: Array, layout: Layout, maps: MappedFiles) -> None:
+    def __init__(self, array: Array, index: RowIndex, maps: MappedFiles) -> None:
         self.name = array.name
         self.dtype = array.dtype
         self._array = array
-        self._layout = layout
+        self._index = index
         self._maps = maps
         self._sources: dict[int, ShardReader] = {}
 
@@ -177,31 +63,31 @@ class Rows:
     @property
     def bounds(self) -> list[int]:
         """The numbers of the rows at which the units begin, and at which the last one ends."""
-        return list(self._layout.limits)
+        return list(self._index.limits)
 
     @property
     def samples(self) -> Labels:
-        """The number of the sample that each row is of."""
-        return Labels(len(self), self._layout.numbers_of)
+        """The sample number of each row."""
+        return Labels(len(self), self._index.numbers_of)
 
     @property
     def positions(self) -> Labels:
-        """Where in its sample each row was: the token's position, where rows are tokens."""
+        """The position of each row in its sample: of the token, if rows are tokens."""
         return Labels(len(self), self._positions_of)
 
     @property
     def is_mapped(self) -> bool:
-        """Whether reading is reading memory: not so if a part of the store is elsewhere."""
-        return self._layout.is_mapped
+        """True if rows are read from mapped files; False if a part of the store is not on this machine."""
+        return self._index.is_mapped
 
     @property
     def sample_numbers(self) -> Tensor:
-        """The numbers of the samples that are stored, ascending: the skipped ones are not among them."""
-        return self._layout.samples.numbers.clone()
+        """The numbers of the stored samples, ascending, without skipped ones."""
+        return self._index.samples.numbers.clone()
 
     def is_aligned_with(self, other: Rows) -> bool:
-        """Whether each row of this array and the same row of the other are of one sample and position."""
-        mine, theirs = self._layout, other._layout
+        """Return True if row n of both arrays is of the same sample and position, for every n."""
+        mine, theirs = self._index, other._index
         if not torch.equal(mine.bounds, theirs.bounds) or not mine.samples.equal(theirs.samples):
             return False
         bounds = self.bounds
@@ -210,7 +96,7 @@ class Rows:
         return all(torch.equal(self.positions[span], other.positions[span]) for span in spans)
 
     def __len__(self) -> int:
-        return self._layout.rows
+        return self._index.rows
 
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, slice):
@@ -225,7 +111,7 @@ class Rows:
 
     def span(self, sample: int) -> range:
         """Return the numbers of one sample's rows; NotCaptured, also an IndexError, if it is not in the store."""
-        found = self._layout.span(operator.index(sample))
+        found = self._index.span(operator.index(sample))
         if found is None:
             raise NoSample(f"sample {sample} has no rows in {self.name!r}: it is not in the store, or was skipped")
         return found
@@ -235,14 +121,14 @@ class Rows:
         return self._slice(self.span(sample))
 
     def scan(self, bytes: int = 64 << 20) -> Iterator[Tensor]:
-        """Return all rows in order, as tensors of at most `bytes` bytes (and at least a row): read once, and let go."""
+        """Yield all rows in order, as tensors of at most `bytes` bytes (and at least one row)."""
         if not isinstance(bytes, int):
             raise HooklineError(f"bytes={bytes!r} is not a number of bytes, as 64 << 20 is")
         step = max(1, bytes // max(1, self._array.row_bytes))
         bounds = self.bounds
         for line, (begin, end) in enumerate(pairwise(bounds)):
             source = self._source(line)
-            whole = source.own(0, end - begin) if source.storage.maps and self._layout.is_ordered else None
+            whole = source.own(0, end - begin) if source.storage.maps and self._index.is_ordered else None
             for start in range(begin, end, step):
                 stop = min(start + step, end)
                 if whole is None:
@@ -251,26 +137,26 @@ class Rows:
                     yield from_words(whole[start - begin : stop - begin], self._array)
 
     def __repr__(self) -> str:
-        return f"Rows({self.name!r}, {str(self.dtype).removeprefix('torch.')}, {tuple(self.shape)})"
+        return f"Rows({self.name!r}, {dtype_name(self.dtype)}, {tuple(self.shape)})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": {}}
 
     def _one(self, row: int) -> Tensor:
-        """Return one row: most of its time would go into the general case."""
-        line = self._layout.line(row)
+        """Return one row, without the overhead of the general case."""
+        line = self._index.line(row)
         source = self._source(line)
-        if not (source.storage.maps and self._layout.is_ordered and self._array.row_bytes):
+        if not (source.storage.maps and self._index.is_ordered and self._array.row_bytes):
             return self._slice(range(row, row + 1))[0]
-        words = source.mapped(self._maps)[row - self._layout.limits[line]]
+        words = source.mapped(self._maps)[row - self._index.limits[line]]
         return words.clone().view(self.dtype).view(self._array.shape)
 
     def _slice(self, rows: range) -> Tensor:
-        """Return evenly spaced rows: those of one file as they lie there, those of several one file after the other."""
-        if rows.step != 1 or not self._layout.is_ordered:
+        """Return evenly spaced rows: consecutive ones directly, file by file."""
+        if rows.step != 1 or not self._index.is_ordered:
             return self._gather(_spread(rows))
-        limits = self._layout.limits
-        first, last = self._layout.line(rows.start), self._layout.line(rows.stop - 1)
+        limits = self._index.limits
+        first, last = self._index.line(rows.start), self._index.line(rows.stop - 1)
         if rows and first == last:
             begin = limits[first]
             found = self._source(first).between(rows.start - begin, rows.stop - begin, self._maps)
@@ -284,23 +170,23 @@ class Rows:
         return from_words(result, self._array)
 
     def _gather(self, rows: Tensor) -> Tensor:
-        """Return any rows: one selection of each file, in the order in which they are stored."""
-        stored = self._layout.stored(rows)
+        """Return any rows, with one selection per file, in the order on disk."""
+        stored = self._index.stored(rows)
         if not len(rows) or bool((stored.diff() >= 0).all()):
             return from_words(self._gather_sorted(stored, None), self._array)
         numbers, order = torch.sort(stored)
-        first = self._layout.line(int(numbers[0]))
-        if int(numbers[-1]) < self._layout.limits[first + 1]:  # Of one file they come as they are asked for.
-            return from_words(self._source(first).select(stored - self._layout.limits[first], self._maps), self._array)
+        first = self._index.line(int(numbers[0]))
+        if int(numbers[-1]) < self._index.limits[first + 1]:  # Rows of one file can be selected in any order.
+            return from_words(self._source(first).select(stored - self._index.limits[first], self._maps), self._array)
         return from_words(self._gather_sorted(numbers, order), self._array)
 
     def _gather_sorted(self, numbers: Tensor, order: Tensor | None) -> Tensor:
-        """Return rows by their ascending numbers in the files, as words; row `i` as row `order[i]`."""
-        lines, places = self._layout.files_of(numbers)
+        """Return rows as words, given their ascending numbers in disk order; row `i` becomes row `order[i]`."""
+        lines, places = self._index.files_of(numbers)
         found, counts = torch.unique_consecutive(lines, return_counts=True)
         sources = [self._source(line) for line in found.tolist()]
         result, done = empty_words(len(numbers), self._array), 0
-        if len(numbers) < _FEW * len(sources) and self._layout.is_mapped:
+        if len(numbers) < _FEW * len(sources) and self._index.is_mapped:
             to = torch.arange(len(numbers), device="cpu") if order is None else order
             copy_rows([source.mapped(self._maps) for source in sources], counts, places, result, to)
             return result
@@ -316,18 +202,18 @@ class Rows:
     def _source(self, line: int) -> ShardReader:
         found = self._sources.get(line)
         if found is None:
-            part, array, own = self._layout.file(line)
-            rows = self._layout.limits[line + 1] - self._layout.limits[line]
+            part, array, own = self._index.file(line)
+            rows = self._index.limits[line + 1] - self._index.limits[line]
             found = self._sources[line] = ShardReader(part.storage, part.index.name_of(array, own), self._array, rows)
         return found
 
     def _positions_of(self, rows: Tensor) -> Tensor:
-        result = self._layout.offsets_of(rows)
-        lines, places = self._layout.files_of(self._layout.stored(rows))
+        result = self._index.offsets_of(rows)
+        lines, places = self._index.files_of(self._index.stored(rows))
         lines, order = torch.sort(lines, stable=True)
         found, counts = torch.unique_consecutive(lines, return_counts=True)
         for line, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
-            file = self._layout.positions(line)
+            file = self._index.positions(line)
             if file is not None:
                 source = ShardReader(file[0], file[1], POSITIONS, file[2])
                 result[own] = source.select(places[own], self._maps).view(-1)
@@ -335,7 +221,7 @@ class Rows:
 
 
 class Labels:
-    """A number for each row, made when it is read: `labels[5]`, `labels[:100]`, `labels[:]`."""
+    """A number for each row, computed on demand: `labels[5]`, `labels[:100]`, `labels[:]`."""
 
     def __init__(self, rows: int, of: Callable[[Tensor], Tensor]) -> None:
         self._rows = rows
@@ -359,6 +245,10 @@ class Labels:
         return f"Labels of {self._rows:,} rows"
 
 
+class NoSample(NotCaptured, IndexError):
+    """A sample that is not in a store."""
+
+
 def _is_number(index: Any) -> bool:
     if isinstance(index, Tensor):
         return index.dim() == 0 and not index.is_floating_point() and index.dtype is not torch.bool
@@ -373,13 +263,13 @@ def _row(index: Any, rows: int) -> int:
 
 
 def _spread(rows: range) -> Tensor:
-    """Return evenly spaced numbers; a step may be larger than torch can count."""
+    """Return evenly spaced numbers; the step of a single number may overflow torch's integers."""
     step = rows.step if len(rows) > 1 else 1
     return torch.arange(len(rows), device="cpu") * step + rows.start
 
 
 def _numbers(index: Any, rows: int) -> Tensor:
-    """Return the numbers that a list, a tensor, a range or a mask stands for."""
+    """Return the row numbers of a list, a tensor, a range or a mask."""
     if index is Ellipsis or index is None or isinstance(index, (tuple, bool, str, float)):
         kind = "..." if index is Ellipsis else type(index).__name__
         raise TypeError(f"rows are chosen by a number, a slice, a list or a mask, not by {kind}; write rows[:8][:, 0]")
@@ -401,3 +291,111 @@ def _numbers(index: Any, rows: int) -> Tensor:
     if len(numbers) and not (-rows <= int(numbers.min()) and int(numbers.max()) < rows):
         raise IndexError(f"rows {int(numbers.min())} to {int(numbers.max())} of {rows:,}")
     return torch.where(numbers < 0, numbers + rows, numbers)
+
+
+class MappedFiles(dict[str, Tensor]):
+    """The files of a store that are mapped for reading, the oldest first."""
+
+    def __reduce__(self) -> tuple[type[MappedFiles], tuple[()]]:
+        return MappedFiles, ()  # Another process makes its own mappings.
+
+
+class ShardReader:
+    """One data file of an array."""
+
+    __slots__ = ("array", "key", "name", "rows", "storage")
+
+    def __init__(self, storage: Storage, name: str, array: Array, rows: int) -> None:
+        self.storage = storage
+        self.name = name
+        self.array = array
+        self.rows = rows
+        self.key = f"{storage}/{name}"
+
+    def between(self, begin: int, end: int, maps: MappedFiles) -> Tensor:
+        """Return consecutive rows: a copy if they are few, else a mapping for the caller alone."""
+        if self.storage.maps and (end - begin) * self.array.row_bytes <= _COPIED:
+            return self.mapped(maps)[begin:end].clone()
+        return self.own(begin, end)
+
+    def own(self, begin: int, end: int) -> Tensor:
+        """Return consecutive rows in memory that nothing else writes to."""
+        width = self.array.row_bytes
+        where = (self.name, reserved(self.array) + begin * width, (end - begin) * width)
+        with self._reading():
+            try:
+                found = self.storage.rows(*where)
+            except RuntimeError:  # Too many mappings, of which the system allows some ten thousand.
+                found = torch.frombuffer(bytearray(self.storage.read(*where)), dtype=torch.uint8)
+        return to_words(found.view(end - begin, width), self.array)
+
+    def select(self, rows: Tensor, maps: MappedFiles, out: Tensor | None = None) -> Tensor:
+        """Return any rows of this file, in this order, in `out` if it is given."""
+        if self.storage.maps:
+            return torch.index_select(self.mapped(maps), 0, rows, out=out)
+        found = self._fetch(rows)
+        return found if out is None else out.copy_(found)
+
+    def mapped(self, maps: MappedFiles) -> Tensor:
+        """Return all rows in a shared mapping. It must not be handed out, since it could be written to."""
+        found = maps.get(self.key)
+        if found is None:
+            while len(maps) >= _MOST_MAPS:
+                maps.pop(next(iter(maps)), None)
+            with torch.inference_mode(False):
+                found = maps[self.key] = self.own(0, self.rows)
+        return found
+
+    def _fetch(self, rows: Tensor) -> Tensor:
+        """Read only what is needed, neighbours together."""
+        wanted, back = torch.unique(rows, return_inverse=True)
+        far = (wanted.diff() * self.array.row_bytes > _GAP).nonzero().view(-1) + 1
+        edges = [0, *far.tolist(), len(wanted)]
+        spans = [(int(wanted[a]), int(wanted[b - 1]) + 1) for a, b in itertools.pairwise(edges)]
+        with ThreadPoolExecutor(min(_READERS, len(spans))) as pool:
+            found = list(pool.map(lambda span: self.own(*span), spans))
+        parts = [part[wanted[a:b] - wanted[a]] for part, a, b in zip(found, edges, edges[1:], strict=False)]
+        return torch.cat(parts)[back]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise a StoreError that says why a file can't be read."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except (OSError, EOFError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise StoreError(
+                f"{self.key!r} can't be read: {reason}; store.verify() names every damaged file"
+            ) from error
+
+
+def to_words(rows: Tensor, array: Array) -> Tensor:
+    """Return rows as the widest integers that fit their size."""
+    width = array.row_bytes
+    kinds = (torch.int64, torch.int32, torch.int16) if width else ()
+    kind = next((kind for kind in kinds if width % kind.itemsize == 0), torch.uint8)
+    flat = rows.view(torch.uint8) if rows.dtype is not torch.uint8 else rows
+    return flat.view(len(rows), width).view(kind)
+
+
+def from_words(words: Tensor, array: Array) -> Tensor:
+    """Return words as rows of the array's dtype and shape."""
+    if not array.row_bytes:
+        return torch.empty(len(words), *array.shape, dtype=array.dtype, device="cpu")
+    rows = words.view(array.dtype)
+    return rows if len(array.shape) == 1 else rows.view(len(words), *array.shape)
+
+
+def copy_rows(sources: Sequence[Tensor], counts: Tensor, places: Tensor, out: Tensor, to: Tensor) -> None:
+    """Copy a few rows of each of many files one by one: row `places[i]` of its file becomes row `to[i]` of `out`."""
+    width = out.shape[1] * out.itemsize
+    starts = torch.tensor([source.data_ptr() for source in sources], device="cpu").repeat_interleave(counts)
+    memory = (to * width + out.data_ptr()).tolist(), (starts + places * width).tolist()
+    collections.deque(map(ctypes.memmove, *memory, itertools.repeat(width)), maxlen=0)
+
+
+def empty_words(rows: int, array: Array) -> Tensor:
+    """Return memory for rows."""
+    return to_words(torch.empty(rows, array.row_bytes, dtype=torch.uint8, device="cpu"), array)

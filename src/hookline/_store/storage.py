@@ -1,9 +1,9 @@
-"""Storage: the files of a store, in a folder of this machine or elsewhere through fsspec.
+"""Storage: the files of a store, in a folder on this machine or elsewhere through fsspec.
 
 `Storage` and `Sink` say what a store needs, and `LocalStorage` is a folder; remote_storage.py has the rest.
 
-A data file is made under a temporary name, locked, and only then given its own: so a file that has its name and is not
-locked belongs to no living writer. The system drops the locks of a killed process.
+A data file is made under a temporary name, locked, and only then given its final name. So a file with its final name
+that is not locked belongs to no running writer: the system releases the locks of a killed process.
 """
 
 from __future__ import annotations
@@ -27,65 +27,82 @@ from hookline._store.remote_storage import RemoteStorage
 from hookline._untrusted_files import LONGEST, open_regular
 from hookline.errors import StoreError
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows: dead writers are recognized by the age of their files.
+    fcntl = None
+
+_TEMPORARY = ".hookline-temporary"
+_LOCK = f".lock{_TEMPORARY}"  # For file systems without links. It is never removed.
+_STALE = 3600  # Without locks, a writer that wrote nothing for this many seconds is dead.
+_FOREVER = "or give another path; starting again goes on after the last finished unit"
+_REMEDIES = {
+    errno.ENOSPC: f"make room on this disk, {_FOREVER}",
+    errno.EDQUOT: f"make room in your quota, {_FOREVER}",
+    errno.EFBIG: "take smaller units, or raise the limit on the size of a file (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), or take fewer sites at once",
+}
+
 
 class Sink(Protocol):
-    """A data file while it is written. No other writer touches it until `close`."""
+    """A data file that is being written. No other writer touches it until `close`."""
 
     def write(self, data: memoryview) -> None:
         """Append bytes."""
 
     def finish(self, header: bytes) -> None:
-        """Put the header, as long as was reserved, in front; it is durable when this returns."""
+        """Write the header in the reserved bytes. The file is durable when this returns."""
 
     def close(self) -> None:
-        """Let go of the file: its record is there."""
+        """Close the file: its record was written."""
 
     def discard(self) -> None:
         """Remove the file; do nothing if it was closed or removed before."""
 
 
 class Storage(Protocol):
-    """A folder, here or elsewhere. Names are relative, with "/"; an error that is not an absence is a StoreError."""
+    """A folder, here or elsewhere. Names are relative, with "/". Errors other than a missing file are StoreErrors."""
 
     @property
     def maps(self) -> bool:
-        """Whether `rows` costs nothing until they are read; else ask for no more than is needed."""
+        """True if `rows` costs nothing until they are read; else ask for no more than is needed."""
 
     def child(self, name: str) -> Storage:
         """Return the storage of a folder inside this one."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file, whole and durable; return False, and change nothing, if it was there already."""
+        """Write a small file atomically and durably; return False, and change nothing, if it exists."""
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
         """Return a small file, or `nbytes` of one from `start` on; FileNotFoundError if it is absent.
 
-        A file that is not a regular one, or is far too large to be small, is refused before it is read.
+        A file that is not regular, or far too large, is refused before it is read.
         """
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if it is not there."""
+        """Return the names in a folder, sorted; none if it does not exist."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the bytes of each regular file in a folder, by name; none if it is not there."""
+        """Return the size of each regular file in a folder, by name; none if it does not exist."""
 
     def remove(self, name: str) -> None:
-        """Remove a file; nothing happens if it is not there."""
+        """Remove a file, if it exists."""
 
     def sink(self, name: str, reserved: int) -> Sink:
         """Return a new file to be written from byte `reserved` on."""
 
     def rows(self, name: str, start: int, nbytes: int) -> Tensor:
-        """Return bytes of a file as a flat uint8 tensor that may be written to without changing the file."""
+        """Return bytes of a file as a flat uint8 tensor. Writing to it never changes the file."""
 
     def free(self) -> int | None:
-        """Return the bytes that are left, if known."""
+        """Return the free bytes, if known."""
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
-        """Remove a data file if no living writer holds it, and, asked only then, it is not wanted."""
+        """Remove a data file that no running writer holds, unless `is_wanted`, which is asked after that."""
 
     def remove_temporary(self, folder: str) -> list[str]:
-        """Remove what killed writers left in a folder under names of its own; return them."""
+        """Remove the temporary files that killed writers left in a folder; return their names."""
 
 
 def open_storage(path: str | os.PathLike[str]) -> Storage:
@@ -95,24 +112,6 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
     if mark and scheme in ("file", "local"):
         return LocalStorage(path)
     return RemoteStorage(text) if mark else LocalStorage(text)
-
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows: a dead writer is known by the age of its files.
-    fcntl = None
-
-_TEMPORARY = ".hookline-temporary"
-_LOCK = f".lock{_TEMPORARY}"  # Where there are no links; it stays.
-_STALE = 3600  # Seconds without a write after which a writer must be dead, where locks can't tell.
-_FOREVER = "or give another path; starting again goes on after the last finished unit"
-_REMEDIES = {
-    errno.ENOSPC: f"make room on this disk, {_FOREVER}",
-    errno.EDQUOT: f"make room in your quota, {_FOREVER}",
-    errno.EFBIG: "take smaller units, or raise the limit on the size of a file (ulimit -f)",
-    errno.EMFILE: "raise the limit on open files (ulimit -n), or take fewer sites at once",
-}
 
 
 class LocalStorage:
@@ -131,12 +130,12 @@ class LocalStorage:
         return LocalStorage(os.path.join(self.path, name))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file, whole and for good; return False, and change nothing, if it was there already."""
+        """Write a small file atomically and durably; return False, and change nothing, if it exists."""
         target = os.path.join(self.path, name)
         folder = os.path.dirname(target)
         temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}")
         with _writing(target):
-            _make(folder)
+            _make_folder(folder)
             try:
                 with open(temporary, "xb", buffering=0) as file:
                     _write(file, memoryview(data))
@@ -145,7 +144,7 @@ class LocalStorage:
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
-            _wait_for(folder)
+            _sync_folder(folder)
         return created
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
@@ -158,7 +157,7 @@ class LocalStorage:
             return file.read(nbytes)
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if it is not there."""
+        """Return the names in a folder, sorted; none if it does not exist."""
         path = os.path.join(self.path, folder)
         try:
             with _reading(path):
@@ -182,17 +181,17 @@ class LocalStorage:
         return sizes
 
     def remove(self, name: str) -> None:
-        """Remove a file; nothing happens if it is not there."""
+        """Remove a file, if it exists."""
         path = os.path.join(self.path, name)
         with _writing(path), suppress(FileNotFoundError):
             os.unlink(path)
 
     def sink(self, name: str, reserved: int) -> LocalSink:
-        """Return a new file to be written from byte `reserved` on; what comes before is given when it is finished."""
+        """Return a new file to be written from byte `reserved` on; the bytes before it are written at the end."""
         return LocalSink(os.path.join(self.path, name), reserved)
 
     def rows(self, name: str, start: int, nbytes: int) -> Tensor:
-        """Return bytes of a file, mapped: reading them reads the disk, writing to them never changes the file."""
+        """Return bytes of a file, mapped into memory. Writing to them never changes the file."""
         path = os.path.join(self.path, name)
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8)
@@ -202,7 +201,7 @@ class LocalStorage:
         return torch.empty(0, dtype=torch.uint8).set_(storage)[start:]
 
     def free(self) -> int | None:
-        """Return the bytes that are left on the disk, for this user."""
+        """Return the free bytes on the disk, for this user."""
         folder = self.path
         while not os.path.isdir(folder) and folder != os.path.dirname(folder):
             folder = os.path.dirname(folder)
@@ -212,7 +211,7 @@ class LocalStorage:
             return None
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
-        """Remove a data file if no living writer holds it, and, asked only then, it is not wanted."""
+        """Remove a data file that no running writer holds, unless `is_wanted`, which is asked after that."""
         path = os.path.join(self.path, name)
         try:
             with open_regular(path) as file:
@@ -224,11 +223,11 @@ class LocalStorage:
                 os.unlink(path)
                 return True
         except FileNotFoundError:
-            pass  # Its writer, or another sweep, was first.
+            pass  # Its writer, or another cleanup, was first.
         return False
 
     def remove_temporary(self, folder: str) -> list[str]:
-        """Remove what killed processes left of files that never got their name."""
+        """Remove the temporary files that killed writers left in a folder; return their names."""
         removed = []
         with suppress(OSError), os.scandir(os.path.join(self.path, folder)) as found:
             for entry in found:
@@ -239,16 +238,16 @@ class LocalStorage:
 
 
 class LocalSink:
-    """A data file while it is written. It is locked until `close`, or until its process dies."""
+    """A data file that is being written. It is locked until `close`, or until its process dies."""
 
     def __init__(self, path: str, reserved: int) -> None:
         self.path = path
         self._reserved = reserved
-        self._turn = threading.Lock()  # A file must not be closed under a write: its number may be another's by then.
+        self._turn = threading.Lock()  # A file must not be closed during a write: its descriptor may be reused by then.
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}") if fcntl else path
         with _writing(path):
-            _make(folder)
+            _make_folder(folder)
             self._file = FileIO(temporary, "xb")
             try:
                 if temporary != path:  # Windows does not rename open files.
@@ -263,13 +262,13 @@ class LocalSink:
                 raise
 
     def write(self, data: memoryview) -> None:
-        """Append bytes; other threads go on meanwhile."""
+        """Append bytes. Other threads can run during the write."""
         with self._turn, _writing(self.path):
             self._check()
             _write(self._file, data)
 
     def finish(self, header: bytes) -> None:
-        """Put the header in front, and wait until all of it is on disk."""
+        """Write the header, and wait until the whole file is on disk."""
         if len(header) != self._reserved:
             raise ValueError(f"{len(header)} bytes of header, but {self._reserved} are reserved")
         with self._turn, _writing(self.path):
@@ -277,17 +276,17 @@ class LocalSink:
             self._file.seek(0)
             _write(self._file, memoryview(header))
             os.fsync(self._file.fileno())
-            _wait_for(os.path.dirname(self.path))
+            _sync_folder(os.path.dirname(self.path))
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise StoreError(f"{self.path!r} was removed while it was written; run this unit again")
 
     def close(self) -> None:
-        """Let go of the file: its record is there."""
+        """Close the file: its record was written."""
         with self._turn:
             self._file.close()
 
     def discard(self) -> None:
-        """Remove the file; do nothing if it was closed before."""
+        """Remove the file, unless it was closed."""
         with self._turn:
             if self._file.closed:
                 return
@@ -302,7 +301,7 @@ class LocalSink:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Say in words why something can't be read; that it is not there is for the caller."""
+    """Raise a StoreError that says why a file can't be read. A missing file is left to the caller."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -313,7 +312,7 @@ def _reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: str) -> Iterator[None]:
-    """Say in words what the disk has against a file."""
+    """Raise a StoreError that says why a file can't be written."""
     try:
         yield
     except StoreError:
@@ -329,14 +328,14 @@ def _write(file: FileIO, data: memoryview) -> None:
 
 
 def _lock(file: FileIO | BufferedReader) -> bool | None:
-    """Lock an open file; False if somebody else has, None where files can't be locked."""
+    """Lock an open file; return False if another process has, None if files can't be locked here."""
     if fcntl is None:
         return None
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # Not every file system can.
+    except OSError:  # Not every file system has locks.
         return None
     return True
 
@@ -345,18 +344,18 @@ def _age(path: str) -> float:
     return time.time() - os.stat(path).st_mtime
 
 
-def _make(folder: str) -> None:
-    """Make a folder and those above it, for good."""
+def _make_folder(folder: str) -> None:
+    """Make a folder and its parents, durably."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
-    _make(parent)
+    _make_folder(parent)
     with suppress(FileExistsError):
         os.mkdir(folder)
-    _wait_for(parent)
+    _sync_folder(parent)
 
 
-def _wait_for(folder: str) -> None:
+def _sync_folder(folder: str) -> None:
     """Wait until the names in a folder are on disk."""
     with suppress(OSError):  # Not every system can wait for a folder.
         descriptor = os.open(folder, os.O_RDONLY)
@@ -367,11 +366,11 @@ def _wait_for(folder: str) -> None:
 
 
 def _publish(temporary: str, target: str) -> bool:
-    """Give a finished file its name unless another has it: by a link, which is there wholly or not at all."""
+    """Give a finished file its name, unless the name is taken: by a hard link, which is atomic."""
     try:
         os.link(temporary, target)
     except FileExistsError:
-        return os.stat(temporary).st_nlink > 1  # Over a network the answer to a link that was made may be lost.
+        return os.stat(temporary).st_nlink > 1  # Over a network, the link may have been made and only the answer lost.
     except OSError as error:
         return _publish_without_links(temporary, target, error)
     return True

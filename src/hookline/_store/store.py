@@ -1,4 +1,4 @@
-"""`Store`: what was harvested, on disk: a mapping from site to rows."""
+"""`Store`: a harvest on disk, as a mapping from site to rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hookline import Site
 from hookline._kernel import parse, refuse_flags, refuse_numbers, same_values
 from hookline._plot.plot import Plottable, PlotValues
 from hookline._stats import Stats, numbers_of_pieces
-from hookline._store.disk_format import how_many, parts, read_manifest
+from hookline._store.disk_format import has_manifest, parts, read_manifest, unit_count
 from hookline._store.exports import to_datasets, to_parquet
-from hookline._store.row_index import Layout, SampleTable, StorePart, read_index
+from hookline._store.row_index import RowIndex, SampleTable, StorePart, read_index
 from hookline._store.rows import MappedFiles, NoSample, Rows
 from hookline._store.storage import Storage, open_storage
 from hookline._store.torch_datasets import RowsDataset, SamplesDataset, ShuffledRows, dataset
 from hookline._store.verify import Verified, check_sizes, check_units, verify
 from hookline._tables import Table, Tabular, count
+from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 
 _PIECE = 1 << 20  # Bytes taken at a time.
@@ -29,9 +30,9 @@ _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
 class Store(Tabular, Plottable, Mapping[str, Rows]):
-    """The arrays of rows in a folder, in the order in which they first passed; nothing is read until it is needed."""
+    """The arrays of a harvest in a folder, in the order in which they first passed. Rows are read on demand."""
 
-    as_cache = "hl.Cache({site: rows[:] for site, rows in store.items()})"  # What to write for all rows in memory.
+    as_cache = "hl.Cache({site: rows[:] for site, rows in store.items()})"  # Code that loads all rows into memory.
 
     def __init__(self, path: str | os.PathLike[str], *, partial: bool = False) -> None:
         refuse_flags(partial=partial)
@@ -95,10 +96,10 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
             samples: Items are whole samples, with as many rows as each has.
             seed: Of the order.
             window: How many bytes are shuffled among each other, over all workers of a DataLoader: 256 MiB.
-            rank: Which part of how many (`world`) this is. By default that of torch.distributed where it is
-                initialized, else RANK and WORLD_SIZE as torchrun sets them, else everything.
+            rank: Which part of how many (`world`) this is. By default what torch.distributed says if it is initialized,
+                or what the launcher says (torchrun, srun, Open MPI), or else everything.
             world: See `rank`.
-            even: Leave out the few rows (fewer than ranks) by which ranks would differ; other ones each epoch.
+            even: Give every rank the same number of rows. Fewer rows than ranks are left out, others in each epoch.
         """
         rows = [self[site] for site in sites or self]
         return dataset(
@@ -116,7 +117,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         """Write rows to a new folder of Parquet files: columns sample, position and one for each site (or all).
 
         Args:
-            dtype: What floating-point numbers become, such as torch.float32; without it, they stay what they are.
+            dtype: Convert floating-point numbers to this, such as torch.float32.
             bits: What Arrow has no type for (bfloat16, float8) goes as the bytes of the row, and complex numbers as
                 pairs; the metadata of the files says so.
             compression: "zstd", for example; by default none, which is several times as fast to read.
@@ -135,7 +136,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return to_datasets(path, [self[site] for site in sites or self], dtype=dtype, bits=bits)
 
     def verify(self) -> Verified:
-        """Read every byte, and compare it with what was written; a StoreError names every file that is damaged."""
+        """Read every byte and compare checksums; a StoreError names every damaged file."""
         return verify(self._parts)
 
     def stats(self) -> Stats:
@@ -143,7 +144,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return Stats.of({name: numbers_of_pieces(rows.scan(_PIECE)) for name, rows in self.items()})
 
     def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
-        """Return one sample's rows, or some of all, evenly spaced: as many as fit in memory anywhere."""
+        """Return the rows of one sample, or evenly spaced rows of all, few enough for any memory."""
         if call is not None:
             raise HooklineError("a store holds one value for each row, so call= has no meaning here")
         names = list(dict.fromkeys(name for one in where for name in self._matching(one))) if where else list(self)
@@ -156,7 +157,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return PlotValues(values, None, f"{drawn:,} of {total:,} rows, evenly spaced" if drawn < total else "")
 
     def _matching(self, where: str | Site) -> list[str]:
-        """Return the names of the arrays that a site or a pattern means."""
+        """Return the names of the arrays that a site or pattern matches."""
         pattern = parse(str(where))
         if where in self or pattern.path is not None:
             return [self._find(where)]
@@ -166,7 +167,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return found
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same rows of the same samples and positions; it reads them. A NaN equals a NaN."""
+        """Return True if both hold the same rows of the same samples and positions. NaN equals NaN."""
         if not isinstance(other, Store):
             return NotImplemented
         pairs = [(self[name], other[name]) for name in self if name in other]
@@ -179,8 +180,8 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
     def __getitem__(self, site: str | Site) -> Rows:
         name = self._find(site)
         if name not in self._rows:
-            layout = Layout(self._parts, name, self._tables)
-            self._rows[name] = Rows(self._parts[0].arrays[name], layout, self._maps)
+            index = RowIndex(self._parts, name, self._tables)
+            self._rows[name] = Rows(self._parts[0].arrays[name], index, self._maps)
         return self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -205,7 +206,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return both
 
     def _share(self) -> None:
-        """Make what all arrays share: mapped files, and tables of samples."""
+        """Make what the arrays share: mapped files, and tables of samples."""
         self._maps = MappedFiles()
         self._tables: dict[tuple[int, ...], SampleTable] = {}
         self._rows: dict[str, Rows] = {}
@@ -237,7 +238,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         raise NotCaptured(f"{str(site)!r} is not in this store{near}{', ...' if len(names) > 8 else ''}")
 
     def _table(self) -> Table:
-        found = [(name or '""', str(rows.dtype).removeprefix("torch."), rows) for name, rows in self.items()]
+        found = [(name or '""', dtype_name(rows.dtype), rows) for name, rows in self.items()]
         lines = [
             (name, dtype, tuple(rows.shape[1:]), f"{len(rows):,}", f"{rows.nbytes:,}") for name, dtype, rows in found
         ]
@@ -248,8 +249,13 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return f"{count(len(self), 'array')} of {count(self.samples, 'sample')}{left_out}, {count(self.nbytes, 'byte')}"
 
 
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Return True if a folder, on this machine or elsewhere, holds a store."""
+    return has_manifest(open_storage(path))
+
+
 def _same_rows(mine: Rows, theirs: Rows) -> bool:
-    """Whether rows, their samples and positions are the same, read a piece at a time: units may be cut otherwise."""
+    """Return True if rows, samples and positions are the same. They are read in pieces: units may differ."""
     step = max(1, (64 << 20) * len(mine) // max(1, mine.nbytes))
     spans = [slice(start, start + step) for start in range(0, len(mine), step)]
     pairs: list[tuple[Any, Any]] = [(mine, theirs), (mine.samples, theirs.samples), (mine.positions, theirs.positions)]
@@ -257,7 +263,7 @@ def _same_rows(mine: Rows, theirs: Rows) -> bool:
 
 
 def _evenly(rows: Rows, nbytes: int, most: int) -> Tensor:
-    """Return rows that are few and from everywhere."""
+    """Return a few rows, evenly spaced."""
     fit = nbytes // max(1, rows.nbytes // max(1, len(rows)))
     few = max(1, min(most, fit))
     return rows[:: max(1, -(-len(rows) // few))]
@@ -272,7 +278,7 @@ def _open_part(root: Storage, partial: bool) -> StorePart:
     manifest = read_manifest(root)
     index = read_index(root, manifest)
     check_sizes(root, manifest, index)
-    units = how_many(root, manifest)
+    units = unit_count(root, manifest)
     check_units(root, index, units)
     if not partial and (units is None or len(index) < units):
         found = f"{len(index)} units, and its data had not ended" if units is None else f"{len(index)} of {units} units"
@@ -281,7 +287,7 @@ def _open_part(root: Storage, partial: bool) -> StorePart:
 
 
 def _joined(found: Sequence[StorePart]) -> list[StorePart]:
-    """Return parts with their samples counted on, where they hold the same arrays."""
+    """Return parts of the same arrays with their samples numbered on."""
     joined, first = [], 0
     for part in found:
         _check_same(found[0], part)

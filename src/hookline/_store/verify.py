@@ -1,4 +1,4 @@
-"""Whether a store is what it was when it was written: its sizes on opening, every byte when asked."""
+"""Verify a store: file sizes when it is opened, every byte on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hookline._store.disk_format import (
     read_manifest,
     unit_name,
 )
-from hookline._store.row_index import Index, StorePart, from_records, read_records
+from hookline._store.row_index import StorePart, UnitIndex, from_records, read_records
 from hookline._store.storage import Storage
 from hookline._tables import count
 from hookline.errors import StoreError
@@ -27,20 +27,20 @@ from hookline.errors import StoreError
 _PIECE = 4 << 20  # Bytes read at a time.
 _READERS = 4  # Files read at once.
 _MOST_NAMED = 20
-_WITHOUT_ROWS = 1 << 24  # Samples of a part that may take no byte on disk: a table of all samples is made of them.
+_WITHOUT_ROWS = 1 << 24  # Samples of a part that may take no bytes on disk; they would fill a table in memory.
 _REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which makes that unit again"
 
 
 class Verified(NamedTuple):
-    """What was found to be as it was written."""
+    """What was verified."""
 
     units: int
     files: int
     bytes: int
 
 
-def check_units(storage: Storage, index: Index, most: int | None) -> None:
-    """Raise where there are too many units or samples, or a unit does not begin where the one before it ended."""
+def check_units(storage: Storage, index: UnitIndex, most: int | None) -> None:
+    """Raise if there are too many units or samples, or a unit does not begin where the one before it ended."""
     if len(index) and most is not None and index.attempts[-1][0] >= most:
         unit = index.attempts[-1][0]
         raise StoreError(
@@ -60,8 +60,8 @@ def check_units(storage: Storage, index: Index, most: int | None) -> None:
             )
 
 
-def check_sizes(storage: Storage, manifest: Manifest, index: Index) -> None:
-    """Raise where a data file is missing, or not as long as its record says."""
+def check_sizes(storage: Storage, manifest: Manifest, index: UnitIndex) -> None:
+    """Raise if a data file is missing, or not as long as its record says."""
     files = list(_files(manifest, index))
     sizes = _sizes(storage, files)
     problems = [(name, _wrong_size(sizes.get(name), file, array)) for name, file, array in files]
@@ -85,8 +85,8 @@ def verify(parts: Sequence[StorePart]) -> Verified:
     return Verified(units, files, nbytes)
 
 
-def _fresh(part: StorePart, problems: list[str]) -> Index:
-    """Return what manifest and records say now, and note where that is not what they said on opening."""
+def _fresh(part: StorePart, problems: list[str]) -> UnitIndex:
+    """Read the manifest and the records again, and note where they have changed since the store was opened."""
     records = []
     try:
         if read_manifest(part.storage).hash != part.manifest.hash:
@@ -105,14 +105,14 @@ def _fresh(part: StorePart, problems: list[str]) -> Index:
     return fresh
 
 
-def _files(manifest: Manifest, index: Index) -> Iterable[tuple[str, File, Array]]:
+def _files(manifest: Manifest, index: UnitIndex) -> Iterable[tuple[str, File, Array]]:
     for number, array in enumerate(manifest.arrays):
         yield from ((name, file, array) for name, file in index.files(number))
     yield from ((name, file, POSITIONS) for name, file in index.files_of_positions())
 
 
 def _sizes(storage: Storage, files: Iterable[tuple[str, File, Array]]) -> dict[str, int]:
-    """Return the sizes of all files in the folders of some; one listing for each."""
+    """Return the size of each file, with one listing per folder."""
     folders = {posixpath.dirname(name) for name, _, _ in files}
     return {f"{folder}/{name}": size for folder in folders for name, size in storage.sizes(folder).items()}
 
@@ -128,7 +128,7 @@ def _wrong_size(size: int | None, file: File, array: Array) -> str:
 
 
 def _damage(storage: Storage, name: str, file: File, array: Array, size: int | None) -> str:
-    """Say what is wrong with a data file, or nothing."""
+    """Describe what is wrong with a data file; an empty text if nothing is."""
     try:
         problem = _wrong_size(size, file, array) or _wrong_bytes(storage, name, file, array)
     except StoreError as error:

@@ -1,8 +1,8 @@
 """Begin a store, append to it, write its units, and end it.
 
-A unit is there as a whole or not at all, even if several processes write it.
-Data first, the record last: a unit is done if and only if its record exists. Attempts at one unit share no files, so a
-writer that comes too late can't touch what is done. `sweep` removes what killed writers left.
+A unit is stored as a whole or not at all, even if several processes write it. Data is written first and the record
+last: a unit is done if and only if its record exists. Attempts at one unit share no files, so a late writer can't touch
+what is done. `remove_leftovers` removes what killed writers left.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from hookline._store.disk_format import (
     committed,
     data_name,
     end_to_json,
-    how_many,
+    has_manifest,
     parts,
     positions_name,
     read_manifest,
+    unit_count,
     unit_name,
 )
 from hookline._store.storage import Storage
 from hookline.errors import StoreError, did_you_mean
 
-_DIGESTS = ("digest", "fingerprint", "first", "weights")  # What says least, last.
+_DIGESTS = ("digest", "fingerprint", "first", "weights")  # Compared last: they say least.
 _WORDS = {
     "model.weights": "its model has other weights or modules",
     **{
@@ -52,11 +53,13 @@ _WORDS = {
     },
     **{f"data.{one}": "its data are others" for one in ("digest", "fingerprint", "first")},
 }
+_FILE = re.compile(r"([0-9]{8,15})-([0-9a-f]{16})(-[0-9]+)?\.safetensors")
+_SYNCS = 4  # Files that wait for the disk at once.
 
 
 def begin(storage: Storage, manifest: Manifest) -> Manifest:
-    """Create harvest.json, or return the one that is there; refuse a store of something else."""
-    if MANIFEST not in storage.names(""):
+    """Create harvest.json, or return the existing one; refuse a store of another harvest."""
+    if not has_manifest(storage):
         storage.create(MANIFEST, manifest.to_json())
     found = read_manifest(storage)
     if found.hash != manifest.hash:
@@ -66,11 +69,11 @@ def begin(storage: Storage, manifest: Manifest) -> Manifest:
 
 
 def begin_part(storage: Storage, manifest: Manifest) -> tuple[Storage, Manifest]:
-    """Begin to append to a store, or go on with a part that was begun: return its storage and its manifest.
+    """Begin to append to a store, or resume a part: return its storage and its manifest.
 
-    Where there is no store yet, this begins one. The parts before it must be complete, and differ in their data only.
+    Without a store, this begins one. The earlier parts must be complete, and may differ only in their data.
     """
-    if MANIFEST not in storage.names(""):
+    if not has_manifest(storage):
         storage.create(MANIFEST, manifest.to_json())
     first = read_manifest(storage)
     for part in (storage, *parts(storage)):
@@ -83,13 +86,145 @@ def begin_part(storage: Storage, manifest: Manifest) -> tuple[Storage, Manifest]
         raise StoreError(f"{str(storage)!r} can't be appended to: {_difference(one, other)}; give another path")
     number = len(parts(storage)) + 1
     storage.child(f"{MORE}/{number:04d}").create(MANIFEST, manifest.to_json())
-    return begin_part(storage, manifest)  # If another process was first, its part comes before this one.
+    return begin_part(storage, manifest)  # Another process may have been faster: then its part comes first.
+
+
+class Unit:
+    """One attempt at one unit. At the end of a `with` block it is discarded, unless it was committed."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, unit: int) -> None:
+        self.unit = unit
+        self.attempt = os.urandom(8).hex()
+        self._storage = storage
+        self._arrays = manifest.arrays
+        self._shards: dict[int, Shard] = {}
+        self._positions: dict[int, Shard] = {}
+        self._is_over = self._is_kept = False
+
+    def append(self, array: int, rows: Tensor) -> None:
+        """Write rows of an array to disk. Only one thread at a time may write to an array."""
+        expected = self._arrays[array]
+        if rows.dtype != expected.dtype or rows.shape[1:] != expected.shape or not rows.dim() or not rows.is_cpu:
+            found = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
+            raise StoreError(f"rows of {expected} were expected, on the CPU, but came as {found}")
+        self._write(self._shards, array, data_name(array, self.unit, self.attempt), expected, rows)
+
+    def positions(self, group: int, positions: Tensor) -> None:
+        """Write the positions of the rows of a group of arrays in their samples, if they are not 0, 1, 2, ...."""
+        name = positions_name(self.unit, self.attempt, group)
+        self._write(self._positions, group, name, POSITIONS, positions.to("cpu", torch.int64))
+
+    def commit(
+        self,
+        *,
+        first: int,
+        samples: int,
+        lengths: Sequence[int | Sequence[int]],
+        order: Sequence[int] | None = None,
+        skipped: Mapping[int, str] | None = None,
+        inputs: str = "",
+        groups: Sequence[int] | None = None,
+    ) -> bool:
+        """Finish the files, wait for the disk, then create the record; return False if another attempt was faster.
+
+        Args:
+            samples: How many sample numbers the unit spans, those in `skipped` included.
+            lengths: For each array the number of rows of each stored sample, in stored order, or one number for all.
+            order: The stored samples as offsets from `first`, if they are not ascending.
+            groups: For each array the group of its positions. Without it, arrays with equal lengths are one group,
+                and groups are numbered as they come.
+        """
+        try:
+            different, uses = _distinct_lengths(lengths)
+            own = [group if group in self._positions else None for group in groups or uses]
+            for array in range(len(self._arrays)):
+                if array not in self._shards:
+                    self.append(array, torch.empty(0, *self._arrays[array].shape, dtype=self._arrays[array].dtype))
+            files, positions = self._finish()
+            record = UnitRecord(
+                self.unit, self.attempt, first, samples, tuple(files), different, tuple(uses),
+                None if order is None else tuple(order), dict(skipped or {}), inputs, positions, tuple(own),
+            )  # fmt: skip
+            self._check(record)
+        except BaseException:
+            self.discard()
+            raise
+        return self._publish(record.to_json())
+
+    def discard(self) -> None:
+        """Remove what was written, unless it was committed. May be called again."""
+        self._is_over = True
+        for shard in self._all():
+            shard.close() if self._is_kept else shard.discard()
+
+    def __enter__(self) -> Unit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _all(self) -> list[Shard]:
+        return [*self._shards.values(), *self._positions.values()]
+
+    def _write(self, shards: dict[int, Shard], key: int, name: str, array: Array, rows: Tensor) -> None:
+        try:
+            if key not in shards:
+                shards[key] = Shard(self._storage, name, array)
+            if self._is_over:  # Another thread may have discarded the unit while the file was made.
+                shards[key].discard()
+                raise StoreError(f"unit {self.unit} takes no more rows: it was committed or given up")
+            shards[key].append(rows)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _finish(self) -> tuple[list[File], dict[int, File]]:
+        """Finish every file, several at once: most of the time is spent waiting for the disk."""
+        ordered = [self._shards[array] for array in range(len(self._arrays))] + list(self._positions.values())
+        if len(ordered) == 1:
+            files = [ordered[0].finish()]
+        else:
+            with ThreadPoolExecutor(_SYNCS) as pool:
+                files = list(pool.map(Shard.finish, ordered))
+        count = len(self._arrays)
+        return files[:count], dict(zip(self._positions, files[count:], strict=True))
+
+    def _publish(self, record: bytes) -> bool:
+        """Create the record. If that is interrupted and the record may exist, its files stay."""
+        self._is_kept = True
+        try:
+            self._is_kept = self._storage.create(unit_name(self.unit), record)
+        except BaseException as error:
+            found = self._is_committed()
+            self._is_kept = found is not False
+            if not (found and isinstance(error, StoreError)):  # Over a network, only the answer may have been lost.
+                raise
+        finally:
+            self.discard()
+        return self._is_kept
+
+    def _is_committed(self) -> bool | None:
+        """Return True if the record is of this attempt, None if that can't be found out."""
+        try:
+            return self.attempt.encode() in self._storage.read(unit_name(self.unit))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return None
+
+    def _check(self, record: UnitRecord) -> None:
+        try:
+            record.check(self._arrays)
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"unit {self.unit} can't be committed: {error}") from error
 
 
 def end(storage: Storage, units: int) -> bool:
-    """Say that the data ended after this many units, where that was not known before; False if it was said already."""
+    """Record the number of units, if it was not known at the beginning; return False if it was recorded already."""
     created = storage.create(END, end_to_json(units))
-    before = how_many(storage, read_manifest(storage))
+    before = unit_count(storage, read_manifest(storage))
     if before != units:
         raise StoreError(
             f"{str(storage)!r} ended after {before} units before, and now after {units}: is it the same data?"
@@ -97,15 +232,28 @@ def end(storage: Storage, units: int) -> bool:
     return created
 
 
+def remove_leftovers(storage: Storage) -> list[str]:
+    """Remove data files that no record names and no running writer holds; return their names."""
+    removed = [name for folder in ("", UNITS) for name in storage.remove_temporary(folder)]
+    for folder in (f"{DATA}/{name}" for name in storage.names(DATA)):
+        removed += storage.remove_temporary(folder)
+        for found in _unclaimed_files(storage, folder):
+            if storage.remove_dead(f"{folder}/{found[0]}", partial(_is_of_record, storage, found)):
+                removed.append(f"{folder}/{found[0]}")
+    for part in parts(storage):
+        removed += [f"{part}/{name}" for name in remove_leftovers(part)]
+    return removed
+
+
 def _check_complete(storage: Storage, manifest: Manifest) -> None:
-    units, done = how_many(storage, manifest), committed(storage)
+    units, done = unit_count(storage, manifest), committed(storage)
     if units is None or len(done) < units:
         found = f"{len(done)} of {'an unknown number of' if units is None else units} units"
         raise StoreError(f"{str(storage)!r} has {found}; finish it before appending: run its harvest again")
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:
-    """Say how two manifests differ, in the words of the first difference."""
+    """Describe the first difference between two manifests."""
     ways = found.spec.get("digests"), wanted.spec.get("digests")
     if ways[0] != ways[1]:  # Then other digests say nothing.
         return ("another version of hookline or of Python began it, and knows models and functions by other digests "
@@ -156,165 +304,15 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-_FILE = re.compile(r"([0-9]{8,15})-([0-9a-f]{16})(-[0-9]+)?\.safetensors")
-
-_SYNCS = 4  # Files that wait for the disk at once.
-
-
-class Unit:
-    """One attempt at one unit. As a context manager, it is given up at the end of the block unless it was committed."""
-
-    def __init__(self, storage: Storage, manifest: Manifest, unit: int) -> None:
-        self.unit = unit
-        self.attempt = os.urandom(8).hex()
-        self._storage = storage
-        self._arrays = manifest.arrays
-        self._shards: dict[int, Shard] = {}
-        self._positions: dict[int, Shard] = {}
-        self._is_over = self._is_kept = False
-
-    def append(self, array: int, rows: Tensor) -> None:
-        """Write rows of an array straight to disk. Each array is fed by one thread at a time."""
-        expected = self._arrays[array]
-        if rows.dtype != expected.dtype or rows.shape[1:] != expected.shape or not rows.dim() or not rows.is_cpu:
-            found = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
-            raise StoreError(f"rows of {expected} were expected, on the CPU, but came as {found}")
-        self._write(self._shards, array, data_name(array, self.unit, self.attempt), expected, rows)
-
-    def positions(self, group: int, positions: Tensor) -> None:
-        """Write where in their samples the rows of a group of arrays were, where that is not 0, 1, 2, ...."""
-        name = positions_name(self.unit, self.attempt, group)
-        self._write(self._positions, group, name, POSITIONS, positions.to("cpu", torch.int64))
-
-    def commit(
-        self,
-        *,
-        first: int,
-        samples: int,
-        lengths: Sequence[int | Sequence[int]],
-        order: Sequence[int] | None = None,
-        skipped: Mapping[int, str] | None = None,
-        inputs: str = "",
-        groups: Sequence[int] | None = None,
-    ) -> bool:
-        """Finish the files, wait for the disk, then create the record; False if another attempt was first.
-
-        Args:
-            samples: How many sample numbers the unit spans, those in `skipped` included.
-            lengths: For each array the rows of each stored sample in stored order, or how many rows each one has.
-            order: The stored samples as offsets from `first`, if they are not ascending.
-            groups: For each array the group of its positions. Without it, arrays with equal lengths are one group,
-                and groups are numbered as they come.
-        """
-        try:
-            different, uses = _distinct(lengths)
-            own = [group if group in self._positions else None for group in groups or uses]
-            for array in range(len(self._arrays)):
-                if array not in self._shards:
-                    self.append(array, torch.empty(0, *self._arrays[array].shape, dtype=self._arrays[array].dtype))
-            files, positions = self._finish()
-            record = UnitRecord(
-                self.unit, self.attempt, first, samples, tuple(files), different, tuple(uses),
-                None if order is None else tuple(order), dict(skipped or {}), inputs, positions, tuple(own),
-            )  # fmt: skip
-            self._check(record)
-        except BaseException:
-            self.discard()
-            raise
-        return self._publish(record.to_json())
-
-    def discard(self) -> None:
-        """Remove what was written; nothing happens after a commit, or the second time."""
-        self._is_over = True
-        for shard in self._all():
-            shard.close() if self._is_kept else shard.discard()
-
-    def __enter__(self) -> Unit:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.discard()
-
-    def _all(self) -> list[Shard]:
-        return [*self._shards.values(), *self._positions.values()]
-
-    def _write(self, shards: dict[int, Shard], key: int, name: str, array: Array, rows: Tensor) -> None:
-        try:
-            if key not in shards:
-                shards[key] = Shard(self._storage, name, array)
-            if self._is_over:  # Asked once the file is there: it may have been made while another thread gave up.
-                shards[key].discard()
-                raise StoreError(f"unit {self.unit} takes no more rows: it was committed or given up")
-            shards[key].append(rows)
-        except BaseException:
-            self.discard()
-            raise
-
-    def _finish(self) -> tuple[list[File], dict[int, File]]:
-        """Finish every file, several at once: most of that is waiting for the disk."""
-        ordered = [self._shards[array] for array in range(len(self._arrays))] + list(self._positions.values())
-        if len(ordered) == 1:
-            files = [ordered[0].finish()]
-        else:
-            with ThreadPoolExecutor(_SYNCS) as pool:
-                files = list(pool.map(Shard.finish, ordered))
-        count = len(self._arrays)
-        return files[:count], dict(zip(self._positions, files[count:], strict=True))
-
-    def _publish(self, record: bytes) -> bool:
-        """Create the record. Whatever interrupts that, the files of a record that may be there stay."""
-        self._is_kept = True
-        try:
-            self._is_kept = self._storage.create(unit_name(self.unit), record)
-        except BaseException as error:
-            found = self._is_committed()
-            self._is_kept = found is not False
-            if not (found and isinstance(error, StoreError)):  # Over a network only the answer may be lost.
-                raise
-        finally:
-            self.discard()
-        return self._is_kept
-
-    def _is_committed(self) -> bool | None:
-        """Return True if the record is of this attempt, and None where that can't be known."""
-        try:
-            return self.attempt.encode() in self._storage.read(unit_name(self.unit))
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return None
-
-    def _check(self, record: UnitRecord) -> None:
-        try:
-            record.check(self._arrays)
-        except (ValueError, LookupError, TypeError) as error:
-            raise StoreError(f"unit {self.unit} can't be committed: {error}") from error
-
-
-def sweep(storage: Storage) -> list[str]:
-    """Remove data files that no record names and no living writer holds; return their names."""
-    removed = [name for folder in ("", UNITS) for name in storage.remove_temporary(folder)]
-    for folder in (f"{DATA}/{name}" for name in storage.names(DATA)):
-        removed += storage.remove_temporary(folder)
-        for found in _doubtful(storage, folder):
-            if storage.remove_dead(f"{folder}/{found[0]}", partial(_is_of_record, storage, found)):
-                removed.append(f"{folder}/{found[0]}")
-    for part in parts(storage):
-        removed += [f"{part}/{name}" for name in sweep(part)]
-    return removed
-
-
-def _doubtful(storage: Storage, folder: str) -> list[re.Match[str]]:
-    """Return the files of units that are not done, or that have several: to look into all would take long."""
+def _unclaimed_files(storage: Storage, folder: str) -> list[re.Match[str]]:
+    """Return the files of units that are not done or have several attempts; checking all files would take long."""
     files = [found for name in storage.names(folder) if (found := _FILE.fullmatch(name))]
     done, attempts = committed(storage), Counter((found[1], found[3]) for found in files)
     return [found for found in files if int(found[1]) not in done or attempts[found[1], found[3]] > 1]
 
 
 def _is_of_record(storage: Storage, found: re.Match[str]) -> bool:
-    """Whether a data file belongs to a finished unit. A record that can't be read keeps its unit's files."""
+    """Return True if a data file belongs to a finished unit, or if the record of its unit is damaged."""
     try:
         data = storage.read(unit_name(int(found[1])))
     except FileNotFoundError:
@@ -322,10 +320,10 @@ def _is_of_record(storage: Storage, found: re.Match[str]) -> bool:
     return found[2].encode() in data or b'"attempt"' not in data
 
 
-def _distinct(lengths: Sequence[int | Sequence[int]]) -> tuple[tuple[int | tuple[int, ...], ...], list[int]]:
+def _distinct_lengths(lengths: Sequence[int | Sequence[int]]) -> tuple[tuple[int | tuple[int, ...], ...], list[int]]:
     """Return the different lengths, and for each array which of them."""
     numbers: dict[int | tuple[int, ...], int] = {}
-    seen: dict[int, int] = {}  # By identity, since mostly all arrays are given one and the same list.
+    seen: dict[int, int] = {}  # By id: usually all arrays are given the same list.
     uses = []
     for one in lengths:
         if id(one) not in seen:

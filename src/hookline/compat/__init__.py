@@ -1,4 +1,4 @@
-"""The five older libraries on hookline's public API, each complete but for Auto_HookPoint's transformer adapter.
+"""The five older libraries on hookline's public API, each complete except Auto_HookPoint's transformer adapter.
 
 | was | is |
 |---|---|
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def install(*names: str, over: bool = False) -> None:
-    """Let `import nice_hooks`, and what is below it, give hookline's, in this process, from now on.
+    """Make `import nice_hooks` (and its submodules) import hookline's version, in this process, from now on.
 
     To run a script that can't be edited::
 
@@ -48,7 +48,7 @@ def install(*names: str, over: bool = False) -> None:
 
     Args:
         names: What the script imports: torch_hook_utils, tacklebox, nice_hooks, torchhook, Auto_HookPoint.
-        over: Also where the original is installed or imported. Who has imported it already keeps the original.
+        over: Also if the original is installed or imported. Code that has imported the original keeps it.
     """
     if not names:
         raise hl.HooklineError(f"install what? Give names, of {', '.join(NAMES)}")
@@ -66,7 +66,7 @@ def install(*names: str, over: bool = False) -> None:
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of the libraries that were installed here, before anybody else does."""
+    """Finds the modules of the libraries given to `install`, before any other finder."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -74,7 +74,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return where hookline's module of that name comes from; None for all others."""
+        """Return the spec of hookline's module for this name; None for any other name."""
         top, _, rest = fullname.partition(".")
         if top not in self.names:
             return None

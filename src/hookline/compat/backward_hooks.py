@@ -1,7 +1,7 @@
-"""The backward pass through one call of a module as one event, as module backward hooks have it.
+"""Module backward hooks: a function that gets all gradients of one call of a module at once.
 
-hookline gives each gradient when it comes. A module backward hook wants those of all inputs and outputs at once: what
-has come of one call is kept in its notes, and the function is called with the last. tacklebox and nice_hooks use this.
+hookline delivers each gradient when it comes. Here the gradients of one call are collected in the notes of that call,
+and the function is called when the last one has come. tacklebox and nice_hooks use this.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ Path = tuple[Any, ...]
 Parts = list[tuple[Path, Any]]  # The values at each position, with their subscripts.
 
 
-class Place(NamedTuple):
-    """Where the gradient of a tensor will be, in the notes of a call."""
+class GradientPlace(NamedTuple):
+    """Where in the inputs or outputs of a call a tensor is; its gradient is kept under this."""
 
     port: str
     path: Path
 
 
 def outputs_of(output: Any) -> Parts:
-    """Return what a call gives by position: the items of a tuple, or the one value."""
+    """Return the outputs of a call by position: the items of a tuple, or the one value."""
     return [((i,), part) for i, part in enumerate(output)] if isinstance(output, tuple) else [((), output)]
 
 
-def awaited(port: str, parts: Parts) -> set[Place]:
-    """Return the places of those tensors to which a gradient may come."""
+def awaited(port: str, parts: Parts) -> set[GradientPlace]:
+    """Return the places of the tensors that may get a gradient."""
     found = [pair for path, value in parts for pair in _tensors(port, path, value)]
-    first = {id(tensor): place for place, tensor in reversed(found)}  # Of one that is there twice, hookline names this.
+    first = {
+        id(tensor): place for place, tensor in reversed(found)
+    }  # If a tensor appears twice, hookline reports its gradient at the first place.
     return {first[id(tensor)] for _, tensor in found if is_followed(tensor)}
 
 
-def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[Place, Tensor]]:
+def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[GradientPlace, Tensor]]:
     if isinstance(value, Tensor):
-        yield Place(port, path), value
+        yield GradientPlace(port, path), value
     inside = (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (tuple, list)) else ()
     )
@@ -53,14 +55,14 @@ def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[Place, Tensor]
 
 
 def templates_of(port: str, parts: Parts) -> list[Any]:
-    """Return values with the place of its gradient for each tensor, and None for what has none."""
-    first: dict[int, Place] = {}  # An output that is there twice has its gradient at both places.
+    """Return values with each tensor replaced by the place of its gradient, and anything else by None."""
+    first: dict[int, GradientPlace] = {}  # A tensor that is returned twice gets its gradient at both places.
     return [_template(port, path, value, first if port == "grad_output" else {}) for path, value in parts]
 
 
-def _template(port: str, path: Path, value: Any, first: dict[int, Place]) -> Any:
+def _template(port: str, path: Path, value: Any, first: dict[int, GradientPlace]) -> Any:
     if isinstance(value, Tensor):
-        return first.setdefault(id(value), Place(port, path))
+        return first.setdefault(id(value), GradientPlace(port, path))
     if isinstance(value, Mapping):
         return {key: _template(port, (*path, key), part, first) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
@@ -68,9 +70,9 @@ def _template(port: str, path: Path, value: Any, first: dict[int, Place]) -> Any
     return None
 
 
-def fill(template: Any, came: Mapping[Place, Tensor]) -> Any:
-    """Return the gradients that have come in the structure of a value, None where there is none."""
-    if isinstance(template, Place):
+def fill(template: Any, came: Mapping[GradientPlace, Tensor]) -> Any:
+    """Return the gradients that have come, in the structure of the value; None for those that have not."""
+    if isinstance(template, GradientPlace):
         return came.get(template)
     if isinstance(template, dict):
         filled = {key: fill(part, came) for key, part in template.items()}
@@ -80,12 +82,12 @@ def fill(template: Any, came: Mapping[Place, Tensor]) -> Any:
 
 
 def is_followed(tensor: Tensor) -> bool:
-    """Whether a gradient may come to a tensor."""
+    """Return True if a tensor may get a gradient."""
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def detached(value: Any) -> Any:
-    """Return a value without its graph, which would hold itself through the notes of the call."""
+    """Return a value without its graph: kept in the notes of the call, the graph would keep itself alive."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):
@@ -94,9 +96,9 @@ def detached(value: Any) -> Any:
 
 
 def changed_of(
-    templates: list[Any], old: tuple[Any, ...], new: Sequence[Any], can_take: set[Place]
-) -> dict[Place, Any]:
-    """Return the gradients that are other ones now, each by its place; None stands for one that is cut."""
+    templates: list[Any], old: tuple[Any, ...], new: Sequence[Any], can_take: set[GradientPlace]
+) -> dict[GradientPlace, Any]:
+    """Return the gradients that were replaced, by place; None for a gradient that was cut."""
     if len(new) != len(old):
         raise hl.EditError(f"{len(new)} gradients returned in the place of {len(old)}")
     changed = {}
@@ -111,18 +113,20 @@ def changed_of(
     return changed
 
 
-def by_place(port: str, paths: list[Path], gradients: tuple[Tensor | None, ...]) -> dict[Place, Tensor | None]:
-    """Return gradients, and None for those that did not come, each by its place."""
-    return {Place(port, path): one for path, one in zip(paths, gradients, strict=True)}
+def by_place(port: str, paths: list[Path], gradients: tuple[Tensor | None, ...]) -> dict[GradientPlace, Tensor | None]:
+    """Return gradients by place; None for those that did not come."""
+    return {GradientPlace(port, path): one for path, one in zip(paths, gradients, strict=True)}
 
 
 def passed_together(receive: Callable[..., Any], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Pass tensors on so that their gradients go through `receive` all at once, which returns those that go on."""
-    return _Gate.apply(receive, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    """Return the tensors behind a gate: their gradients go to `receive` together, and what it returns flows on."""
+    gate: Any = _Gate
+    passed: tuple[Tensor, ...] = gate.apply(receive, *tensors)
+    return passed
 
 
 class _Gate(torch.autograd.Function):
-    """An identity for several tensors, whose gradients pass it together. They must not be written in place then."""
+    """An identity for several tensors whose gradients pass it together. The tensors must not be written in place."""
 
     @staticmethod
     def forward(ctx: Any, receive: Callable[..., Any], *tensors: Tensor) -> Any:
@@ -136,8 +140,8 @@ class _Gate(torch.autograd.Function):
 
 
 @dataclass
-class Pass:
-    """One backward pass through one call of a module; by position, keyword inputs after the others."""
+class BackwardCall:
+    """One backward pass through one call of a module: gradients by position, those of keyword inputs last."""
 
     site: hl.Site  # Of the module, or of the method.
     module: nn.Module
@@ -148,7 +152,7 @@ class Pass:
     positional: int = 0
 
 
-Function = Callable[[Pass], Sequence[Any] | None]
+Function = Callable[[BackwardCall], Sequence[Any] | None]
 Where = str | hl.Site | list[hl.Site]
 
 
@@ -166,12 +170,12 @@ def add_backward(
     Return the hooks that do it, which all have that name and are to be switched together.
 
     Args:
-        keep_values: Whether a pass has the inputs and outputs themselves, detached, as they were in the forward.
-        changes: Whether what the function returns replaces `grad_inputs`; None in it cuts a gradient. A module that
+        keep_values: Also give the function the inputs and outputs, detached, as they were in the forward.
+        changes: Replace `grad_inputs` with what the function returns; None in it cuts a gradient. A module that
             writes into one of several inputs then raises, as it does under torch's own hooks.
         missing: What happens when no gradient can come: see `Hooks.when_missing`.
     """
-    joined = _Joined(function, keep_values, changes)
+    joined = _BackwardHook(function, keep_values, changes)
     clone = None if keep_values else False
     options: dict[str, Any] = {"name": name, "with_call": True}
     hooks.edit(_at(where, "inputs"), joined.take_inputs, clone=clone, check=False, **options).when_missing("ignore")
@@ -183,7 +187,7 @@ def add_backward(
 
 def add_backward_pre(hooks: hl.Hooks, where: Where, function: Function, name: str, missing: str = "ignore") -> hl.Hooks:
     """Call `function` when the gradients of the outputs of a call come; what it returns replaces them."""
-    before = _Before(function)
+    before = _BackwardPreHook(function)
     options: dict[str, Any] = {"name": name, "with_call": True}
     hooks.edit(_at(where, "output"), before.take_outputs, clone=False, check=False, **options).when_missing("ignore")
     hooks.edit(_at(where, "grad_output"), before.take_gradient, **options).when_missing(missing)
@@ -196,21 +200,23 @@ def _at(where: Where, port: str) -> list[hl.Site]:
 
 
 @dataclass
-class _Notes:
-    """What is known of one call: its values with a place for each tensor, and the gradients that have come so far."""
+class _CallState:
+    """One call: its inputs and outputs with a place for each tensor, and the gradients that have come so far."""
 
     site: hl.Site
     positional: int
     inputs: list[Any]
     outputs: list[Any] = field(default_factory=list)
     values: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
-    waited_for: set[Place] = field(default_factory=set)  # Of inputs; where none is, of outputs.
-    came: dict[Place, Tensor] = field(default_factory=dict)
+    waited_for: set[GradientPlace] = field(
+        default_factory=set
+    )  # Places of inputs; if no input gets a gradient, of outputs.
+    came: dict[GradientPlace, Tensor] = field(default_factory=dict)
     gated: list[Path] = field(default_factory=list)
 
 
-class _Joined:
-    """The functions that hookline calls, for one backward hook."""
+class _BackwardHook:
+    """One backward hook: the functions that hookline calls for it."""
 
     def __init__(self, function: Function, keep_values: bool, changes: bool) -> None:
         self.function = function
@@ -218,13 +224,13 @@ class _Joined:
         self.changes = changes
 
     def take_inputs(self, bound: Mapping[str, Any], call: Any) -> dict[str, Any] | None:
-        """Note what a call is given; several tensors of which gradients will come pass a gate."""
+        """Note the inputs of a call. If several will get gradients, they go through a gate."""
         rest = _rest_of(getattr(type(call.module), call.site.method or "forward"))
         parts: Parts = []
         for name, value in bound.items():
             is_rest = name == rest and name not in call.kwargs and isinstance(value, tuple)
             parts += [((name, i), part) for i, part in enumerate(value)] if is_rest else [((name,), value)]
-        notes = call.notes[self] = _Notes(_home(call.site), len(call.args), templates_of("grad_inputs", parts))
+        notes = call.notes[self] = _CallState(_home(call.site), len(call.args), templates_of("grad_inputs", parts))
         notes.waited_for = awaited("grad_inputs", parts)
         if self.keep_values:
             notes.values = tuple(detached(value) for _, value in parts), ()
@@ -233,7 +239,7 @@ class _Joined:
         if len(gated) < 2 or (are_distinct and not self.changes):
             return None
         notes.gated = list(gated)
-        receive = partial(self._receive, notes, weakref.ref(call.module))  # The graph is to hold no module.
+        receive = partial(self._receive, notes, weakref.ref(call.module))  # The graph must not keep the module alive.
         passed = dict(zip(gated, passed_together(receive, gated.values()), strict=True))
         new = dict(bound)
         for path, tensor in passed.items():
@@ -242,8 +248,8 @@ class _Joined:
         return new
 
     def take_outputs(self, output: Any, call: Any) -> None:
-        """Note what a call gives."""
-        notes: _Notes = call.notes[self]
+        """Note the outputs of a call."""
+        notes: _CallState = call.notes[self]
         parts = outputs_of(output)
         notes.outputs = templates_of("grad_output", parts)
         notes.waited_for = notes.waited_for or awaited("grad_output", parts)
@@ -251,44 +257,44 @@ class _Joined:
             notes.values = notes.values[0], tuple(detached(value) for _, value in parts)
 
     def take_gradient(self, gradient: Tensor, call: Any) -> Tensor | None:
-        """Take one gradient in; with the last, call the function. What it puts in this one's place is returned."""
-        notes: _Notes = call.notes[self]
-        place = Place(call.site.port, call.site.subscripts)
-        if place in notes.came:  # Of an earlier backward, which did not get through.
+        """Keep one gradient; with the last one, call the function. Return what it puts in place of this gradient."""
+        notes: _CallState = call.notes[self]
+        place = GradientPlace(call.site.port, call.site.subscripts)
+        if place in notes.came:  # It is from an earlier backward that failed halfway.
             notes.came = {}
         if not notes.came:
             module = call.module
-            when_backward_ends(lambda: self._end(notes, module))  # Some may have no gradient to wait for.
+            when_backward_ends(lambda: self._end(notes, module))  # Some gradients may never come.
         notes.came[place] = gradient
         if notes.gated or not notes.waited_for <= set(notes.came):
             return None
         return _put(self._call(notes, call.module, {place}), place, gradient)
 
-    def _receive(self, notes: _Notes, module: Callable[[], Any], gradients: tuple[Tensor | None, ...]) -> list[Any]:
+    def _receive(self, notes: _CallState, module: Callable[[], Any], gradients: tuple[Tensor | None, ...]) -> list[Any]:
         came = by_place("grad_inputs", notes.gated, gradients)
         notes.came.update({place: one for place, one in came.items() if one is not None})
         return list({**came, **self._call(notes, module(), {*came})}.values())
 
-    def _end(self, notes: _Notes, module: nn.Module) -> None:
+    def _end(self, notes: _CallState, module: nn.Module) -> None:
         if notes.came:
             self._call(notes, module, set())
 
-    def _call(self, notes: _Notes, module: nn.Module, can_take: set[Place]) -> dict[Place, Any]:
+    def _call(self, notes: _CallState, module: nn.Module, can_take: set[GradientPlace]) -> dict[GradientPlace, Any]:
         """Call the function, and return what it put in the place of gradients of inputs."""
         came, notes.came = notes.came, {}
         old, grad_outputs = (tuple(fill(part, came) for part in side) for side in (notes.inputs, notes.outputs))
-        new = self.function(Pass(notes.site, module, old, grad_outputs, *notes.values, notes.positional))
+        new = self.function(BackwardCall(notes.site, module, old, grad_outputs, *notes.values, notes.positional))
         return {} if new is None or not self.changes else changed_of(notes.inputs, old, new, can_take)
 
 
-class _Before:
-    """The functions that hookline calls, for one backward pre-hook."""
+class _BackwardPreHook:
+    """One backward pre-hook: the functions that hookline calls for it."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
 
     def take_outputs(self, output: Any, call: Any) -> Any:
-        """Note what a call gives; several tensors of which gradients will come pass a gate."""
+        """Note the outputs of a call. If several will get gradients, they go through a gate."""
         parts = outputs_of(output)
         templates = templates_of("grad_output", parts)
         gated = {path: value for path, value in parts if isinstance(value, Tensor) and is_followed(value)}
@@ -304,7 +310,7 @@ class _Before:
         """Call the function with the only gradient that comes."""
         if call.notes[self] is None:
             return None
-        place = Place("grad_output", call.site.subscripts)
+        place = GradientPlace("grad_output", call.site.subscripts)
         return _put(self._call(_home(call.site), call.module, call.notes[self], {place: gradient}), place, gradient)
 
     def _receive(
@@ -318,9 +324,11 @@ class _Before:
         came = by_place("grad_output", gated, gradients)
         return list({**came, **self._call(site, module(), templates, came)}.values())
 
-    def _call(self, site: hl.Site, module: nn.Module, templates: list[Any], came: dict[Place, Any]) -> dict[Place, Any]:
+    def _call(
+        self, site: hl.Site, module: nn.Module, templates: list[Any], came: dict[GradientPlace, Any]
+    ) -> dict[GradientPlace, Any]:
         old = tuple(fill(template, came) for template in templates)
-        new = self.function(Pass(site, module, (), old))
+        new = self.function(BackwardCall(site, module, (), old))
         return {} if new is None else changed_of(templates, old, new, {*came})
 
 
@@ -329,8 +337,8 @@ def _home(site: hl.Site) -> hl.Site:
     return hl.Site(site.path, member=site.member)
 
 
-def _put(changed: dict[Place, Any], place: Place, gradient: Tensor) -> Tensor | None:
-    """Return what an edit of a gradient is to return; one that is cut is zero, where torch has none at all."""
+def _put(changed: dict[GradientPlace, Any], place: GradientPlace, gradient: Tensor) -> Tensor | None:
+    """Return what an edit of this gradient has to return; a cut gradient becomes zeros, where torch would have None."""
     new = changed.get(place, gradient)
     return torch.zeros_like(gradient) if new is None else None if new is gradient else new
 

@@ -7,10 +7,11 @@ not come is missed in words, and never takes part in a collective of another pla
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch.distributed as dist
@@ -23,9 +24,40 @@ from hookline.errors import HooklineError, warn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+# How torchrun (and launchers like it), srun and Open MPI tell a process its rank and the number of processes. A batch
+# script of Slurm has SLURM_PROCID and SLURM_NTASKS too, though it runs once; only srun sets SLURM_STEP_NUM_TASKS.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
 PATIENCE = 20.0  # Seconds after which a rank says for whom it waits.
 _changing = threading.Lock()
 _meetings: Counter[tuple[int, ...]] = Counter()  # How often this process has met these ranks.
+
+
+def ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """Return the rank of this process and the number of processes: from torch.distributed, or from the launcher.
+
+    >>> ranks({"RANK": "1", "WORLD_SIZE": "4"}), ranks({})
+    ((1, 4), (0, 1))
+    """
+    if environment is None and is_running():
+        return dist.get_rank(), dist.get_world_size()
+    variables = os.environ if environment is None else environment
+    for rank, world in _VARIABLES:
+        if rank not in variables or world not in variables:
+            continue
+        try:
+            found = int(variables[rank]), int(variables[world])
+        except ValueError:
+            found = -1, -1
+        if not 0 <= found[0] < found[1]:
+            raise HooklineError(
+                f"{rank}={variables[rank]} and {world}={variables[world]} are not a rank and a number of processes"
+            )
+        return found
+    return 0, 1
 
 
 class Replica(NamedTuple):
@@ -40,7 +72,7 @@ class Replica(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the first of them: the one that picks, and writes."""
+        """True in the first of these processes: it decides and writes."""
         return dist.get_rank() == self.ranks[0]
 
 
@@ -93,7 +125,7 @@ def cut_apart(tensor: Any, but: Iterable[int] = ()) -> set[int]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 shards parameters of the model."""
+    """Return True if FSDP2 shards parameters of the model."""
     return is_running() and any(fsdp_groups(state) for state in fsdp_states(model))
 
 
@@ -148,5 +180,5 @@ def _waited(missing: list[int], what: str) -> str:
 
 
 def is_cut(tensor: Any) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor: this rank's part of one, with its placement."""
+    """Return True if a tensor is a DTensor: this rank's part of a value, with its placement."""
     return type(tensor).__name__ == "DTensor"

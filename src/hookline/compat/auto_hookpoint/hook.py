@@ -148,7 +148,8 @@ class HookedParameter(nn.Parameter):
             made = nn.Parameter(parameter.detach(), parameter.requires_grad)
         made.__class__ = cls
         made._hooked = hl.auto_hook(nn.Identity())  # Results pass through it, and its root point is the parameter's.
-        return made  # type: ignore[no-any-return]
+        hooked: HookedParameter = made
+        return hooked
 
     @property
     def param(self) -> nn.Parameter:
@@ -193,9 +194,9 @@ class HookedParameter(nn.Parameter):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HookedParameter:
-        copied = self.detach().clone(memory_format=torch.preserve_format)
-        memo[id(self)] = HookedParameter(nn.Parameter(copied, self.requires_grad))
-        return memo[id(self)]  # type: ignore[no-any-return]
+        tensor = self.detach().clone(memory_format=torch.preserve_format)
+        copied = memo[id(self)] = HookedParameter(nn.Parameter(tensor, self.requires_grad))
+        return copied
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return HookedParameter, (nn.Parameter(self.detach(), self.requires_grad),)

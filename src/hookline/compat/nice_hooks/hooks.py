@@ -18,9 +18,9 @@ from torch import Tensor
 
 import hookline as hl
 from hookline._torch import forward_hooks
-from hookline.compat.backward_hooks import Pass, add_backward
+from hookline.compat.backward_hooks import BackwardCall, add_backward
 from hookline.compat.backward_hooks import add_backward_pre as add_before
-from hookline.compat.nice_hooks.paths import ModulePath, Place, name_of, path_of
+from hookline.compat.nice_hooks.paths import ModulePath, PathPlace, name_of, path_of
 from hookline.compat.shared import warn
 
 Hook = Callable[..., Any]
@@ -46,7 +46,7 @@ class Handle(AbstractContextManager["Handle"]):
         self.remove()
 
 
-def add_forward(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
+def add_forward(hooks: hl.Hooks, places: list[PathPlace], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
     """Call `hook(module, path, args, output)`."""
 
     def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
@@ -59,7 +59,9 @@ def add_forward(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hook
     return spread(places, add)
 
 
-def add_forward_pre(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
+def add_forward_pre(
+    hooks: hl.Hooks, places: list[PathPlace], hook: Hook, owner: hl.Hooks | None = None
+) -> list[Handle]:
     """Call `hook(module, path, args)`."""
 
     def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
@@ -72,11 +74,13 @@ def add_forward_pre(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.
     return spread(_without_index(places, "forward pre-hook"), add)
 
 
-def add_backward_pre(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
+def add_backward_pre(
+    hooks: hl.Hooks, places: list[PathPlace], hook: Hook, owner: hl.Hooks | None = None
+) -> list[Handle]:
     """Call `hook(module, path, grad_output)`."""
 
     def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
-        def arrived(passed: Pass) -> Any:
+        def arrived(passed: BackwardCall) -> Any:
             new = hook(passed.module, path_in(names, passed.site), passed.grad_outputs)
             return (new,) if isinstance(new, Tensor) else new
 
@@ -85,11 +89,13 @@ def add_backward_pre(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl
     return spread(_without_index(places, "backward pre-hook"), add)
 
 
-def add_full_backward(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: hl.Hooks | None = None) -> list[Handle]:
+def add_full_backward(
+    hooks: hl.Hooks, places: list[PathPlace], hook: Hook, owner: hl.Hooks | None = None
+) -> list[Handle]:
     """Call `hook(module, path, grad_input, grad_output)`."""
 
     def add(sites: list[hl.Site], names: Names, missing: str) -> hl.Hooks:
-        def through(passed: Pass) -> Any:
+        def through(passed: BackwardCall) -> Any:
             grad_input, by_keyword = passed.grad_inputs[: passed.positional], passed.grad_inputs[passed.positional :]
             new = hook(passed.module, path_in(names, passed.site), grad_input, passed.grad_outputs)
             return None if new is None else (*((new,) if isinstance(new, Tensor) else new), *by_keyword)
@@ -99,7 +105,7 @@ def add_full_backward(hooks: hl.Hooks, places: list[Place], hook: Hook, owner: h
     return spread(_without_index(places, "backward hook"), add)
 
 
-def add_values(hooks: hl.Hooks, given: list[tuple[Place, Any]]) -> None:
+def add_values(hooks: hl.Hooks, given: list[tuple[PathPlace, Any]]) -> None:
     """Put given values in the place of outputs, or of the parts of them that an index names; None puts in nothing."""
     hooked = [place.name for place, _ in given if _has_hooks_of_torch(place)]
     if hooked:
@@ -115,7 +121,7 @@ def add_values(hooks: hl.Hooks, given: list[tuple[Place, Any]]) -> None:
         added.when_missing("warn" if is_named else "ignore")
 
 
-def spread(places: list[Place], add: Add) -> list[Handle]:
+def spread(places: list[PathPlace], add: Add) -> list[Handle]:
     """Add hooks at places, at many with one call of `add(sites, names, missing)`; return those of each place."""
     groups = [(is_named, list(group)) for (_, is_named), group in groupby(places, _kind)]
     return [handle for is_named, group in groups for handle in _add(group, add, "warn" if is_named else "ignore")]
@@ -126,7 +132,7 @@ def path_in(names: Names, site: hl.Site) -> ModulePath:
     return path_of(names.get((site.path, site.member)) or name_of(site), site)
 
 
-def _add(places: list[Place], add: Add, missing: str, names: Names = SAME) -> list[Handle]:
+def _add(places: list[PathPlace], add: Add, missing: str, names: Names = SAME) -> list[Handle]:
     added = add([place.site for place in places], names, missing)
     by_place: dict[Key, list[hl.Hook]] = {}
     for hook in added:
@@ -143,12 +149,12 @@ def _add(places: list[Place], add: Add, missing: str, names: Names = SAME) -> li
     return [Handle(found) for found in by_place.values()]
 
 
-def _kind(place: Place) -> tuple[str, bool]:
+def _kind(place: PathPlace) -> tuple[str, bool]:
     """Return what places have to agree in to be hooked with one call."""
     return place.site.index, place.is_named
 
 
-def _kind_of_value(pair: tuple[Place, Any]) -> tuple[str, bool, int | None]:
+def _kind_of_value(pair: tuple[PathPlace, Any]) -> tuple[str, bool, int | None]:
     """Return the same for values: whole ones go in together, parts of one value do."""
     place, value = pair
     return *_kind(place), id(value) if place.site.index else None
@@ -164,7 +170,7 @@ def _holding(owner: hl.Hooks | None, function: Callable[..., Any]) -> Callable[.
     return function
 
 
-def _has_hooks_of_torch(place: Place) -> bool:
+def _has_hooks_of_torch(place: PathPlace) -> bool:
     return place.module is not None and not place.site.method and bool(forward_hooks(place.module))
 
 
@@ -195,7 +201,7 @@ def _arguments(new: Any, call: Any) -> dict[str, Any] | None:
     return {**signature.bind_partial(*new).arguments, **call.kwargs}
 
 
-def _without_index(places: list[Place], what: str) -> list[Place]:
+def _without_index(places: list[PathPlace], what: str) -> list[PathPlace]:
     for place in places:
         if place.site.index:
             path = path_of(place.name, place.site)

@@ -1,4 +1,4 @@
-"""register_* and run: record a model's calls, and change what passes by a path through them."""
+"""`run` and the `register_*` functions: keep and change activations, named by paths."""
 
 from __future__ import annotations
 
@@ -28,14 +28,31 @@ from hookline.compat.nice_hooks.paths import (
     AnySlice,
     ModulePath,
     ModulePathsLike,
-    Place,
+    PathPlace,
     Tree,
     expand_module_path,
     patch_method_to_module,
     path_of,
     to_paths,
 )
-from hookline.compat.shared import warn
+from hookline.compat.shared import cache_of, may_call_itself, warn
+
+__all__ = [
+    "ActivationCache",
+    "ActivationCacheLike",
+    "AnySlice",
+    "ModulePath",
+    "ModulePathsLike",
+    "RemovableHandleCollection",
+    "expand_module_path",
+    "patch_method_to_module",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "run",
+    "to_paths",
+]
 
 ActivationCacheLike = dict[str, Tensor]
 
@@ -79,13 +96,13 @@ class ActivationCache(dict[str, Tensor]):
 class Recording:
     """Captures at places; of a module that is called several times, the call that ended last counts.
 
-    hookline keeps the call that began last, and each module under one name. Where that may differ, notes are taken.
+    hookline keeps the call that began last, and each module under one name. Where that may differ, calls are noted.
     """
 
-    def __init__(self, hooks: hl.Hooks, places: list[Place]) -> None:
+    def __init__(self, hooks: hl.Hooks, places: list[PathPlace]) -> None:
         self.hooks = hooks
         self.places = places
-        self.notes = Notes()
+        self.notes = CallsSeen()
         self.names: Names = {}
         hooks.capture(*[place.site for place in places], detach=False)
         found = [hook.site for hook in hooks.of("capture").when_missing("ignore")]
@@ -95,7 +112,7 @@ class Recording:
         )
         if len(self.names) < len(places) and any("*" in place.site.index for place in places):
             self.names_agree = False  # One part may come by two places.
-        noted = [place for place in places if not self.names_agree or _may_call_itself(place)]
+        noted = [place for place in places if not self.names_agree or _may_end_late(place)]
         spread(noted, self._add_notes)
 
     def activations(self) -> ActivationCache:
@@ -117,7 +134,7 @@ class Recording:
         take = partial(self.notes.take, names)
         return self.hooks.edit(sites, take, with_call=True, clone=False).when_missing("ignore")
 
-    def _reason(self, place: Place) -> str:
+    def _reason(self, place: PathPlace) -> str:
         try:
             self.hooks.cache[place.site]
         except hl.NotCaptured as error:
@@ -125,12 +142,17 @@ class Recording:
         return f"nothing passed '{place.name}'"
 
 
-class Notes:
-    """The paths at which something has passed, and what was given by calls inside which the same module was called."""
+def _may_end_late(place: PathPlace) -> bool:
+    """Return True if a call at a place may end after a call that began later."""
+    return place.module is None or bool(place.site.method) or may_call_itself(place.module)
+
+
+class CallsSeen:
+    """The paths at which something passed, and the outputs of calls that ended after another call inside them."""
 
     def __init__(self) -> None:
         self.seen: dict[str, hl.Site] = {}
-        self.numbers: dict[str, int] = {}  # Of the call that began last, of those that have ended.
+        self.numbers: dict[str, int] = {}  # The number of the latest call that has ended.
         self.outer: dict[str, hl.Cache] = {}
 
     def take(self, names: Names, value: Any, call: Any) -> None:
@@ -139,44 +161,10 @@ class Notes:
         self.seen.setdefault(path, call.site)
         number = int(call.number)
         if number < self.numbers.get(path, 0):
-            self.outer[path] = _kept(value)
+            self.outer[path] = cache_of(value)
         else:
             self.numbers[path] = number
             self.outer.pop(path, None)
-
-
-def _may_call_itself(place: Place) -> bool:
-    """Whether a module can be called inside its own call; torch's own can't, but for those that hold others."""
-    module = place.module
-    if module is None or place.site.method or not type(module).__module__.startswith("torch.nn."):
-        return True
-    return bool(module._modules)
-
-
-def _kept(value: Any) -> hl.Cache:
-    """Return a cache of one value under "", which shows it as it is now, whatever is written into it later."""
-    keeper = nn.Identity()
-    with hl.capture(keeper, "", detach=False) as cache:
-        keeper(value)
-    return cache
-
-
-__all__ = [
-    "ActivationCache",
-    "ActivationCacheLike",
-    "AnySlice",
-    "ModulePath",
-    "ModulePathsLike",
-    "RemovableHandleCollection",
-    "expand_module_path",
-    "patch_method_to_module",
-    "register_forward_hook",
-    "register_forward_pre_hook",
-    "register_full_backward_hook",
-    "register_full_backward_pre_hook",
-    "run",
-    "to_paths",
-]
 
 
 class RemovableHandleCollection:
@@ -184,7 +172,7 @@ class RemovableHandleCollection:
 
     def __init__(self, handles: Iterable[Any], hooks: hl.Hooks | None = None) -> None:
         self.handles = list(handles)
-        self._all = hooks  # All of them: at the end of a block they know which never ran.
+        self._all = hooks  # All hooks together: at the end of a block they know which never ran.
 
     def remove(self) -> None:
         """Take all of them off."""

@@ -96,7 +96,7 @@ def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
     _methods.setdefault(cls, {})[fname] = None
 
 
-class Place(NamedTuple):
+class PathPlace(NamedTuple):
     """What a path means in a model, by the user's name and by hookline's."""
 
     name: str
@@ -129,19 +129,19 @@ class Tree:
         matches = re.compile("".join(words.get(text) or re.escape(text) for text in _STARS.split(pattern))).fullmatch
         return [name for name in self.named if matches(name)]
 
-    def places(self, paths: ModulePathsLike) -> list[Place]:
+    def places(self, paths: ModulePathsLike) -> list[PathPlace]:
         """Return what paths mean, of what can be hooked; warn of a path that means nothing."""
         found = []
         for path in map(ModulePath.parse, to_paths(paths)):
             index, is_named = _index_text(path.slice), "*" not in path.name
             known = [(name, *self.named[name]) for name in self.match(path.name)]
             places = [
-                Place(name, site._replace(index=index) if index else site, module, is_named)
+                PathPlace(name, site._replace(index=index) if index else site, module, is_named)
                 for name, site, module in known
                 if site.method or is_called(module)
             ]
             other = [] if places else self._other_names(path)
-            found += places or [Place(name_of(one), one._replace(index=index), None, is_named) for one in other]
+            found += places or [PathPlace(name_of(one), one._replace(index=index), None, is_named) for one in other]
         return found
 
     def _other_names(self, path: ModulePath) -> list[hl.Site]:

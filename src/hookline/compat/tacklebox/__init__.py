@@ -1,8 +1,7 @@
 """tacklebox 1.0.3 on hookline: one import line changes, the rest of the code stays.
 
-`hook_management` has the manager, `helpers` what goes with it, `hooks.model_tracking` the tracker. Inside, `tables` has
-what a manager knows, `lookup` what is not there, `functions` and `handles` the hooks, `calling` how they are called,
-`naming` the names. What differs:
+`hook_management` has the manager and its tables, `hook_handles` the hooks and how they are called, `helpers` what goes
+with them, `hooks.model_tracking` the tracker. What differs:
 
 | original | here | why |
 |---|---|---|
@@ -32,7 +31,7 @@ what a manager knows, `lookup` what is not there, `functions` and `handles` the 
 | a hook on a container is never called | and a warning | it has no forward |
 | on what `torch.jit` traced hooks are called, on what it scripted errors | never, and a warning | it can't be seen |
 | `module.forward(x)` passes hooks by | it calls them | the forward is what is watched |
-| a hook may call its own module for ever | hooks on it, and on those in it, rest meanwhile | |
+| a hook may call its own module for ever | hooks on it, and on those in it, rest until it returns | |
 | `wrap_calls=False`: 3 gradients for a Linear, of torch's deprecated hooks | those of its inputs and outputs | [1] |
 | `wrap_calls=False`: 3 arguments with `retain_forward_cache` | 5 | |
 | `input_cache`, `output_hooks` and the like, `base_forward_hook_fn` | not there | each call keeps its own |

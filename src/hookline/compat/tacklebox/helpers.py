@@ -220,4 +220,5 @@ def _progress(loader: Iterable[Any]) -> AbstractContextManager[Any]:
         from tqdm import tqdm
     except ImportError:  # It is only the bar.
         return nullcontext()
-    return tqdm(loader)  # type: ignore[no-any-return]
+    bar: AbstractContextManager[Any] = tqdm(loader)
+    return bar

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline.compat.backward_hooks import Pass, add_backward
-from hookline.compat.shared import warn
+from hookline.compat.backward_hooks import BackwardCall, add_backward
+from hookline.compat.shared import warn, weakly
 
 GETSTATE = "__getstate__"
 
@@ -22,16 +22,16 @@ _claims: weakref.WeakKeyDictionary[nn.Module, list[str]] = weakref.WeakKeyDictio
 
 
 def increment_name(name: str) -> str:
-    """Return the next name of a row: "conv" is followed by "conv_1", "conv_9" by "conv_10"."""
+    """Return the next name in a numbered series: "conv_1" after "conv", "conv_10" after "conv_9"."""
     base, mark, number = name.rpartition("_")
     return f"{base}_{int(number) + 1}" if mark and number.isdecimal() else f"{name}_1"
 
 
 def unique(name: str, taken: Container[str], latest: dict[str, str] | None = None) -> str:
-    """Return a name that is not taken: this one, or the first free one of its row.
+    """Return a name that is not taken: this one, or the first free one of its numbered series.
 
     Args:
-        latest: The name that was last given in each row, to go on from there.
+        latest: The last name given in each series, to continue from there.
     """
     found = name
     while found in taken:
@@ -43,7 +43,7 @@ def unique(name: str, taken: Container[str], latest: dict[str, str] | None = Non
 
 
 def claim(module: nn.Module, name: str) -> bool:
-    """Give a module this name for one hook, unless it has a `name` of its own. Return whether it got it."""
+    """Give a module this name for one hook, unless it has a `name` of its own; return True if it got it."""
     if module in _claims:
         _claims[module].append(name)
         return True
@@ -58,9 +58,9 @@ def claim(module: nn.Module, name: str) -> bool:
 def release(module: nn.Module, name: str) -> None:
     """Take back what `claim` gave: the module shows the next claim, or none."""
     names = _claims.get(module)
-    if names is None:  # It is being collected, together with what holds the hook.
+    if names is None:  # The module is being garbage-collected together with the hook.
         return
-    is_shown = module.__dict__.get("name") in names  # Else somebody has named it since.
+    is_shown = module.__dict__.get("name") in names  # Otherwise other code has renamed it since.
     names.remove(name)
     if not names:
         del _claims[module]
@@ -72,13 +72,13 @@ def release(module: nn.Module, name: str) -> None:
 
 
 def shows(module: nn.Module, name: str) -> bool:
-    """Whether a module has this name now."""
+    """Return True if a module has this name now."""
     return module.__dict__.get("name") == name
 
 
 @contextmanager
 def named(module: nn.Module, name: str) -> Iterator[None]:
-    """Let a module have this name, of several that managers gave it, while a hook runs."""
+    """Show this one of the names that managers gave a module, while a hook runs."""
     if module.__dict__.get("name") not in _claims.get(module, ()):
         yield
         return
@@ -91,8 +91,8 @@ def named(module: nn.Module, name: str) -> Iterator[None]:
 
 
 def _state_without_name(module: nn.Module) -> Any:
-    """Return what a copy of a module is made of, without what `claim` put there."""
-    own = getattr(type(module), GETSTATE, None)  # Of every class, since Python 3.11.
+    """Return the state that copy and pickle use, without what `claim` put there."""
+    own = getattr(type(module), GETSTATE, None)  # Every class has one since Python 3.11.
     state = module.__dict__ if own is None else own(module)
     if not isinstance(state, dict):  # A class may keep what it wants.
         return state
@@ -108,7 +108,7 @@ ARGUMENTS = {
 
 
 class TypedFunction:
-    """A function, and the kind of hook that it is. It knows nothing of the modules that it is on."""
+    """A function and its kind of hook, without the modules that it is on."""
 
     HOOK_TYPES: ClassVar[list[str]] = list(ARGUMENTS)
 
@@ -171,16 +171,16 @@ class Caller:
     def __init__(self, hook_fn: TypedFunction, module: nn.Module, name: str | None, id_: str, as_torch: bool) -> None:
         self.hook_fn = hook_fn
         self.module = module
-        self.name = name  # Of the module, by its manager if it has one.
+        self.name = name  # The manager's name for the module; None without a manager.
         self.id = id_
         self.as_torch = as_torch
-        self.is_active = False  # A gradient may come when the hook is switched off or gone.
+        self.is_active = False  # A gradient may come after the hook was switched off or removed.
         self.was_called = False
 
     def add_to(self, hooks: hl.Hooks) -> None:
         """Add the hooks that let the function take part in the calls of the module.
 
-        They hang on the module, which is not to hold a manager: a function may be a method of the object that has it.
+        The module must not keep a manager alive: the function may be a method of the object that has the manager.
         """
         bound = (lambda method: method) if self.name is None else weakly
         kind = self.hook_fn.hook_type
@@ -192,7 +192,7 @@ class Caller:
         hooks.edit(site, bound(method), kind, with_call=True, check=False, clone=False).when_missing("ignore")
 
     def before(self, bound: dict[str, Any], call: Any) -> dict[str, Any] | None:
-        """Call it with what the module is given; put in its place what comes back."""
+        """Call the function with the inputs; what it returns replaces them."""
         inputs = tuple(call.args)
         new = self._call(inputs)
         if new is None or new is inputs:
@@ -204,7 +204,7 @@ class Caller:
         return {**_bind(new, bound, call), **call.kwargs}
 
     def forward(self, output: Any, call: Any) -> Any:
-        """Call it with what the module was given and gives; put in its place what comes back."""
+        """Call the function with inputs and output; what it returns replaces the output."""
         if self.as_torch:
             return self._call(tuple(call.args), output)
         outputs = output if isinstance(output, tuple) else (output,)
@@ -220,8 +220,8 @@ class Caller:
             raise ValueError(f"{len(new)} outputs returned for 1")
         return new[0]
 
-    def backward(self, come: Pass) -> Sequence[Any] | None:
-        """Call it with the gradients of a call; only torch's own hooks change them, others may write into copies."""
+    def backward(self, come: BackwardCall) -> Sequence[Any] | None:
+        """Call the function with the gradients of a call. Only hooks of torch's own kind may change them."""
         if not self.is_active:
             return None
         kept = (come.inputs[: come.positional], come.outputs) if self.hook_fn.retain_forward_cache else ()
@@ -245,17 +245,6 @@ class Caller:
             if hasattr(error, "add_note"):  # Python 3.11.
                 error.add_note(f"hookline: raised by {self.id}")
             raise
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a method as long as its object is there, and does not hold it."""
-    found = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        here = found()
-        return None if here is None else here(*args)
-
-    return call
 
 
 def _cloned(gradients: Any) -> Any:
@@ -285,7 +274,7 @@ def _bind(values: tuple[Any, ...], bound: dict[str, Any], call: Any) -> dict[str
 
 
 def _is_rest(value: Any, last: Any) -> bool:
-    """Whether a value is the last argument in a tuple, as the only one of `*args`, and not that argument itself."""
+    """Return True if `value` is a tuple around the last argument: the only one of `*args`."""
     return type(value) is tuple and len(value) == 1 and value is not last
 
 
@@ -375,7 +364,7 @@ class HookHandle:
 
     @classmethod
     def of_manager(cls, hook_fn: HookFunction, module: nn.Module, module_name: str, as_torch: bool) -> HookHandle:
-        """Return a handle that rests yet. Its module has the name that a manager gave it, and does not hold it."""
+        """Return an inactive handle for a manager. The module does not hold it, nor the manager's name for it."""
         handle = object.__new__(cls)
         handle._put_on(hook_fn, module, f"{hook_fn.name}[{module_name}]", module_name, as_torch)
         return handle
@@ -403,16 +392,16 @@ class HookHandle:
 
     @property
     def active(self) -> bool:
-        """Whether the hook acts."""
+        """True while the hook acts."""
         return self._on or bool(self._held)
 
     @property
     def was_called(self) -> bool:
-        """Whether the function was ever called."""
+        """True once the function was called."""
         return self._caller.was_called
 
     def is_active(self) -> bool:
-        """Whether the hook acts."""
+        """Return True if the hook acts."""
         return self.active
 
     def activate(self, raise_on_active: bool = False) -> None:
@@ -430,7 +419,7 @@ class HookHandle:
         self._switch(False, set())
 
     def hold(self) -> Callable[[], None]:
-        """Let the hook act until the function that is returned is called: it restores the state from before."""
+        """Let the hook act until the returned function is called, which restores the state from before."""
         context = object()
         with _switching:
             was_on, held = self._on, self._held
@@ -458,7 +447,7 @@ class HookHandle:
             forget(self)
 
     def renew(self) -> None:
-        """Let the hook act after those that were registered since."""
+        """Let the hook act after those that were registered later."""
         if self.handle:
             self._is_to_be_renewed = True
             self._switch(self._on, self._held)
@@ -474,7 +463,7 @@ class HookHandle:
     def _hook(self) -> None:
         try:
             self._caller.add_to(self.handle)
-        except hl.SiteError as error:  # Of a ModuleList, say, or what torch.jit made.
+        except hl.SiteError as error:  # For example a ModuleList, or a module that torch.jit made.
             has_forward = inspect.getattr_static(type(self.module), "forward") is not nn.Module.forward
             self.why_never_called = str(error).replace("''", "it", 1) if has_forward else NO_FORWARD
 

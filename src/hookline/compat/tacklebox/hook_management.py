@@ -22,13 +22,15 @@ from hookline.compat.tacklebox.hook_handles import (
     warn_of_never_called,
 )
 
+__all__ = ["HookFunction", "HookHandle", "HookManager", "detach_hook", "increment_name", "validate_hook_category"]
+
 CATEGORIES = (*HookFunction.HOOK_TYPES, "all")
 OPTIONS = ("hook_fn_name", "activate", "retain_forward_cache")
 T = TypeVar("T")
 
 
 def check_category(category: str) -> None:
-    """Raise for a kind of hook that there is not."""
+    """Raise for an unknown hook category."""
     if category not in CATEGORIES:
         raise AssertionError(f"{category} is not a valid hook category. Choices are: {', '.join(CATEGORIES)}")
 
@@ -52,7 +54,7 @@ def look_up(table: Mapping[Any, T], key: Hashable) -> T:
 
 
 def no_module(value: T) -> T:
-    """Return what is given as `wrap_calls`; TorchHook's manager takes a model there."""
+    """Return `wrap_calls`, or refuse a module: TorchHook's manager takes a model there."""
     if isinstance(value, nn.Module):
         kind = type(value).__name__
         raise TypeError(f"wrap_calls is True or False, not a {kind}; modules are given to register_forward_hook")
@@ -60,7 +62,7 @@ def no_module(value: T) -> T:
 
 
 def refuse_other(name: str | None, value: object) -> None:
-    """Raise for what is given in the place of a module, by position or by a name, and is none."""
+    """Raise if what was given as a module, by position or by name, is not a module."""
     if isinstance(value, nn.Module):
         return
     if name is None:
@@ -109,7 +111,7 @@ class Tables:
         activate: bool,
         retain_forward_cache: bool = False,
     ) -> None:
-        """Hook modules, those without a name by their repr. Of what is refused nothing stays."""
+        """Hook modules; those without a name are named by their repr. A refused registration leaves nothing behind."""
         given: list[tuple[str | None, nn.Module]] = [(None, module) for module in modules]
         given += [pair for pair in named_modules.items() if pair[0] != RETAIN]
         retains = named_modules.get(RETAIN, retain_forward_cache)  # Of a hook that can't: it is refused.
@@ -200,7 +202,7 @@ class Tables:
         self.remove_functions(self.hook_fns)
 
     def drop(self) -> None:
-        """Remove everything, for nobody holds the manager any more; say so if that is likely a mistake."""
+        """Remove everything because the manager was dropped; warn if that is likely a mistake."""
         handles = self.name_to_hookhandle.values()
         idle = [name for name, handle in self.name_to_hookhandle.items() if handle.active and handle.handle]
         try:
@@ -235,7 +237,7 @@ class Tables:
         hook_fn.refuse_again((module, names[module]) for _, module in given)
 
     def _known(self, made: HookFunction) -> HookFunction | None:
-        """Return the same function as the same kind of hook, if there is one."""
+        """Return the registered hook with the same function and kind, if there is one."""
         if made.function not in self.function_to_hookfn:
             return None
         kind = made.function, made.hook_type, made.retain_forward_cache
@@ -243,7 +245,7 @@ class Tables:
         return next((one for one in alike if (one.function, one.hook_type, one.retain_forward_cache) == kind), None)
 
     def _rename(self, hook_fn: HookFunction, name: str) -> None:
-        """Give a function a name in the place of its repr; one that was given stays."""
+        """Replace the repr of a function with a name; a name that was given earlier stays."""
         if hook_fn.name == name:
             return
         if hook_fn.name != repr(hook_fn.function):
@@ -275,9 +277,6 @@ def _leave_out(table: dict[str, Any], name: str, gone: object) -> None:
     if table.get(name) is not gone:
         name = next(other for other, one in table.items() if one is gone)
     del table[name]
-
-
-__all__ = ["HookFunction", "HookHandle", "HookManager", "detach_hook", "increment_name", "validate_hook_category"]
 
 
 class HookManager:
@@ -379,11 +378,11 @@ class HookManager:
         return self.get_module_hooks(look_up(self.name_to_module, module_name), hook_types, **kwargs)
 
     def is_module_hooked(self, module: nn.Module) -> bool:
-        """Whether any hook is active on a module."""
+        """Return True if any hook is active on a module."""
         return any(self.get_module_hooks(module, include_inactive=False))
 
     def is_module_hooked_backward(self, module: nn.Module) -> bool:
-        """Whether any backward hook is active on a module."""
+        """Return True if any backward hook is active on a module."""
         return any(self.get_module_hooks(module, category="backward_hook", include_inactive=False))
 
     def activate_all_hooks(self, hook_types: Functions = (), category: str = "all") -> None:
@@ -447,7 +446,7 @@ class HookManager:
         category: str = "all",
     ) -> CustomContext:
         """Return a context in which hooks act on these modules; then they are as before."""
-        self._tables.select(modules, hook_types, category)  # What is not registered is said here.
+        self._tables.select(modules, hook_types, category)  # Refuse here what is not registered.
         return context_of(lambda: self._tables.select(modules, hook_types, category), add_enter_fns, add_exit_fns)
 
     def hook_module_context_by_name(

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 import hookline as hl
-from hookline.compat.shared import is_called, warn
+from hookline.compat.shared import cache_of, is_called, may_call_itself, warn
 
 Pair = tuple[Any, nn.Module]
 Layers = Iterable[Pair] | Mapping[Any, nn.Module]
@@ -21,7 +21,7 @@ AS_PAIRS = "layers are (name, layer) pairs, as of model.named_modules() or named
 
 
 def layers_of(given: Layers) -> tuple[list[Pair], list[Pair]]:
-    """Return the layers that were given: those that can be hooked, and those that are never called, as a ModuleList."""
+    """Return the given layers in two lists: those that can be hooked, and those never called (a ModuleList)."""
     if isinstance(given, (Mapping, nn.ModuleDict)):
         given = given.items()
     if isinstance(given, nn.Module):
@@ -54,7 +54,9 @@ class NamedLayers(nn.Module):
 
     def __init__(self, layers: Iterable[Pair]) -> None:
         super().__init__()
-        self.names: dict[str, dict[Any, None]] = {}  # Of each layer that was found, by the path of its hook.
+        self.names: dict[
+            str, dict[Any, None]
+        ] = {}  # The user's names of each layer that was found, by the path of its hook.
         self._found: dict[int, dict[Any, None]] = {}
         self._titles: dict[str, Any] = {}
         for name, layer in layers:
@@ -69,7 +71,7 @@ class NamedLayers(nn.Module):
         return (partial(self._has, only), rest) if rest else partial(self._has, only)
 
     def _has(self, only: Collection[int] | None, path: str, module: nn.Module) -> bool:
-        """Whether this is the layer of that name, or the model inside it where it is a wrapper, as of torch.compile."""
+        """Return True if this is the layer of that name, or the model inside it if it is a wrapper (torch.compile)."""
         layer = self._modules.get(path)
         if layer is None or (only is not None and id(layer) not in only):
             return False
@@ -81,11 +83,11 @@ class NamedLayers(nn.Module):
         return True
 
 
-NONE = object()  # What a capture keeps of a None, which a transform can't give.
+NONE = object()  # Stands for None, which a transform can't return: it would keep nothing.
 
 
 def _reading(method: Any, of_one: bool = False) -> Any:
-    """Make a method of dict see what has passed by then, under the one name that it reads or under all."""
+    """Make a method of dict first take in what has passed: under the one name that it reads, or under all."""
 
     @wraps(method)
     def read(self: LayerValues, *args: Any) -> Any:
@@ -98,7 +100,7 @@ def _reading(method: Any, of_one: bool = False) -> Any:
 
 
 def _changing(method: Any) -> Any:
-    """Make a method of dict keep what has passed by then as it is: only what passes later is written over it."""
+    """Make a method of dict first fix what has passed: only later calls overwrite the dict from then on."""
 
     @wraps(method)
     def change(self: LayerValues, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +119,7 @@ class Collected(dict[Any, Any]):
         self._why_not: dict[Any, str] = {}
 
     def expect(self, name: Any, why_not: str) -> None:
-        """Wait for a value of this name; it has none because of this."""
+        """Wait for a value of this name; until it comes, `why_not` is the reason."""
         self._why_not[name] = why_not
 
     def __missing__(self, name: Any) -> Any:
@@ -142,7 +144,7 @@ class LayerValues(Collected):
         self._sites: dict[str, hl.Site] = {}
         self._names: Mapping[str, Iterable[Any]] = {}
         self._latest: dict[hl.Site, int] = {}  # The number of the latest call, of those that have ended.
-        self._outer: dict[hl.Site, hl.Cache] = {}  # What a call gave that ended after one within it.
+        self._outer: dict[hl.Site, hl.Cache] = {}  # Outputs of calls that ended after another call inside them.
         self._site_of: dict[Any, hl.Site] = {}  # Of several layers with one name, the one that ran last.
 
     def follow(self, hooks: hl.Hooks, names: Mapping[str, Iterable[Any]]) -> None:
@@ -154,7 +156,7 @@ class LayerValues(Collected):
         """Note which call has ended, as the transform of a capture, for which the latest is the one that began last."""
         site, number = call.site, int(call.number)
         if number < self._latest.get(site, 0):
-            self._outer[site] = _values_of_call(value)
+            self._outer[site] = cache_of(value)
         else:
             self._latest[site] = number
             self._outer.pop(site, None)
@@ -168,7 +170,7 @@ class LayerValues(Collected):
         return [None if value is NONE else value for site in sites for value in self._cache.calls(site)]
 
     def refresh(self, *names: Any) -> None:
-        """Write down what has passed by now: under these names if they are there, else under all, in their order."""
+        """Take in what has passed: under these names if all of them are there, else under all names, in order."""
         if names and all(map(super().__contains__, names)):
             sites = [self._site_of[name] for name in names if name in self._site_of]
         else:
@@ -195,14 +197,6 @@ class LayerValues(Collected):
     pop, popitem, setdefault = map(_changing, (dict.pop, dict.popitem, dict.setdefault))
     update, clear = map(_changing, (dict.update, dict.clear))
     __hash__ = None  # type: ignore[assignment]
-
-
-def _values_of_call(value: Any) -> hl.Cache:
-    """Return a cache with one value, kept as a capture keeps it."""
-    layer = nn.Identity()
-    with hl.capture(layer, "", detach=False) as cache:
-        layer(value)
-    return cache
 
 
 Kind = type[nn.Module] | tuple[type[nn.Module], ...]
@@ -262,7 +256,7 @@ def replace_layer_input_arguments(
 
 
 class ModulesOfType:
-    """The modules of some types and their names: looked for anew each time it is iterated, until next() is called."""
+    """The modules of some types and their names: searched again at each iteration, until next() is called."""
 
     def __init__(self, module: nn.Module, module_type: Kind) -> None:
         self.module = module
@@ -326,9 +320,9 @@ def _collected(named_layers: Layers, port: str, keep: str | int) -> Iterator[Lay
 
 
 def _captured(layers: list[Pair], port: str, values: LayerValues, keep: str | int) -> hl.Hooks:
-    """Show what passes at layers, with a transform only where a capture alone may have the value of another call."""
+    """Capture at layers. A transform is added only where a plain capture might show the value of another call."""
     count = Counter(name for name, _ in layers)
-    note, needs_it = (partial(_note_first, values), _may_skip) if port else (values.note, _may_call_itself)
+    note, needs_it = (partial(_note_first, values), _may_skip) if port else (values.note, may_call_itself)
     noted = {id(layer) for name, layer in layers if count[name] > 1 or needs_it(layer)}
     plain = {id(layer) for _, layer in layers} - noted
     named = NamedLayers(layers)
@@ -338,12 +332,6 @@ def _captured(layers: list[Pair], port: str, values: LayerValues, keep: str | in
         hooks.capture(named.at(port, noted), keep=keep, detach=False, **noting)
     values.follow(hooks, named.names)
     return hooks
-
-
-def _may_call_itself(layer: nn.Module) -> bool:
-    """Whether a forward may run within another of the same layer: those of torch without children call no others."""
-    is_torchs = type(layer).__module__.startswith("torch.nn.modules.") and "forward" not in vars(layer)
-    return not is_torchs or next(layer.children(), None) is not None
 
 
 def _note_first(values: LayerValues, value: Any, call: Any) -> Any:
@@ -386,7 +374,7 @@ def _with_first(name: Any, inputs: dict[str, Any], call: Any) -> dict[str, Any] 
 
 
 def _may_skip(layer: nn.Module) -> bool:
-    """Whether a call may leave out the first parameter that the forward of a layer declares."""
+    """Return True if a call may leave out the first parameter of a layer's forward."""
     first = next(iter(_parameters(layer)), None)
     return first is None or first.kind > first.POSITIONAL_OR_KEYWORD or first.default is not first.empty
 

@@ -9,7 +9,7 @@ OutT_co = TypeVar("OutT_co", covariant=True)
 
 
 class Module(Protocol[P, OutT_co]):
-    """Stands for an `nn.Module` in annotations: `Module[[Tensor], Normal]`. It is no type for isinstance."""
+    """Stands for an `nn.Module` in annotations: `Module[[Tensor], Normal]`. isinstance does not take it."""
 
     def forward(self, *args: P.args, **kwargs: P.kwargs) -> OutT_co: ...
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> OutT_co: ...

@@ -1,4 +1,4 @@
-"""The manager: what some layers of a model give, and their gradients, kept call by call under a key for each."""
+"""HookManager: keeps the outputs of some layers, with their gradients, call by call, under a key for each layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._torch import known_version
-from hookline.compat.shared import warn
+from hookline.compat.shared import warn, weakly
 from hookline.compat.torchhook.utils import WIDTH, count_parameters, format_parameter_count
 
 
@@ -25,7 +25,7 @@ class WithGradient(NamedTuple):
 
     @classmethod
     def of(cls, output: Tensor) -> Any:
-        """Return an output of a graph with this, any other as it is."""
+        """Return an output that has a graph in a `WithGradient`, any other as it is."""
         return output if output.grad_fn is None else cls(output, _Gradient(output).read)
 
 
@@ -35,12 +35,14 @@ class _Gradient:
     def __init__(self, output: Tensor) -> None:
         self._is_wanted = output.retains_grad
         self._output = weakref.ref(output)
-        self._copy: Callable[[], Tensor | None] = lambda: None  # The graph is not to hold it, for it holds the graph.
+        self._copy: Callable[[], Tensor | None] = lambda: (
+            None
+        )  # A weak reference: the graph must not hold the copy, which holds the graph.
         self._came: Tensor | None = None
         output.register_hook(self._take)
 
     def read(self, kept: Tensor) -> Tensor:
-        """Return what is kept; a copy gets the gradient that has come, or will."""
+        """Return the kept tensor. If it is a copy, it gets the gradient of the output, now or when that comes."""
         if kept is not self._output() and kept is not self._copy():
             self._copy = weakref.ref(kept)
             if self._is_wanted:
@@ -73,7 +75,7 @@ class Handle:
 
     @property
     def is_on(self) -> bool:
-        """Whether the hook is on its layer."""
+        """True while the hook is on its layer."""
         hooks = self._hooks()
         return hooks is not None and (self._is_idle or len(hooks) > 0)
 
@@ -92,7 +94,7 @@ class Handle:
 
 
 class Feature:
-    """Makes the feature of one call of a layer. What hangs on the layer does not hold it: see `weakly`."""
+    """Makes the feature of one call of a layer. The hook on the layer does not keep it alive: see `weakly`."""
 
     def __init__(self, key: str, custom_hook: CustomHook | None, output_transform: Transform | None) -> None:
         self.key = key
@@ -110,7 +112,11 @@ class Feature:
         what = "output_transform" if self.custom_hook is None else "custom_hook"
         before = _versions(output)
         try:
-            kept = self._transformed(output) if self.custom_hook is None else self._returned(output, call)
+            if self.custom_hook is not None:
+                kept = self._returned(self.custom_hook(call.module, call.args, output))
+            else:
+                assert self.output_transform is not None
+                kept = self._transformed(self.output_transform, output)
         except Exception as error:
             self._add_notes(error, what, output)
             raise
@@ -121,21 +127,20 @@ class Feature:
             )
         return WithGradient.of(kept) if kept is output and isinstance(kept, Tensor) else kept
 
-    def _returned(self, output: Any, call: Any) -> Tensor | None:
-        kept = self.custom_hook(call.module, call.args, output)  # type: ignore[misc]
+    def _returned(self, kept: Any) -> Tensor | None:
         if kept is None or isinstance(kept, Tensor):
             return kept
         warn(f"custom_hook for key '{self.key}' returned a non-Tensor value ({type(kept)}). Ignoring.")
         return None
 
-    def _transformed(self, output: Any) -> Any:
+    def _transformed(self, transform: Transform, output: Any) -> Any:
         if _starts_with_tensor(output) and not self._has_warned:
             self._has_warned = True
             warn(
                 f"output_transform for key '{self.key}' is given the whole output, a {type(output).__name__}; "
                 "TorchHook gave it the first element, which is output[0]"
             )
-        return _parted(self.output_transform(output))  # type: ignore[misc]
+        return _parted(transform(output))
 
     def _first(self, output: Any) -> Tensor | None:
         if isinstance(output, Tensor):
@@ -157,26 +162,12 @@ class Feature:
         error.add_note(f"hookline: raised by {what} for key '{self.key}'")
 
 
-def weakly(feature: Feature) -> Callable[[Any, Any], Any]:
-    """Return a function that makes a feature, and does not hold what does.
-
-    The layer holds it: a custom_hook may be a method of an object that has the manager.
-    """
-    found = weakref.ref(feature)
-
-    def make(output: Any, call: Any) -> Any:
-        here = found()
-        return None if here is None else here(output, call)
-
-    return make
-
-
 def _starts_with_tensor(output: Any) -> bool:
     return isinstance(output, list | tuple) and bool(output) and isinstance(output[0], Tensor)
 
 
 def _versions(value: Any) -> list[int]:
-    """Return what changes when somebody writes into the tensors of an output."""
+    """Return the version of each tensor of an output: it changes when the tensor is written into."""
     if isinstance(value, Tensor):
         return [known_version(value)]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -184,7 +175,7 @@ def _versions(value: Any) -> list[int]:
 
 
 def _parted(value: Any) -> Any:
-    """Return what a transform gave with its arrays copied: numpy shares the memory of the model, which writes on."""
+    """Return the result of a transform with its numpy arrays copied: they share memory that the model reuses."""
     if isinstance(value, Tensor):
         return value
     if hasattr(value, "__array_interface__"):
@@ -358,7 +349,7 @@ class HookManager:
         hooks = hl.Hooks(layer)
         keep = int(self.max_size) if self.max_size > 0 else "all"
         try:
-            hooks.capture("", transform=weakly(feature), with_call=True, detach=feature.is_plain, keep=keep)
+            hooks.capture("", transform=weakly(feature.__call__), with_call=True, detach=feature.is_plain, keep=keep)
         except hl.SiteError as error:
             has_forward = inspect.getattr_static(type(layer), "forward") is not nn.Module.forward
             reason = str(error).replace("''", "it", 1) if has_forward else "it has no forward; add the layers in it"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.shared import warn
+from hookline.compat.shared import warn, weakly
 from hookline.compat.tacklebox.helpers import (
     CustomContext,
     Protocol,
@@ -17,8 +17,25 @@ from hookline.compat.tacklebox.helpers import (
     find_network_modules_by_name,
     get_named_modules_from_network,
 )
-from hookline.compat.tacklebox.hook_handles import unique, weakly
+from hookline.compat.tacklebox.hook_handles import unique
 from hookline.compat.tacklebox.hook_management import HookManager
+
+__all__ = [
+    "ALL_VARS",
+    "BACKWARD_VARS",
+    "DEFAULT_TRACKING_PROTOCOL",
+    "FORWARD_VARS",
+    "GRAPH_VARS",
+    "CustomContext",
+    "HookManager",
+    "ModuleTracker",
+    "Protocol",
+    "TrackingProtocol",
+    "data_pass",
+    "find_network_modules_by_name",
+    "get_named_modules_from_network",
+    "validate_vars",
+]
 
 FORWARD_VARS = ["inp", "out"]
 BACKWARD_VARS = ["inp_grad", "out_grad"]
@@ -37,7 +54,7 @@ T = TypeVar("T")
 
 
 def check_vars(given: Iterable[str], valid_vars: Sequence[str] = ALL_VARS) -> None:
-    """Raise for a variable that there is not."""
+    """Raise for an unknown variable."""
     for var in given:
         if var not in valid_vars:
             raise AssertionError(f"Invalid var, {var}, passed to tracker. Use a valid var key: {', '.join(valid_vars)}")
@@ -92,24 +109,6 @@ class TrackingProtocol(Protocol):
         self.overwrite_protocol(**overwrite_protocol)
         self["track_forward"] = True
         self["track_backward"] = any(self[f"track_{var}"] for var in BACKWARD_VARS)
-
-
-__all__ = [
-    "ALL_VARS",
-    "BACKWARD_VARS",
-    "DEFAULT_TRACKING_PROTOCOL",
-    "FORWARD_VARS",
-    "GRAPH_VARS",
-    "CustomContext",
-    "HookManager",
-    "ModuleTracker",
-    "Protocol",
-    "TrackingProtocol",
-    "data_pass",
-    "find_network_modules_by_name",
-    "get_named_modules_from_network",
-    "validate_vars",
-]
 
 
 class ModuleTracker:
