@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +148,27 @@ def tracked_files() -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a clone of the repository")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+# Names that look like a file of ours and are not: of users, and of the standard library.
+NOT_OURS = {"folder/file.py", "mine.py", "their_script.py", "threading.py", "typing.py"}
+_FILE_NAME = re.compile(r"(?<![\w<>*.-])(?:[\w-]+/)*[\w-]+\.(?:py|ts)\b")
+
+
+def prose_of(path: Path) -> str:
+    """Return the comments and docstrings of a Python file; all of any other file."""
+    if path.suffix != ".py":
+        return path.read_text(encoding="utf-8")
+    with path.open("rb") as file:
+        comments = [token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(tree_of(path)) if isinstance(node, holders)]
+    return "\n".join([*comments, *docstrings])
+
+
+def files_named_in(text: str) -> set[str]:
+    """Return the Python and TypeScript files that a text names, with as much of their paths as it gives."""
+    return {*_FILE_NAME.findall(text)} - NOT_OURS
 
 
 def python(code: str) -> str:
@@ -385,3 +407,23 @@ def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_package_registry()
             continue
         found += [f"{path.relative_to(ROOT)}: {word}" for word in ELSEWHERE if word in text.lower().replace("~", "")]
     assert not found
+
+
+def test_every_source_file_that_is_named_is_there():
+    """In comments and docstrings, in CONTRIBUTING.md and the docs, and in the sources of the explorer page."""
+    files = tracked_files()
+    endings = {
+        "/".join(path.parts[-count:]) for path in files for count in range(1, len(path.relative_to(ROOT).parts) + 1)
+    }
+    folders = ("src", "tests", "benchmarks", "docs", "explorer")
+    texts = [path for path in files if path.relative_to(ROOT).parts[0] in folders]
+    texts = [path for path in texts if path.suffix in (".py", ".ts", ".md") or path.name == "package.json"]
+    stale = []
+    for path in [*texts, ROOT / "CONTRIBUTING.md"]:
+        stale += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(files_named_in(prose_of(path)) - endings)]
+    assert not stale, "\n".join(stale)
+
+
+def test_a_named_file_is_found_with_its_folder():
+    text = "As `_values/copies.py`, tree.ts and test_<file>.py say (see mine.py, v1.pyc)."
+    assert files_named_in(text) == {"_values/copies.py", "tree.ts"}

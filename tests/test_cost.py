@@ -1,6 +1,6 @@
 """What hookline costs, held by counting: bytecodes and calls, which are the same on every machine and in every run.
 
-`python -m tests.cost` prints today's counts and the bounds that go with them; `tests/cost.py` has the bounds.
+`python -m tests.support.cost` prints today's counts beside the bounds, which are in that file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.cost import (
+from tests.support.cost import (
     BOUNDS,
     ELSEWHERE,
     FEW,

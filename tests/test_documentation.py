@@ -27,6 +27,9 @@ from tests.support.documentation import blocks, run_examples, run_page
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(hookline.__path__, "hookline."))
+FOR_CONTRIBUTORS = [
+    ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "explorer/README.md")
+]
 LANGUAGES = {"python", "sh", "text"}
 _NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -78,9 +81,7 @@ def test_no_example_of_a_page_is_passed_over(path):
     assert not [block.line for block in found if block.language != "python" and ">>>" in block.code]
 
 
-@pytest.mark.parametrize(
-    "path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: str(path.relative_to(ROOT))
-)
+@pytest.mark.parametrize("path", [*PAGES, *FOR_CONTRIBUTORS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_to_a_file_leads_to_one(path):
     targets = [target for target in _LINK.findall(path.read_text(encoding="utf-8")) if "://" not in target]
     missing = [target for target in targets if not (path.parent / target.partition("#")[0]).exists()]

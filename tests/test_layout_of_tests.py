@@ -1,4 +1,4 @@
-"""The tests mirror the source: `tests/<package>/test_<file>.py`; what several of them need is in tests/support."""
+"""The tests mirror the source: `tests/<package>/test_<file>.py`. What several test files need is in tests/support."""
 
 from __future__ import annotations
 
@@ -16,6 +16,30 @@ MOST_LINES = 800
 SUITES = {"browser", "failure_modes", "gpu", "odd_arguments", "properties"}
 # Test files of a package whose name begins with no file of it. Better empty: give the file the name of what it tests.
 EXCEPTIONS: set[str] = set()
+
+# Source files without a test file of their name: they are tested through what uses them, in these files.
+TESTED_IN = {
+    "__main__": "cli/test_main.py",
+    "_cli/options": "cli/test_capture_command.py",
+    "_cli/output": "cli/test_main.py",
+    "_engine/attach": "failure_modes/test_blocks_ended_in_any_way.py",
+    "_engine/call_event": "engine/test_run_call.py",
+    "_engine/model_forward": "failure_modes/test_model_changed_while_hooked.py",
+    "_engine/parameter_operand": "engine/test_parameters.py",
+    "_engine/tap": "failure_modes/test_call_numbers_of_second_sequences.py",
+    "_engine/tracing_guards": "failure_modes/test_models_scripted_or_traced.py",
+    "_hooks/for_clients": "watch/test_watch.py",
+    "_kernel": "test_architecture.py",
+    "_open_blocks": "failure_modes/test_threads_tasks_and_forks.py",
+    "_sites/members": "failure_modes/test_methods_as_sites.py",
+    "_store/row_index": "store/test_rows.py",
+    "_torch": "test_private_torch.py",
+    "_untrusted_files": "failure_modes/test_files_hostile.py",
+    "_values/containers": "failure_modes/test_containers_kept_intact.py",
+    "compat/shared": "compat/test_nice_hooks.py",
+    "errors": "test_error_page.py",
+}
+SMALL_HELPER = 5  # Lines: a helper this short may be written in several test files.
 
 FILES = sorted(TESTS.rglob("*.py"))
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
@@ -36,11 +60,31 @@ def is_about(name: str, subjects: set[str]) -> bool:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_test_file_begins_with_the_name_of_a_file_of_its_package(package):
-    inside = [path for path in source_of(package).iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
-    subjects = {path.stem for path in inside} - {"__init__"} | {package}  # The package's own name: all of it together.
+    # The package's own name stands for all of it together.
+    subjects = {path.stem for path in subjects_of(source_of(package))} | {package}
     names = {path.stem.removeprefix("test_") for path in TEST_FILES if path.parent.name == package}
     strange = {name for name in names if not is_about(name, subjects) and f"{package}/test_{name}.py" not in EXCEPTIONS}
     assert not strange, f"{strange} begin with none of {sorted(subjects)}"
+
+
+def subjects_of(folder: Path) -> list[Path]:
+    """Return the files of a package, and the packages in it."""
+    inside = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    return [path for path in inside if path.stem != "__init__"]
+
+
+def test_every_source_file_has_a_test_file_of_its_name():
+    """TESTED_IN says where the tests of the others are, and has no entry that is not needed."""
+    without = set()
+    for folder in [SOURCE, *(path for path in subjects_of(SOURCE) if path.is_dir())]:
+        tests = TESTS if folder == SOURCE else TESTS / folder.name.removeprefix("_")
+        names = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
+        for path in subjects_of(folder):
+            is_package = folder == SOURCE and path.is_dir()
+            if not is_package and not any(is_about(name, {path.stem.removeprefix("_")}) for name in names):
+                without.add(path.relative_to(SOURCE).with_suffix("").as_posix())
+    assert without == {*TESTED_IN}
+    assert all((TESTS / name).is_file() for name in TESTED_IN.values())
 
 
 def test_a_name_is_about_a_file_or_a_topic_of_it():
@@ -82,3 +126,36 @@ def test_no_file_imports_from_a_test_file():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found += [f"{path.relative_to(TESTS)}: {name}" for name in names if ".test_" in f".{name}"]
     assert not found, "what two test files need belongs in tests/support"
+
+
+def shape_of(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """Return what a helper does, as text: without its name, its docstrings and its annotations."""
+    tree = ast.parse(ast.unparse(node))
+    tree.body[0].name = ""
+    for part in ast.walk(tree):
+        if isinstance(part, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(part) is not None:
+            part.body = part.body[1:]
+        if isinstance(part, ast.FunctionDef):
+            part.returns = None
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    return ast.dump(tree)
+
+
+def test_no_helper_is_written_twice():
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.end_lineno - node.lineno >= SMALL_HELPER:
+                found.setdefault(shape_of(node), []).append(f"{path.relative_to(TESTS)}: {node.name}")
+    twice = [places for places in found.values() if len(places) > 1]
+    assert not twice, "what two test files need belongs in tests/support"
+
+
+def test_the_shape_of_a_helper_does_not_depend_on_its_name_and_types():
+    one, other, third = ast.parse(
+        "def double(x: Tensor) -> Tensor:\n    'Twice.'\n    return 2 * x\n"
+        "def twice(x):\n    return 2 * x\n"
+        "def thrice(x):\n    return 3 * x\n"
+    ).body
+    assert shape_of(one) == shape_of(other) != shape_of(third)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import hookline as hl
 from hookline._cache.record import Guarded
-from tests.support.budgets import (
+from tests.support.cache_budgets import (
     VALUE,
     Echo,
     Step,

@@ -25,7 +25,7 @@ from hookline import _untrusted_files
 from hookline._cache import file as files
 from hookline._cache.budget import Folder
 from hookline._values.nested import leaves
-from tests.support.budgets import (
+from tests.support.cache_budgets import (
     VALUE,
     Echo,
     Step,

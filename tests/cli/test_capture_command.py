@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 import hookline as hl
 from tests.support.command_line import refused, run, said, told
-from tests.support.real_models import gpt2
-from tests.support.small_transformers import SENTENCES, numbers, of
+from tests.support.real_models import SENTENCES, gpt2, numbers, of
 
 ONE = ("capture", "gpt2", "--text", "the cat sat", "--to", "x.safetensors")
 

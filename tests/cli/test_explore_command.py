@@ -14,8 +14,7 @@ import hookline
 from hookline._cli import explore_command
 from hookline._cli.explore_command import short_names
 from tests.support.command_line import refused, run, said, told
-from tests.support.real_models import gpt2
-from tests.support.small_transformers import of
+from tests.support.real_models import gpt2, of
 
 
 def data_of(page: str) -> Any:

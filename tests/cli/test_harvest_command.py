@@ -14,8 +14,7 @@ import torch
 
 import hookline as hl
 from hookline._cli import harvest_command
-from tests.support.real_models import gpt2, t5, vit
-from tests.support.small_transformers import SENTENCES, alone, near, numbers, of, tokenizer
+from tests.support.real_models import SENTENCES, alone, gpt2, near, numbers, of, t5, tokenizer, vit
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,8 +12,7 @@ import hookline as hl
 from hookline._cli.inputs import InputRequest, ModelInput, model_input
 from hookline._cli.models import ModelOptions, model_of
 from tests.support.command_line import refused, run, said
-from tests.support.real_models import gpt2, t5
-from tests.support.small_transformers import SENTENCES, alone, near, numbers, of, tokenizer
+from tests.support.real_models import SENTENCES, alone, gpt2, near, numbers, of, t5, tokenizer
 
 
 def model(name: str) -> nn.Module:

@@ -19,7 +19,7 @@ import hookline as hl
 from hookline._cli import demo_command as demo_command
 from hookline._cli import main as cli
 from hookline.errors import HooklineError
-from tests.support.processes import python
+from tests.support.running import python
 
 # A module that is None in sys.modules can't be imported: an environment in which that extra is missing.
 WITHOUT = """

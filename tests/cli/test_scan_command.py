@@ -8,8 +8,7 @@ import torch
 import hookline as hl
 from hookline._cli.inputs import example_input
 from tests.support.command_line import refused, run, said, told
-from tests.support.real_models import gpt2, resnet, t5, vit, whisper
-from tests.support.small_transformers import of
+from tests.support.real_models import gpt2, of, resnet, t5, vit, whisper
 
 
 def test_a_scan_is_that_of_the_library(folder):

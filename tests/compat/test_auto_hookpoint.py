@@ -27,9 +27,9 @@ from hookline.compat.auto_hookpoint import (
     utils,
 )
 from tests.points.conftest import kind_of_points  # noqa: F401  # Each test runs with both kinds of points.
-from tests.support.auto_hookpoint_models import Child, Decorated, Mixed
-from tests.support.hooked_models import add_one
-from tests.support.models import GPT
+from tests.support.compat_models import Decorated, Mixed
+from tests.support.models import GPT, Returns
+from tests.support.points_models import add_one
 
 
 class AutoEncoder(nn.Module):
@@ -144,7 +144,7 @@ def test_the_readme_checks_the_autoencoder(capsys):
 
 def test_backward_hooks_work_where_modules_return_no_tensors():
     # The README advises against it.
-    model = auto_hook(nn.Sequential(nn.LSTM(4, 4), Child(lambda out: {"out": out[0], "none": None}), Child(dict)))
+    model = auto_hook(nn.Sequential(nn.LSTM(4, 4), Returns(lambda out: {"out": out[0], "none": None}), Returns(dict)))
     shapes = []
     output = model.run_with_hooks(
         torch.randn(2, 4), bwd_hooks=[("1.hook_point", lambda gradient, hook: shapes.append(gradient.shape))]

@@ -25,8 +25,9 @@ from hookline.compat.auto_hookpoint import (
     check_auto_hook,
 )
 from tests.points.conftest import kind_of_points  # noqa: F401  # Each test runs with both kinds of points.
-from tests.support.auto_hookpoint_models import Child, Mixed
-from tests.support.hooked_models import add_one
+from tests.support.compat_models import Mixed
+from tests.support.models import Returns
+from tests.support.points_models import add_one
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_a_sequential_keeps_its_length(x):
     ids=["dict", "list", "tuple with None", "second of a tuple", "named tuple"],
 )
 def test_tensors_in_other_values_are_hooked(make, get, x):
-    model = auto_hook(nn.Sequential(Child(make), Child(get)))
+    model = auto_hook(nn.Sequential(Returns(make), Returns(get)))
     expected = model(x)
     assert model.run_with_hooks(x, fwd_hooks=[("0.hook_point", add_one)]).equal(expected + 1)
     output, cache = model.run_with_cache(x)
@@ -162,7 +163,7 @@ def test_tensors_in_other_values_are_hooked(make, get, x):
 
 
 def test_a_value_without_tensors_is_passed_on():
-    model = auto_hook(nn.Sequential(Child(lambda x: ()), Child(lambda nothing: torch.ones(1))))
+    model = auto_hook(nn.Sequential(Returns(lambda x: ()), Returns(lambda nothing: torch.ones(1))))
     assert model.run_with_cache(torch.ones(1))[0].item() == 1.0
 
 

@@ -11,18 +11,7 @@ from torch import nn
 import hookline as hl
 from hookline.compat import nice_hooks
 from hookline.compat.nice_hooks import ModulePath, run
-from tests.support.nice_hooks_models import Model, X
-
-
-@pytest.fixture
-def model() -> nn.Module:
-    return Model()
-
-
-@pytest.fixture
-def chain() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU())
-
+from tests.support.compat_models import X
 
 # Pre-hooks.
 

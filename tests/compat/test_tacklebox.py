@@ -21,7 +21,7 @@ from hookline.compat.tacklebox.hook_management import (
     increment_name,
     validate_hook_category,
 )
-from tests.support.tacklebox import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
+from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
 
 NO_CATEGORY = "zz is not a valid hook category. Choices are: forward_hook, backward_hook, forward_pre_hook, all"
 

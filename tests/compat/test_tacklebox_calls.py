@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hookline.compat.tacklebox.hook_management import HookManager, detach_hook
-from tests.support.tacklebox import Log
+from tests.support.compat_models import Log
 
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 

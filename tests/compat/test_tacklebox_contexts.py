@@ -23,7 +23,7 @@ from hookline.compat.tacklebox.hook_management import (
     HookHandle,
     HookManager,
 )
-from tests.support.tacklebox import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
+from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
 
 # Most managers here are dropped before anything runs; that this is said has a test of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")

@@ -20,8 +20,8 @@ from hookline.compat.torch_hook_utils import (
     save_maxpool_indices,
     use_indices_in_maxunpool,
 )
+from tests.support.compat_models import SQUARE, decoder, encoder
 from tests.support.models import mlp
-from tests.support.torch_hook_utils_models import SQUARE, decoder, encoder
 
 POOLS = [
     (nn.MaxPool1d(2), (1, 2, 4)),

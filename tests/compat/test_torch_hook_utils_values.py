@@ -20,8 +20,8 @@ from hookline.compat.torch_hook_utils import (
     replace_layer_outputs,
     save_maxpool_indices,
 )
+from tests.support.compat_models import SQUARE, encoder
 from tests.support.models import mlp
-from tests.support.torch_hook_utils_models import SQUARE, encoder
 
 
 class Chunks(nn.Module):

@@ -23,8 +23,8 @@ from hookline.compat.torchhook import (
     get_layerwise_parameter_count,
     model_summary,
 )
-from tests.support.models import GPT, mlp
-from tests.support.torchhook_models import ResNet, Returns, image
+from tests.support.compat_models import ResNet, image
+from tests.support.models import GPT, Returns, mlp
 
 RULE = "-" * 80
 THICK = "=" * 80
@@ -239,7 +239,7 @@ def test_the_newest_are_kept_oldest_first(size, expected, shown):
 
 
 def test_what_is_not_kept_pushes_nothing_out():
-    model = Returns()
+    model = Returns(lambda x: x)
     manager = HookManager(model, max_size=2)
     manager.add("", custom_hook=lambda module, inputs, output: output if output > 0 else None)
     manager.add("transformed", model, output_transform=lambda output: output if output > 0 else None)
@@ -279,7 +279,7 @@ def test_features_are_detached_and_the_output_is_left_alone():
 
 
 def test_a_custom_hook_gets_the_module_the_inputs_and_the_output():
-    model, seen = Returns(), []
+    model, seen = Returns(lambda x: x), []
     manager = HookManager(model)
     manager.add("", custom_hook=lambda *given: seen.append(given))
     x = torch.ones(2)
@@ -292,7 +292,7 @@ def test_a_custom_hook_gets_the_module_the_inputs_and_the_output():
 
 
 def test_a_custom_hook_beats_an_output_transform():
-    model = Returns()
+    model = Returns(lambda x: x)
     manager = HookManager(model)
     manager.add("", custom_hook=lambda *_: torch.ones(1), output_transform=lambda output: output * 7)
     model(torch.zeros(1))
@@ -300,7 +300,7 @@ def test_a_custom_hook_beats_an_output_transform():
 
 
 def test_a_custom_hook_that_returns_no_tensor_is_warned_of():
-    model = Returns()
+    model = Returns(lambda x: x)
     manager = HookManager(model)
     manager.add("k", model, custom_hook=lambda module, inputs, output: "text")
     message = "custom_hook for key 'k' returned a non-Tensor value (<class 'str'>). Ignoring."
@@ -312,7 +312,7 @@ def test_a_custom_hook_that_returns_no_tensor_is_warned_of():
 
 
 def test_an_error_in_a_hook_comes_through_and_leaves_what_was_kept():
-    model = Returns()
+    model = Returns(lambda x: x)
     manager = HookManager(model)
     manager.add("", custom_hook=lambda module, inputs, output: output if output > 0 else output.nope)
     model(torch.tensor(1.0))

@@ -24,8 +24,8 @@ import hookline as hl
 from hookline.compat.torchhook import (
     HookManager,
 )
-from tests.support.models import GPT, mlp, tokens
-from tests.support.torchhook_models import ResNet, Returns, image
+from tests.support.compat_models import ResNet, image
+from tests.support.models import GPT, Returns, mlp, tokens
 
 # Many managers here are dropped before anything runs; that this is said has a test of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hookline as hl
-from tests.support.gradients import Scaled, loss_of
+from tests.support.models import Scaled, loss_of
 
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 NESTED = pytest.mark.parametrize("depth", [1, 2, 3], ids=["plain", "nested", "nested twice"])

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 import hookline as hl
 from hookline._values.nested import leaves, map_tensors
-from tests.support.models import Returns
+from tests.support.models import ORDER, Attention, AttentionBlock, Returns, Transformer, stages_of_attention, words
 from tests.support.states import same, state_of
-from tests.support.transformer import ORDER, Attention, Block, Transformer, stages_of_attention, words
 
 
 def zeroed(value: Any) -> Any:
@@ -319,5 +318,6 @@ def test_edits_know_the_function_they_are_at() -> None:
     with hl.edit(model, "h.1.attn/softmax", note, with_call=True), hl.edit(model, "h.0/*", note, with_call=True):
         model(x)
     assert seen == [
-        ("h.0/add#0", Block, 2), ("h.0/gelu#0", Block, 1), ("h.0/add#1", Block, 2), ("h.1.attn/softmax", Attention, 1),
+        ("h.0/add#0", AttentionBlock, 2), ("h.0/gelu#0", AttentionBlock, 1), ("h.0/add#1", AttentionBlock, 2),
+        ("h.1.attn/softmax", Attention, 1),
     ]  # fmt: skip

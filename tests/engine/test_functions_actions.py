@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.support.models import Returns
+from tests.support.models import ORDER, Attention, Returns, Transformer, stages_of_attention, words
 from tests.support.states import same, state_of
-from tests.support.transformer import ORDER, Attention, Transformer, stages_of_attention, words
 
 
 def test_a_patched_function_gives_what_the_forward_by_hand_gives() -> None:

@@ -12,10 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.support.gradients import loss_of
-from tests.support.models import Returns
+from tests.support.models import Attention, Returns, Transformer, loss_of, stages_of_attention, words
 from tests.support.states import same
-from tests.support.transformer import Attention, Transformer, stages_of_attention, words
 
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 CLOSED = pytest.mark.parametrize("closed", [False, True], ids=["block open", "block closed"])

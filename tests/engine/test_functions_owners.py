@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.support.models import Returns
+from tests.support.models import Returns, Transformer, words
 from tests.support.states import same
-from tests.support.transformer import Transformer, words
 
 
 def helper(x: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.support.gradients import Scaled, loss_of
-from tests.support.models import GPT, WritesThenReads, tokens
+from tests.support.models import GPT, Scaled, WritesThenReads, loss_of, tokens
 
 
 def stages_of_gpt(model: GPT, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:

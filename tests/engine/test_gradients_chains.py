@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.gradients import Scaled, loss_of
+from tests.support.models import Scaled, loss_of
 
 
 def double_the_first_half(x: Tensor) -> Tensor:

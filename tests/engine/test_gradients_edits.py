@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._engine.action import Call
-from tests.support.gradients import Scaled, loss_of
+from tests.support.models import Scaled, loss_of
 
 
 def model_and_input() -> tuple[nn.Sequential, Tensor]:

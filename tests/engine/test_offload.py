@@ -18,7 +18,7 @@ from hookline._cache.record import Guarded, Record
 from hookline._engine import offload
 from hookline._engine.keep import CaptureOptions, Save
 from hookline._sites.language import Site
-from tests.support.processes import python
+from tests.support.running import python
 
 HERE = Site("h")
 

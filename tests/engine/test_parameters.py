@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.gradients import loss_of
-from tests.support.models import Autoencoder, Shares, Uses
+from tests.support.models import Autoencoder, Shares, Uses, loss_of
 from tests.support.states import state_of
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from tests.support.gradients import loss_of
-from tests.support.models import GPT, Autoencoder, Shares, mlp, tokens
+from tests.support.models import GPT, Autoencoder, Shares, loss_of, mlp, tokens
 from tests.support.states import state_of
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 import warnings
 import weakref
 from typing import Any
@@ -15,14 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
 from hookline._engine.action import Call
-from tests.support.models import GPT, mlp, tokens
-
-
-class Pair(nn.Module):
-    """Takes several tensors, and returns some of them nested."""
-
-    def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
-        return x * scale, {"sum": x + pair[0], "other": pair[1] * 2}
+from tests.support.models import mlp
 
 
 def test_the_hooks_of_one_call_share_its_notes_in_the_backward_too() -> None:
@@ -76,123 +67,6 @@ def test_notes_go_with_the_graph() -> None:
     hooks.remove()
 
 
-def test_a_star_tells_the_function_which_place_it_is_at() -> None:
-    layer, found = nn.Linear(2, 3), []
-    with hl.edit(layer, "[:, *]", lambda value, call: found.append((str(call.site), value.shape)), with_call=True):
-        layer(torch.ones(4, 2))
-    assert found == [(f"[:, {i}]", (4,)) for i in range(3)]
-
-
-def test_the_gradients_of_a_nested_value_tell_where_each_belongs() -> None:
-    model = Pair()
-    values = [torch.ones(2, requires_grad=True) for _ in range(3)]
-    found: dict[str, Tensor] = {}
-    hooks = hl.Hooks(model)
-    for port in ("grad_inputs", "grad_output"):
-        hooks.edit(
-            hl.Site("", port), lambda gradient, call: found.update({str(call.site): gradient.clone()}), with_call=True
-        )
-    first, rest = model(values[0], (values[1], values[2]), scale=3.0)
-    (first.sum() + 5 * rest["sum"].sum() + 7 * rest["other"].sum()).backward()
-    hooks.remove()
-    assert {site: gradient[0].item() for site, gradient in found.items()} == {
-        ":grad_output[0]": 1,
-        ':grad_output[1]["sum"]': 5,
-        ':grad_output[1]["other"]': 7,
-        ':grad_inputs["x"]': 8,
-        ':grad_inputs["pair"][0]': 5,
-        ':grad_inputs["pair"][1]': 14,
-    }
-
-
-def test_a_transform_may_ask_for_the_call_and_is_called_once_for_each() -> None:
-    layer, x = nn.Linear(3, 3), torch.ones(1, 3, requires_grad=True)
-    hooks = hl.Hooks(layer)
-    acts = hooks.capture(
-        "", keep="all", with_call=True, transform=lambda value, call: (call.number, call.args[0].sum())
-    )
-    checkpoint(layer, x, use_reentrant=False).sum().backward()
-    layer(2 * x)
-    assert [(number, total.item()) for number, total in acts.calls("")] == [(0, 3.0), (1, 6.0)]
-    hooks.remove()
-
-
-def test_the_call_is_for_a_transform() -> None:
-    with pytest.raises(hl.HooklineError, match="with_call=True gives the call to a transform; give one"):
-        hl.capture(mlp(), "0", with_call=True)
-
-
-def test_a_transform_of_a_gradient_gets_the_call_to_which_it_belongs() -> None:
-    layer = nn.Linear(2, 2)
-    numbers: list[int] = []
-    with hl.capture(
-        layer,
-        ":grad_output",
-        keep="all",
-        with_call=True,
-        transform=lambda value, call: numbers.append(call.number) or 1,
-    ):
-        (layer(torch.ones(1, 2)) + layer(torch.ones(1, 2))).sum().backward()
-    assert sorted(numbers) == [0, 1]
-
-
-@pytest.mark.parametrize("keep", ["last", "all", 2])
-def test_a_transform_that_returns_none_keeps_nothing_of_that_call(keep: Any) -> None:
-    layer = nn.Identity()
-    positive = lambda value: value if value.sum() > 0 else None  # noqa: E731
-    with hl.capture(layer, "", keep=keep, transform=positive) as acts:
-        layer(-torch.ones(1))
-        with pytest.raises(hl.NotCaptured, match="the transform has kept nothing of ''"):
-            acts[""]
-        for value in (1.0, -2.0, 3.0, -4.0):
-            layer(torch.tensor([value]))
-    assert [value.item() for value in acts.calls("")] == ([3.0] if keep == "last" else [1.0, 3.0])
-
-
-def test_a_module_that_returns_none_is_captured_as_none() -> None:
-    class Nothing(nn.Module):
-        def forward(self, _x: Tensor) -> None:
-            return None
-
-    _, acts = hl.run(Nothing(), torch.ones(1), capture="")
-    assert acts[""] is None
-
-
-def test_a_value_of_the_graph_is_right_also_after_it_was_overwritten() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
-    x = torch.randn(4, 3)
-    before = model[0](x)
-    with hl.capture(model, "0", "1", detach=False) as acts:
-        loss = model(x).sum()
-    assert torch.equal(acts["0"], before)
-    acts["0"].sum().backward()
-    assert torch.equal(model[0].bias.grad, torch.full((3,), 4.0))
-    (gradient,) = torch.autograd.grad(loss, acts["1"])
-    assert torch.equal(gradient, model[2].weight.expand(4, 3))
-    model.zero_grad()
-
-
-def test_the_graphs_own_value_is_given_while_nobody_overwrote_it() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    with hl.capture(model, "0", detach=False) as acts:
-        output = model(x)
-    acts["0"].retain_grad()
-    output.sum().backward()
-    assert acts["0"].grad is not None
-    model.zero_grad()
-
-
-def test_a_transform_sees_the_graphs_own_value_and_may_not_write_to_it() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    with hl.capture(model, "0", detach=False, transform=lambda value: value) as acts:
-        output = model(x)
-    (gradient,) = torch.autograd.grad(output.sum(), acts["0"])
-    assert gradient.shape == (2, 8)
-    with pytest.raises(hl.EditError, match="'0': the transform wrote into the model's own value"):
-        with hl.capture(model, "0", detach=False, transform=lambda value: value.detach().zero_()):
-            model(x)
-
-
 def test_an_edit_may_be_given_the_models_own_tensor() -> None:
     model, x = mlp(), torch.ones(2, 4)
     kept: list[Tensor] = []
@@ -235,23 +109,6 @@ def test_any_object_can_be_patched_in_without_the_check() -> None:
         model(torch.ones(2))
 
 
-def test_an_edit_of_the_inputs_may_add_arguments_that_go_by_position_alone() -> None:
-    class Only(nn.Module):
-        def forward(self, x: int, y: int = 0, /) -> tuple[int, int]:
-            return x, y
-
-    class Rest(nn.Module):
-        def forward(self, x: int, scale: int = 1, *rest: int, last: int = 0) -> tuple[Any, ...]:
-            return x, scale, rest, last
-
-    only, rest = Only(), Rest()
-    with hl.edit(only, ":inputs", lambda bound: {**bound, "y": 5}, check=False):
-        assert only(1) == (1, 5)
-    with hl.edit(rest, ":inputs", lambda bound: {**bound, "scale": 9, "rest": (8, 7), "last": 6}, check=False):
-        assert rest(1) == (1, 9, (8, 7), 6)
-        assert rest(1, last=2) == (1, 9, (8, 7), 6)
-
-
 def test_a_gradient_of_which_torch_gives_none_is_passed_over() -> None:
     lstm, x = nn.LSTM(3, 2), torch.randn(4, 3, requires_grad=True)
     with hl.capture(lstm, ":grad_output") as acts:
@@ -278,16 +135,6 @@ def test_functions_of_one_factory_are_not_taken_for_the_same() -> None:
         first.edit("0", lambda value: value * 5)
     first.remove()
     second.remove()
-
-
-def test_own_values_hold_nothing_once_the_cache_is_gone() -> None:
-    model, x = GPT(), tokens()
-    with hl.capture(model, "h.*.mlp.0", detach=False) as acts:
-        model(x).sum()
-    alive = weakref.ref(acts["h.0.mlp.0"])
-    del acts
-    gc.collect()
-    assert alive() is None
 
 
 def sae() -> nn.Sequential:
@@ -395,47 +242,6 @@ def test_a_place_that_says_output_means_no_other_port() -> None:
     assert [str(hook.site) for hook in hooks.at("0:output")] == ["0"]
     assert [str(hook.site) for hook in hooks.at((nn.Linear, ":output"))] == ["0"]
     hooks.remove()
-
-
-class Locked:
-    """An object that can't be copied."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-        self.lock = threading.Lock()
-
-
-class Gives(nn.Module):
-    """Returns what it is made with, whatever it is given."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, _x: Any) -> Any:
-        return self.value
-
-
-def test_a_value_of_the_graph_that_cannot_be_copied_is_the_models_own() -> None:
-    for value in (Locked(torch.ones(2)), iter([1, 2]), {torch.ones(2)}):
-        model = Gives(value)
-        with pytest.raises(hl.HooklineError), hl.capture(model, ""):
-            model(0)
-        with hl.capture(model, "", detach=False) as acts:
-            model(0)
-        assert acts[""] is value
-
-
-def test_an_object_that_is_patched_in_without_the_check_is_that_object() -> None:
-    given = Locked(torch.ones(2))
-    model = nn.Sequential(Gives(1))
-    with hl.patch(model, {"0": given}, check=False):
-        assert model(0) is given
-    tensor = torch.ones(2)
-    with hl.patch(model, {"0": (tensor, given)}, check=False), pytest.raises(hl.HooklineError):
-        model(0)
-    with hl.patch(model, {"0": tensor}, check=False):
-        assert model(0) is not tensor  # It is the caller's, and the model may write into what it gets.
 
 
 def test_objects_that_are_called_are_not_taken_for_the_same() -> None:

@@ -129,13 +129,6 @@ def test_what_is_kept_is_of_the_call_that_began_last() -> None:
     assert acts["inner"][0, 0] == 5
 
 
-def test_a_name_with_marks_is_a_name_in_a_wrapped_model_too() -> None:
-    inner = make()
-    inner.add_module("b:c", nn.ReLU())
-    model = nn.DataParallel(inner)
-    assert [str(hook.site.path) for hook in hl.capture(model, "b:c")] == ["b:c"]
-
-
 def test_a_reference_of_an_eager_run_says_nothing_of_a_compiled_one() -> None:
     class Writing(nn.Module):
         def forward(self, value: Tensor) -> Tensor:

@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.gradients import loss_of
-from tests.support.models import tokens
-from tests.support.models_with_methods import Attention, Model
+from tests.support.models import AttentionInMethods, ModelInMethods, loss_of, tokens
 from tests.support.states import state_of
 
 
@@ -22,7 +20,7 @@ def names(model: nn.Module, *where: Any) -> list[str]:
     return [str(site) for site in hl.sites(model, *where)]
 
 
-def values_by_hand(attn: Attention, x: Tensor) -> dict[str, Any]:
+def values_by_hand(attn: AttentionInMethods, x: Tensor) -> dict[str, Any]:
     """What passes at the methods of one attention, in a forward written by hand."""
     query, key = attn.split_heads(attn.proj(x)), attn.split_heads(x, scale=0.5)
     pattern = attn.pattern(query, key)
@@ -41,7 +39,7 @@ def values_by_hand(attn: Attention, x: Tensor) -> dict[str, Any]:
 
 
 def test_a_method_is_seen_at_every_port_with_subscripts_and_numbers() -> None:
-    model, x = Model(), tokens()
+    model, x = ModelInMethods(), tokens()
     expected = {f"h.0.attn.{site}": value for site, value in values_by_hand(model.h[0].attn, x).items()}
     before, plain = state_of(model), model(x)
     with hl.capture(model, *expected, "h.0.attn.pattern():inputs") as acts:
@@ -54,7 +52,7 @@ def test_a_method_is_seen_at_every_port_with_subscripts_and_numbers() -> None:
 
 
 def test_a_method_of_the_model_itself_has_no_path() -> None:
-    model, x = Model(), tokens()
+    model, x = ModelInMethods(), tokens()
     output, acts = hl.run(model, x, capture=["encode()", "encode():input"])
     assert torch.equal(model.head(acts["encode()"]), output)
     assert torch.equal(acts["encode():input"], x)
@@ -64,7 +62,7 @@ def test_a_method_of_the_model_itself_has_no_path() -> None:
 
 
 def test_the_gradients_of_a_method_equal_the_oracle() -> None:
-    model, x = Attention(), tokens()
+    model, x = AttentionInMethods(), tokens()
     query, key = model.split_heads(model.proj(x)), model.split_heads(x, scale=0.5).requires_grad_()
     pattern = model.pattern(query, key)
     mixed = pattern @ key
@@ -83,7 +81,7 @@ def test_the_gradients_of_a_method_equal_the_oracle() -> None:
 
 
 def test_a_method_is_patched_edited_skipped_and_stopped_at() -> None:
-    model, x = Attention(), tokens()
+    model, x = AttentionInMethods(), tokens()
     key = model.split_heads(x, scale=0.5)
     uniform = model.merge_heads(torch.full((2, 2, 5, 5), 0.2) @ key)
     assert torch.equal(hl.run(model, x, patch={"pattern()": 0.2}), uniform)
@@ -102,7 +100,7 @@ def test_a_method_is_patched_edited_skipped_and_stopped_at() -> None:
 
 
 def test_a_skipped_method_is_not_computed() -> None:
-    class Failing(Attention):
+    class Failing(AttentionInMethods):
         def merge_heads(self, x: Tensor) -> Tensor:
             raise AssertionError("computed")
 
@@ -116,12 +114,12 @@ def test_a_skipped_method_is_not_computed() -> None:
 
 
 def test_the_number_counts_calls_of_the_method_since_the_block_was_entered() -> None:
-    model, x = Attention(), tokens()
+    model, x = AttentionInMethods(), tokens()
     hooks = hl.Hooks(model)
     hooks.edit("split_heads()#1", torch.zeros_like)
     dead = model(x)
     assert dead.count_nonzero() == 0
-    assert torch.equal(model(x), Attention.forward(model, x))
+    assert torch.equal(model(x), AttentionInMethods.forward(model, x))
     for _ in range(2):
         with hooks:
             assert torch.equal(model(x), dead)
@@ -133,14 +131,14 @@ def test_the_number_counts_calls_of_the_method_since_the_block_was_entered() -> 
 
 
 def test_a_method_called_several_times_in_one_forward_warns_when_only_the_last_is_kept() -> None:
-    model, x = Attention(), tokens()
+    model, x = AttentionInMethods(), tokens()
     _, acts = hl.run(model, x, capture="split_heads()")
     with pytest.warns(hl.HooklineWarning, match=r"'split_heads\(\)'.*keep=.all.*#n"):
         assert torch.equal(acts["split_heads()"], model.split_heads(x, scale=0.5))
 
 
 def test_wildcards_in_the_path_and_in_the_name() -> None:
-    model = Model()
+    model = ModelInMethods()
     assert names(model, "h.*.attn.pattern()") == ["h.0.attn.pattern()", "h.1.attn.pattern()"]
     assert names(model, "**.pattern()") == ["h.0.attn.pattern()", "h.1.attn.pattern()"]
     assert names(model, "**.encode()") == ["encode()"]
@@ -148,7 +146,7 @@ def test_wildcards_in_the_path_and_in_the_name() -> None:
     assert names(model, "h.1.attn.*_heads()") == ["h.1.attn.split_heads()", "h.1.attn.merge_heads()"]
     assert len(names(model, "h.1.attn.{pattern,merge_heads}()#0:input[0]")) == 2
     every = ["split_heads()", "merge_heads()", "pattern()", "unused()"]
-    assert names(Attention(), "*()") == every
+    assert names(AttentionInMethods(), "*()") == every
     assert names(model, "h.0.attn.*()") == [f"h.0.attn.{name}" for name in every]
     assert names(model, "*()") == ["encode()"]
     with pytest.warns(hl.HooklineWarning, match=r"'h\.0\.attn\.unused\(\)' was not called.*1 more"):
@@ -265,7 +263,7 @@ def test_a_star_means_what_classes_below_module_define_and_the_functions_that_th
 
 
 def test_a_method_is_seen_when_the_user_calls_it_outside_any_forward() -> None:
-    model, x = Model(), tokens()
+    model, x = ModelInMethods(), tokens()
     plain = model.encode(x)
     with hl.capture(model, "encode()", "h.0.attn.pattern()") as acts:
         output = model.encode(x)
@@ -282,7 +280,7 @@ def test_a_method_is_seen_when_the_user_calls_it_outside_any_forward() -> None:
 
 
 def test_run_sees_the_very_method_that_it_calls() -> None:
-    model, x = Model(), tokens()
+    model, x = ModelInMethods(), tokens()
     plain = model.encode(x)
     output, acts = hl.run(model.encode, x, capture=["encode()", "encode():input", "h.1"])
     assert torch.equal(output, plain)
@@ -296,7 +294,7 @@ def test_run_sees_the_very_method_that_it_calls() -> None:
 
 
 def test_hooks_on_methods_are_kept_named_narrowed_rested_and_removed() -> None:
-    model, x = Model(), tokens()
+    model, x = ModelInMethods(), tokens()
     plain, before = model(x), state_of(model)
     hooks = hl.Hooks(model)
     acts = hooks.capture("h.*.attn.pattern()", "h.0.attn")
@@ -318,7 +316,7 @@ def test_hooks_on_methods_are_kept_named_narrowed_rested_and_removed() -> None:
 
 
 def test_hooks_on_a_module_and_on_its_methods_act_together() -> None:
-    model, x = Attention(), tokens()
+    model, x = AttentionInMethods(), tokens()
     doubled = lambda value: value * 2  # noqa: E731
     plain = model(x)
     with hl.edit(model, "", doubled), hl.edit(model, "merge_heads()", doubled):
@@ -330,7 +328,7 @@ def test_hooks_on_a_module_and_on_its_methods_act_together() -> None:
 
 
 def test_attached_lists_methods_and_clear_takes_them_away() -> None:
-    model, x = Model(), tokens()
+    model, x = ModelInMethods(), tokens()
     plain, before = model(x), state_of(model)
     hooks = hl.Hooks(model)
     hooks.capture("h.0.attn.pattern():input", "h.0.attn")

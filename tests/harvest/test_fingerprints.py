@@ -14,7 +14,7 @@ from torch import nn
 import hookline as hl
 from hookline._harvest.fingerprints import digest, function_text, model_digest
 from tests.support.harvest_models import X, changed, expected, net
-from tests.support.processes import environment, python
+from tests.support.running import environment, python
 
 
 def test_a_model_is_known_by_every_bit_of_its_weights():

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.real_models import gpt2, llama, t5
-from tests.support.small_transformers import MODELS, SENTENCES, alone, near, numbers, of, tokenizer
+from tests.support.real_models import SENTENCES, TEXT_MODELS, alone, gpt2, llama, near, numbers, of, t5, tokenizer
 
 
 def continued(model: Any, site: str, text: str, **options: Any) -> tuple[Tensor, list[int]]:
@@ -40,7 +39,7 @@ def ends_early(model: Any) -> None:
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize(("build", "site"), [MODELS["GPT-2"], MODELS["Llama"]], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize(("build", "site"), [TEXT_MODELS["GPT-2"], TEXT_MODELS["Llama"]], ids=["GPT-2", "Llama"])
 def test_generation_has_a_row_for_each_token_that_passed_and_none_after_the_end(build, site, use_cache, tmp_path):
     model = of(build, seed=3)
     ends_early(model)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
-import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -168,23 +165,6 @@ def test_a_plan_can_be_pickled_and_its_weights_stay_behind_if_a_function_makes_t
     assert pickle.loads(pickle.dumps(plan)).status().done == 1
 
 
-def test_progress_goes_to_the_log_where_there_is_no_terminal(to, caplog):
-    with caplog.at_level(logging.INFO, logger="hookline"):
-        hl.harvest(net(), X, "0", to=to, batch_size=8)
-    assert re.search(r"50 of 50 samples, \S+/s, 0:00 left, 50 rows, 1.6 kB, \S+ kB/s, 0:\d\d in all", caplog.text)
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="hookline"):
-        hl.harvest(net(), X, "1", to=to / "b", batch_size=8, progress=False)
-    assert not caplog.text
-
-
-def test_progress_is_a_bar_when_asked(to, capsys):
-    hl.harvest(net(), X, "0", to=to, batch_size=8, progress=True)
-    shown = capsys.readouterr()
-    assert "50 of 50 samples" in shown.err
-    assert not shown.out
-
-
 def test_other_batches_are_not_taken_for_those_of_a_finished_store(to):
     model = net()
     hl.harvest(model, X[:16].split(8), "0", to=to, unit=1)
@@ -262,14 +242,6 @@ def test_what_has_no_room_leaves_nothing_that_another_call_would_have_to_be_like
     with pytest.raises(hl.StoreError, match="has no room"):
         hl.harvest(Tagger().eval(), Huge(1 << 50), "mix", to=to, batch_size=4, rows="tokens")
     assert not to.exists()
-
-
-def test_units_of_one_plan_may_be_asked_for_by_several_threads(to):
-    model = net()
-    plan = hl.Harvest(model, X, "0", to=to, batch_size=5, unit=5)
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(plan.run_unit, plan.pending()))
-    assert torch.equal(plan.run()["0"][:], expected(model, 1, batch=5))
 
 
 def test_a_harvest_takes_the_model_itself_as_a_place_beside_others(to):

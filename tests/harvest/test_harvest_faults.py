@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from tests.support import harvests
-from tests.support.harvest_ranks import Dying
-from tests.support.processes import python, start
+from tests.support.running import python, start
+from tests.support.script_harvest_on_ranks import Dying
 
 SLOW = """
 import sys
 from pathlib import Path
 from tests.support import harvests
-from tests.support.harvest_ranks import Dying
+from tests.support.script_harvest_on_ranks import Dying
 folder = Path(sys.argv[1])
 harvests.harvest(folder / "store", Dying(folder))
 """
@@ -32,7 +32,7 @@ import resource, sys, threading
 from pathlib import Path
 import hookline as hl
 from tests.support import harvests
-from tests.support.harvest_ranks import Dying
+from tests.support.script_harvest_on_ranks import Dying
 folder = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (7800, resource.RLIM_INFINITY))
 try:
@@ -212,4 +212,4 @@ def test_a_file_where_the_store_should_be_is_refused(tmp_path):
 
 
 def test_ctrl_c_at_any_moment_does_not_leave_the_threads_that_write_waiting_for_each_other():
-    assert int(python("-m", "tests.support.harvest_interrupting").split()[0]) > 50
+    assert int(python("-m", "tests.support.script_interrupt_writer_threads").split()[0]) > 50

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hookline._harvest.run_units import MOST_OPEN
-from tests.support.processes import python
+from tests.support.running import python
 
 KILLS = 200
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks what it k
 
 
 def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
-    done = python("-m", "tests.support.harvest_killing", KILLS, 6)
+    done = python("-m", "tests.support.script_kill_harvest", KILLS, 6)
     seen = json.loads(done)
     assert seen["timed"] + seen["aimed"] >= KILLS
     # Those deaths were worth something: from outside and aimed, on stores that had and that had no units yet.
@@ -28,6 +28,6 @@ def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
 
 
 def test_so_is_one_of_batches_that_nobody_counted():
-    seen = json.loads(python("-m", "tests.support.harvest_killing", 40, 7, "--batches"))
+    seen = json.loads(python("-m", "tests.support.script_kill_harvest", 40, 7, "--batches"))
     assert seen["timed"] + seen["aimed"] >= 40
     assert seen["stores"] >= 3

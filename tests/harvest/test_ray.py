@@ -19,7 +19,7 @@ from torch import nn
 import hookline as hl
 from hookline._harvest import ray as engine
 from tests.support import harvests
-from tests.support.harvest_ranks import Dying
+from tests.support.script_harvest_on_ranks import Dying
 
 ray = pytest.importorskip("ray")
 

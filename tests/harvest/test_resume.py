@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hookline as hl
 from hookline._store.disk_format import Manifest
 from tests.support import harvests
-from tests.support.processes import python
+from tests.support.running import python
 
 X = torch.randn(48, 80, generator=torch.Generator().manual_seed(1))
 SCALE, SHIFTS = 2.0, [1.0, 2.0]
@@ -381,7 +381,7 @@ def test_a_store_of_another_version_is_not_taken_for_another_model(to):
 def test_a_model_is_known_again_in_another_process():
     pytest.importorskip("transformers")
     code = (
-        "import json; from tests.support.harvests import model; from tests.support.small_transformers import bert, of; "
+        "import json; from tests.support.harvests import model; from tests.support.real_models import bert, of; "
         "from hookline._harvest.fingerprints import model_digest; "
         "print(json.dumps([model_digest(model()), model_digest(of(bert))], sort_keys=True))"
     )

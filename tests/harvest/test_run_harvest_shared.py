@@ -6,8 +6,8 @@ import pytest
 
 from hookline._harvest.run_harvest import turns
 from tests.support import harvests
-from tests.support.harvest_ranks import Dying
-from tests.support.processes import python
+from tests.support.running import python
+from tests.support.script_harvest_on_ranks import Dying
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 UNITS = 24
@@ -23,7 +23,7 @@ def expected(tmp_path_factory) -> dict:
 
 
 def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expected):
-    python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.support.harvest_ranks", tmp_path, 6)
+    python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.support.script_harvest_on_ranks", tmp_path, 6)
     assert (tmp_path / "died").exists()
     assert harvests.contents(tmp_path / "store") == expected
     # Both had their share, and did again only what was on its way when torchrun stopped them all, or, at the end, what
@@ -35,12 +35,12 @@ def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expec
 
 
 def test_what_two_ranks_began_three_go_on_with_and_one_process_ends(tmp_path, expected):
-    failed = python(*TORCHRUN, 2, "-m", "tests.support.harvest_ranks", tmp_path, 4, fails=True)
+    failed = python(*TORCHRUN, 2, "-m", "tests.support.script_harvest_on_ranks", tmp_path, 4, fails=True)
     assert "SIGKILL" in failed
     begun = harvests.committed(tmp_path / "store")
     assert 4 <= len(begun) < UNITS
     (tmp_path / "died").unlink()
-    python(*TORCHRUN, 3, "-m", "tests.support.harvest_ranks", tmp_path, len(begun) + 1, fails=True)
+    python(*TORCHRUN, 3, "-m", "tests.support.script_harvest_on_ranks", tmp_path, len(begun) + 1, fails=True)
     more = harvests.committed(tmp_path / "store")
     assert begun < more < {*range(UNITS)}
     harvests.harvest(tmp_path / "store", Dying(tmp_path))

@@ -14,14 +14,28 @@ from torch.utils.data import DataLoader
 
 import hookline as hl
 from hookline._harvest.texts_and_images import Lines, takes_positions
-from tests.support.real_models import TEXT, gpt2, llama, t5, vit, whisper
-from tests.support.small_transformers import MODELS, SENTENCES, alone, near, numbers, of, tokenizer, transformers
+from tests.support.real_models import (
+    SENTENCES,
+    TEXT,
+    TEXT_MODELS,
+    alone,
+    gpt2,
+    llama,
+    near,
+    numbers,
+    of,
+    t5,
+    tokenizer,
+    transformers,
+    vit,
+    whisper,
+)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TEXT_MODELS)
 def test_rows_of_a_padded_batch_are_those_of_each_text_by_itself(name, side, tmp_path):
-    build, site = MODELS[name]
+    build, site = TEXT_MODELS[name]
     model = of(build)
     data = hl.Texts(SENTENCES, tokenizer(side))
     store = hl.harvest(model, data, site, to=tmp_path / "acts", rows="tokens", batch_size=3, columns=["input_ids"])
@@ -31,7 +45,7 @@ def test_rows_of_a_padded_batch_are_those_of_each_text_by_itself(name, side, tmp
 
 
 def test_positions_are_given_only_to_models_that_do_not_count_by_themselves():
-    assert [name for name, (build, _) in MODELS.items() if not takes_positions(build())] == ["RoBERTa"]
+    assert [name for name, (build, _) in TEXT_MODELS.items() if not takes_positions(build())] == ["RoBERTa"]
     assert not takes_positions(t5())
     assert takes_positions(nn.DataParallel(gpt2()))
 

@@ -1,21 +1,15 @@
-"""Hooks: add, name, narrow, activate, nest and remove."""
+"""Hooks: add, name, narrow and remove."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import hookline as hl
-from tests.support.models import GPT, mlp, tokens
+from tests.support.models import GPT, mlp, plus, tokens
 from tests.support.states import state_of
-
-
-def plus(number: float) -> Any:
-    return lambda value: value + number
 
 
 def test_hooks_act_as_soon_as_they_are_added_until_they_are_removed() -> None:
@@ -134,132 +128,6 @@ def test_a_place_narrows_tied_modules_under_any_of_their_names() -> None:
     hooks.remove()
 
 
-def test_a_hook_at_rest_leaves_nothing_on_its_module() -> None:
-    model = mlp()
-    before = state_of(model)
-    hooks = hl.Hooks(model)
-    acts = hooks.capture("*")
-    hooks.deactivate()
-    assert state_of(model) == before
-    model(torch.ones(2, 4))
-    assert len(acts) == 0
-    hooks.at("1").activate()
-    model(torch.ones(2, 4))
-    assert list(acts) == ["1"]
-    hooks.remove()
-
-
-def test_hooks_at_one_site_act_in_the_order_they_were_added_also_after_a_rest() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.ones(2)
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="first")
-    hooks.capture("0")
-    hooks.edit("0", lambda value: value * 10, name="second")
-    hooks["first"].deactivate()
-    hooks["first"].activate()
-    assert model(x).tolist() == [20.0, 20.0]
-    assert hooks.cache["0"].tolist() == [2.0, 2.0]
-    hooks.remove()
-
-
-def test_activated_restores_what_was_before() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="one")
-    hooks.edit("0", plus(10), name="ten")
-    hooks["ten"].deactivate()
-    with hooks.of("edit").activated():
-        assert model(x).item() == 11
-    assert model(x).item() == 1
-    hooks.deactivate()
-    with hooks["one"].activated():
-        assert model(x).item() == 1
-        with hooks["ten"].activated():
-            assert model(x).item() == 11
-            with hooks.activated():
-                assert model(x).item() == 11
-        assert model(x).item() == 1
-    assert model(x).item() == 0
-    hooks.remove()
-
-
-def test_a_block_may_be_entered_again_and_again_also_inside_itself() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    before = state_of(model)
-    for hooks in (hl.edit(model, "0", plus(1)), hl.Hooks(model)):
-        if len(hooks) == 0:
-            hooks.edit("0", plus(1))
-            hooks.deactivate()
-        for _ in range(3):
-            with hooks:
-                assert model(x).item() == 1
-                with hooks:
-                    assert model(x).item() == 1
-                assert model(x).item() == 1
-            assert model(x).item() == 0
-    assert state_of(model) == before
-
-
-def test_a_block_restores_hooks_that_were_deactivated_or_activated_inside_it() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="one")
-    hooks.edit("0", plus(10), name="ten")
-    hooks["ten"].deactivate()
-    with hooks:
-        hooks.deactivate()
-        assert model(x).item() == 0
-        hooks["ten"].activate()
-        assert model(x).item() == 10
-    assert model(x).item() == 1
-    assert [hook.active for hook in hooks] == [True, False]
-    hooks.remove()
-
-
-def test_hooks_may_be_added_inside_a_block() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    before = state_of(model)
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="one")
-    hooks.deactivate()
-    with hooks:
-        hooks.edit("0", plus(10), name="ten")
-        assert model(x).item() == 11
-    assert not hooks["one"].of("edit").__iter__().__next__().active
-    hooks.deactivate()
-    assert model(x).item() == 0
-    assert state_of(model) == before
-
-
-def test_hooks_may_be_removed_inside_a_block() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    before = state_of(model)
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="one")
-    hooks.edit("0", plus(10), name="ten")
-    hooks.deactivate()
-    with hooks:
-        hooks["one"].remove()
-        assert model(x).item() == 10
-    assert state_of(model) == before
-    assert len(hooks) == 1
-    with hooks:
-        hooks.remove()
-        assert model(x).item() == 0
-    assert state_of(model) == before
-
-
-def test_a_block_counts_calls_from_zero() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    hooks = hl.Hooks(model)
-    hooks.edit("0#1", plus(1))
-    assert [model(x).item() for _ in range(3)] == [0, 1, 0]
-    for _ in range(2):
-        with hooks:
-            assert [model(x).item() for _ in range(3)] == [0, 1, 0]
-    hooks.remove()
-
-
 def test_run_calls_the_model_under_the_hooks() -> None:
     model, x = GPT(), tokens()
     hooks = hl.Hooks(model)
@@ -284,19 +152,6 @@ def test_the_short_forms_act_only_inside_their_block() -> None:
     assert torch.equal(model(x), plain)
 
 
-def test_a_stop_is_a_hook_that_can_rest() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    hooks = hl.Hooks(model)
-    hooks.capture("*")
-    hooks.stop_after("0", "1")
-    assert model(x) is None
-    assert list(hooks.cache) == ["0", "1"]
-    hooks.of("stop").deactivate()
-    assert model(x) is not None
-    assert list(hooks.cache) == ["0", "1", "2"]
-    hooks.remove()
-
-
 def test_one_site_is_captured_once_by_one_hooks() -> None:
     hooks = hl.Hooks(mlp())
     hooks.capture("0")
@@ -304,55 +159,6 @@ def test_one_site_is_captured_once_by_one_hooks() -> None:
     with pytest.raises(hl.SiteError, match="'0' is captured by these hooks already; use a second Hooks"):
         hooks.capture("0", keep="all")
     hooks.remove()
-
-
-def test_a_block_that_fails_restores_the_state_before_it() -> None:
-    model, x = nn.Sequential(nn.Identity()), torch.zeros(1)
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="one")
-    hooks["one"].deactivate()
-    with pytest.raises(ZeroDivisionError), hooks:
-        raise ZeroDivisionError
-    assert model(x).item() == 0
-
-    def fail(_value: Tensor) -> Tensor:
-        raise ZeroDivisionError
-
-    hooks.edit("0", fail, name="failing")
-    hooks["failing"].deactivate()
-    with pytest.raises(ZeroDivisionError):
-        hooks.run(x)
-    assert model(x).item() == 0
-    hooks.remove()
-
-
-def test_deactivated_hooks_are_not_expected_to_fire() -> None:
-    model = nn.Sequential(nn.Identity(), nn.Identity())
-    hooks = hl.Hooks(model)
-    hooks.edit("0", plus(1), name="one")
-    with hooks:
-        hooks["one"].deactivate()
-        model(torch.zeros(1))
-    hooks.remove()
-
-
-def test_hooks_may_rest_until_they_are_wanted() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    bare = model(x)
-    hooks = hl.Hooks(model, active=False)
-    acts = hooks.capture("0")
-    hooks.edit("2", torch.zeros_like, name="zero")
-    hooks.edit("2", lambda value: value + 1)
-    assert torch.equal(model(x), bare)
-    assert not any(hook.active for hook in hooks)
-    assert len(hl.attached(model)) == 0
-    with hooks:
-        assert torch.equal(model(x), torch.ones(2, 2))
-    assert list(acts) == ["0"]
-    hooks["zero"].activate()
-    assert torch.equal(model(x), torch.zeros(2, 2))
-    hooks["zero"].remove()
-    assert torch.equal(model(x), bare)
 
 
 def test_a_hook_knows_whether_anything_has_passed() -> None:
@@ -369,23 +175,6 @@ def test_a_hook_knows_whether_anything_has_passed() -> None:
         assert hook.fired
     assert hook.fired
     hooks.remove()
-
-
-def test_inactive_hooks_are_not_added_inside_their_open_block_where_they_would_not_act() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    hooks = hl.Hooks(model, active=False)
-    acts = hooks.capture("0")
-    with hooks:
-        with pytest.raises(hl.HooklineError, match="would not act in this block"):
-            hooks.patch({"1": 0.0})
-        with pytest.raises(hl.HooklineError, match="would not act in this block"):
-            hooks.capture("1")
-        model(x)
-    assert list(acts) == ["0"]
-    hooks.capture("1")
-    with hooks:
-        model(x)
-    assert list(acts) == ["0", "1"]
 
 
 def test_each_place_that_hooks_are_narrowed_to_has_one() -> None:

@@ -1,10 +1,7 @@
-"""What is attached to a model: listed, cleared, not doubled in silence, and gone with the Hooks that is dropped."""
+"""What is attached to a model: listed with its owner, and cleared."""
 
 from __future__ import annotations
 
-import gc
-import warnings
-import weakref
 from typing import Any
 
 import pytest
@@ -13,81 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import hookline as hl
-from tests.support.models import mlp
-from tests.support.processes import python
+from tests.support.models import mlp, plus
+from tests.support.running import python
 from tests.support.states import state_of
-
-
-def plus(number: float) -> Any:
-    return lambda value: value + number
-
-
-def test_dropping_the_last_reference_removes_the_hooks() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    plain, before = model(x), state_of(model)
-    hooks = hl.Hooks(model)
-    hooks.edit("2", plus(1), name="mine")
-    mine = hooks["mine"]
-    del hooks
-    gc.collect()
-    assert torch.equal(model(x), plain + 1), "a selection holds the hooks it was taken from"
-    del mine
-    assert state_of(model) == before
-
-
-def test_a_cache_outlives_its_hooks_but_not_the_other_way_round() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    with pytest.warns(hl.HooklineWarning, match="'0' are gone before the model ran: nothing holds them"):
-        acts = hl.Hooks(model).capture("0")
-    model(x)
-    with pytest.raises(hl.NotCaptured, match="the Hooks that filled this cache is gone; keep it in a variable"):
-        acts["0"]
-    hooks = hl.Hooks(model)
-    acts = hooks.capture("0")
-    model(x)
-    del hooks
-    assert torch.equal(acts["0"], model[0](x))
-
-
-def test_hooks_and_caches_do_not_keep_a_model_alive_once_removed() -> None:
-    model = mlp()
-    hooks = hl.Hooks(model)
-    acts = hooks.capture("0")
-    model(torch.ones(2, 4))
-    hooks.remove()
-    del hooks
-    alive = weakref.ref(model)
-    del model
-    assert alive() is None
-    assert acts["0"].shape == (2, 8)
-
-
-def test_a_cell_that_is_run_twice_does_not_hook_twice_in_silence() -> None:
-    model = mlp()
-    found = []
-
-    def cell() -> None:
-        hooks = hl.Hooks(model)
-        hooks.edit("0", lambda value: value + 1)
-        found.append(hooks)
-
-    cell()
-    with pytest.warns(hl.HooklineWarning, match=r"'0' has the same edit hook from another Hooks already; hl\.attached"):
-        cell()
-    assert hl.clear(model) == 2
-
-
-def test_different_hooks_at_one_place_are_no_reason_to_warn() -> None:
-    model = mlp()
-    first, second = hl.Hooks(model), hl.Hooks(model)
-    first.edit("0", plus(1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        second.edit("0", F.relu)
-        second.capture("0")
-        second.edit("1", plus(1))
-    first.remove()
-    second.remove()
 
 
 def own_hook(module: nn.Module, args: Any, output: Any) -> None: ...
@@ -167,41 +92,6 @@ def test_what_was_cleared_can_be_captured_anew_and_does_not_come_back() -> None:
     hooks.remove()
 
 
-def test_a_second_block_does_not_show_the_values_of_the_first_as_its_own() -> None:
-    model, x = mlp(), torch.ones(2, 4)
-    expected = model[0](x * 2)
-    hooks = hl.Hooks(model)
-    acts = hooks.capture("0")
-    hooks.deactivate()
-    with hooks:
-        model(x)
-    with hooks:
-        with pytest.raises(hl.NotCaptured, match="nothing passed '.*' in this block"):
-            acts["0"]
-        model(x * 2)
-        assert torch.equal(acts["0"], expected)
-    with hooks:
-        pass  # No forward, no complaint.
-    assert torch.equal(acts["0"], expected)
-    hooks.remove()
-
-
-@pytest.mark.parametrize("option", ["keep", "transform", "captures", "patches"])
-def test_run_does_not_hand_the_model_what_was_meant_for_hookline(option: str) -> None:
-    class Open(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Identity()
-
-        def forward(self, x: torch.Tensor, device: str = "", **kwargs: Any) -> torch.Tensor:
-            return self.body(x)
-
-    model, x = Open(), torch.ones(2)
-    hl.run(model, x, capture="body", device="here")  # The model's own.
-    with pytest.raises(hl.HooklineError, match=f"no option '{option}'"):
-        hl.run(model, x, capture="body", **{option: "all"})
-
-
 def test_a_gradient_that_comes_several_times_in_the_first_backward_of_a_process_warns() -> None:
     code = """
 import torch, warnings
@@ -215,13 +105,3 @@ with warnings.catch_warnings(record=True) as said:
 print(len(said))
 """
     assert python("-c", code).strip() == "1"
-
-
-def test_the_same_edit_added_twice_to_one_hooks_warns_but_under_another_name_it_is_meant() -> None:
-    model = mlp()
-    hooks = hl.Hooks(model)
-    hooks.edit("0", F.relu)
-    with pytest.warns(hl.HooklineWarning, match="'0' has the same edit hook already"):
-        hooks.edit("0", F.relu)
-    hooks.edit("0", F.relu, name="again")
-    hooks.remove()

@@ -299,3 +299,19 @@ def test_what_no_module_returns_is_refused_as_the_value_of_a_skip(value) -> None
 def test_run_describes_a_tensor_that_is_given_in_place_of_a_model() -> None:
     with pytest.raises(hl.SiteError, match=r"not float32 \(2, 4\)$"):
         hl.run(torch.ones(2, 4), capture="0")
+
+
+@pytest.mark.parametrize("option", ["keep", "transform", "captures", "patches"])
+def test_run_does_not_hand_the_model_what_was_meant_for_hookline(option: str) -> None:
+    class Open(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Identity()
+
+        def forward(self, x: torch.Tensor, device: str = "", **kwargs: Any) -> torch.Tensor:
+            return self.body(x)
+
+    model, x = Open(), torch.ones(2)
+    hl.run(model, x, capture="body", device="here")  # The model's own.
+    with pytest.raises(hl.HooklineError, match=f"no option '{option}'"):
+        hl.run(model, x, capture="body", **{option: "all"})

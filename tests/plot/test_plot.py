@@ -12,38 +12,9 @@ from torch import nn
 
 import hookline as hl
 from hookline._plot.plot import KINDS, plot
-from hookline._plot.plot_data import extremes, token_labels
 from hookline.errors import HooklineError, NotCaptured
 from tests.support.models import GPT, tokens
-
-matplotlib = pytest.importorskip("matplotlib")
-
-
-NAN, INF = float("nan"), float("inf")
-
-
-def drawn(figure):
-    """Lay a figure out and draw it, if not into a file: whatever warns or fails does so here."""
-    figure.draw_without_rendering()
-    return figure
-
-
-def text_of(figure):
-    """Return every text of a figure."""
-    drawn(figure)
-    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-
-
-def labels_of(axis):
-    return [label.get_text() for label in axis.get_ticklabels()]
-
-
-def captured():
-    torch.manual_seed(0)
-    model = GPT()
-    with hl.capture(model, "h.*", "h.*.mlp.1", "head", "h.*:grad_output") as acts:
-        model(tokens()).square().mean().backward()
-    return acts
+from tests.support.plots import INF, NAN, captured, drawn, text_of
 
 
 @pytest.mark.parametrize(
@@ -87,184 +58,6 @@ def test_every_kind_draws_into_the_axes_that_are_given_and_returns_them(kind):
         assert acts.plot("h.*", kind, ax=ax) is ax
     assert ax.get_title(loc="left")
     drawn(figure)
-
-
-def test_attention_has_a_panel_for_each_head_with_the_tokens_at_its_sides():
-    value = torch.randn(2, 4, 3, 3).softmax(-1)
-    figure = drawn(plot({"attn": value}, tokens=[["a", "b", "c"], ["d", "$e$", "f"]], sample=1))
-    panels = [ax for ax in figure.axes if ax.get_title().startswith("head")]
-    assert [ax.get_title() for ax in panels] == ["head 0", "head 1", "head 2", "head 3"]
-    assert labels_of(panels[0].yaxis) == labels_of(panels[0].xaxis) == ["d", "$e$", "f"]
-    assert torch.allclose(torch.from_numpy(panels[2].images[0].get_array().data), value[1, 2].double())
-    assert "sample 1 of 2" in text_of(figure)
-    assert "attention weight" in text_of(figure)
-    assert all(ax.images[0].get_clim() == panels[0].images[0].get_clim() for ax in panels)
-
-
-def test_many_panels_are_not_drawn_into_one_axes():
-    with pytest.raises(HooklineError, match=r"4 heads, a panel for each, and ax= is one: .* as in 'attn\[:, 0\]'"):
-        plot({"attn": torch.randn(2, 4, 3, 3).softmax(-1)}, ax=Figure().subplots())
-
-
-def test_averaged_heads_of_multihead_attention_are_attention():
-    model = nn.MultiheadAttention(8, 2, batch_first=True)
-    x = torch.randn(2, 5, 8)
-    with hl.capture(model, "") as acts:
-        model(x, x, x)
-    figure = drawn(acts.plot("[1]", sample=1, tokens=[[*"abcde"], [*"fghij"]]))
-    first, _colour_bar = figure.axes  # The two are samples, of which one is drawn with its own tokens, and not heads.
-    assert torch.equal(torch.from_numpy(first.images[0].get_array().data), acts[""][1][1].double())
-    assert labels_of(first.xaxis) == [*"fghij"]
-    assert "sample 1 of 2" in text_of(figure)
-
-
-def test_a_head_that_was_chosen_is_one_picture_for_a_sample():
-    value = torch.randn(2, 4, 3, 3).softmax(-1)
-    ax = Figure().subplots()
-    assert plot({"attn[:, 3]": value[:, 3]}, sample=1, ax=ax) is ax
-    assert torch.equal(torch.from_numpy(ax.images[0].get_array().data), value[1, 3].double())
-
-
-def test_maps_are_the_channels_of_one_sample_and_as_many_as_are_wanted():
-    value = torch.randn(3, 100, 4, 4)
-    figure = plot({"conv": value}, sample=2, most=8)
-    sheet = torch.from_numpy(figure.axes[0].images[0].get_array().filled(NAN))
-    assert torch.equal(sheet[:4, :4], value[2, 0].double())
-    assert torch.equal(sheet[:4, 5:9], value[2, 1].double())
-    assert sheet[4].isnan().all()
-    assert "the first 8 of 100 channels" in text_of(figure)
-    assert "sample 2 of 3" in text_of(figure)
-
-
-def test_a_sheet_that_is_finer_than_pixels_is_averaged():
-    value = torch.rand(1, 4, 700, 700)
-    value[0, 1, 0, :2] = NAN
-    figure = plot({"conv": value})
-    sheet = torch.from_numpy(figure.axes[0].images[0].get_array().filled(NAN))
-    assert max(sheet.shape) < 2000
-    assert sheet[5, 5].item() == pytest.approx(value[0, 0, 10:12, 10:12].mean().item())
-    assert "2 NaN" in text_of(figure)
-
-
-def test_token_by_layer_has_the_statistic_of_each_token_first_layer_below():
-    acts = captured()
-    figure = drawn(acts.plot("h.*", statistic="mean", tokens=list("abcde"), sample=1))
-    ax = figure.axes[0]
-    expected = torch.stack([acts[f"h.{layer}"][1].double().mean(-1) for layer in range(3)])
-    assert torch.allclose(torch.from_numpy(ax.images[0].get_array().data), expected)
-    assert labels_of(ax.xaxis) == list("abcde")
-    assert labels_of(ax.yaxis) == ["0", "1", "2"]
-    assert ax.get_ylim() == (-0.5, 2.5)
-    assert figure.axes[1].get_ylabel() == "mean"
-
-
-def test_gradients_stand_at_their_layers_though_they_pass_backwards():
-    acts = captured()
-    figure = drawn(acts.plot("h.*", "flow"))
-    value, gradient = figure.axes[0].get_lines()[:2]
-    assert list(value.get_xdata()) == list(gradient.get_xdata()) == [0, 1, 2]
-    assert gradient.get_ydata()[2] == pytest.approx(acts["h.2:grad_output"].norm().item())
-    alone = drawn(acts.plot("h.*:grad_output")).axes[0]
-    assert list(alone.get_lines()[0].get_ydata()) == list(gradient.get_ydata())
-    assert labels_of(alone.xaxis) == ["0", "1", "2"]
-
-
-def test_layers_that_vanish_or_explode_are_marked():
-    values = {f"h.{layer}": torch.full((2,), 20.0**layer) for layer in range(6)}
-    gradients = {f"h.{layer}:grad_output": torch.full((2,), 20.0 ** (layer - 5)) for layer in reversed(range(6))}
-    gradients["h.0:grad_output"] = torch.zeros(2)
-    gradients["h.3:grad_output"] = torch.full((2,), NAN)
-    text = text_of(plot({**values, **gradients}))
-    assert "3 vanishing, 3 exploding, 1 not finite" in text
-    assert {"vanishing", "exploding", "not finite"} <= set(text.splitlines())
-    assert extremes([1.0, 1e4, INF, 0.0], "first") == ["", "exploding", "not finite", "vanishing"]
-    assert extremes([1e4, 1.0, 1e-2], "last") == ["exploding", "", ""]
-
-
-def test_flow_without_gradients_says_what_to_capture():
-    cache = hl.Cache({"h.0": torch.ones(2), "h.1": torch.ones(2)})
-    with pytest.raises(HooklineError, match="no gradients; capture them too, as in 'h.0:grad_output'; what fits is"):
-        cache.plot("h.*", "flow")
-
-
-def test_dead_units_are_shown_by_their_share():
-    maps = torch.ones(2, 4, 3, 3)
-    maps[:, 0] = 0
-    figure = plot({"conv1": maps, "conv2": torch.ones(2, 4, 3, 3), "attn": torch.ones(1, 2, 2, 2) / 2}, "dead")
-    assert [bar.get_height() for bar in figure.axes[0].patches] == [0.25, 0.0]
-    assert "most at 'conv1': 25.0%" in text_of(figure)
-    assert "1 sites have no units" in text_of(figure)
-    with pytest.raises(HooklineError, match="it has no units that may be dead"):
-        plot({"attn": torch.ones(1, 2, 2, 2) / 2}, "dead")
-
-
-def test_a_histogram_counts_all_elements_and_says_what_is_not_in_it():
-    value = torch.tensor([0.0, 1.0, 1.0, 2.0, NAN, INF, 0.0, 3.0])
-    figure = plot({"fc": value}, "histogram")
-    assert figure.axes[0].patches[0].get_data().values.sum() == 6
-    assert "25.00% are 0, 12.50% are NaN, 12.50% are Inf" in text_of(figure)
-
-
-def test_histograms_of_several_sites_stand_in_the_order_of_depth():
-    values = {f"h.{layer}": torch.randn(1000) + layer for layer in range(3)}
-    ax = drawn(plot(values, "histogram")).axes[0]
-    assert labels_of(ax.yaxis) == ["0", "1", "2"]
-    assert ax.get_xlim()[0] < -2
-    assert ax.get_xlim()[1] > 4
-    many = drawn(plot({f"h.{layer}": torch.randn(50) for layer in range(200)}, "histogram"))
-    assert many.axes[0].images
-
-
-def test_names_in_several_families_are_lines_of_their_own():
-    names = [f"h.{layer}{part}" for layer in range(4) for part in (".attn", ".ln_1", ".ln_2", "")]
-    ax = drawn(plot({name: torch.randn(2, 3) for name in names})).axes[0]
-    assert [line.get_label() for line in ax.get_lines()] == ["h.*.attn", "h.*.ln_1", "h.*.ln_2", "h.*"]
-    assert labels_of(ax.xaxis) == ["0", "1", "2", "3"]
-
-
-def test_hundreds_of_layers_have_few_labels():
-    ax = drawn(plot({f"layers.{layer}": torch.randn(2, 3) for layer in range(400)}, "depth")).axes[0]
-    assert 4 <= len(labels_of(ax.xaxis)) <= 30
-    tall = drawn(plot({f"layers.{layer}": torch.randn(1, 4, 3) for layer in range(400)})).axes[0]
-    assert 4 <= len(labels_of(tall.yaxis)) <= 60
-
-
-@pytest.mark.parametrize("signs", ["both", "one"])
-def test_nan_and_infinity_have_colours_of_their_own_and_are_counted(signs):
-    value = torch.randn(1, 4, 5)
-    value = value if signs == "both" else value.abs()
-    value[0, 1, 2], value[0, 2, :2] = NAN, INF
-    figure = plot({"h.0": value})
-    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert names == ["1 NaN", "2 Inf"]
-    shown, nan, infinite = (image.to_rgba(image.get_array()) for image in figure.axes[0].images)
-    assert shown[1, 2, 3] == 0  # Nothing is drawn there but the mark.
-    assert nan[1, 2, 3] == infinite[2, 0, 3] == 1
-    colours = {tuple(nan[1, 2, :3]), tuple(infinite[2, 0, :3])}
-    assert len(colours) == 2
-    drawn(figure)
-
-
-def test_a_mask_of_the_largest_numbers_does_not_drown_the_rest():
-    scores = torch.randn(1, 2, 6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), torch.finfo(torch.float32).min)
-    figure = plot({"attn": scores})
-    assert max(map(abs, figure.axes[0].images[0].get_clim())) < 10
-    assert "30 Inf or masked" in text_of(figure)
-
-
-def test_a_few_outliers_leave_colours_for_the_rest():
-    value = torch.randn(1, 30, 64)
-    value[0, 0, 3] = 900
-    figure = drawn(plot({"h.0": value}))
-    assert figure.axes[0].images[0].get_clim()[1] < 10
-    assert figure.axes[0].images[0].colorbar.extend == "both"
-
-
-def test_colours_diverge_around_zero_only_where_both_signs_are():
-    signed = plot({"h.0": torch.tensor([[[-1.0, 3.0]]])}).axes[0].images[0]
-    assert (signed.cmap.name, signed.get_clim()) == ("RdBu_r", (-3, 3))
-    positive = plot({"h.0": torch.tensor([[[1.0, 3.0]]])}).axes[0].images[0]
-    assert (positive.cmap.name, positive.get_clim()) == ("viridis", (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -379,53 +172,6 @@ def test_wrong_samples_tokens_and_statistics_are_refused():
         plot({**values, "h.1": torch.ones(2, 3, 4)}, statistic="nrm")
 
 
-@pytest.mark.parametrize("most", [0, -1])
-def test_no_channel_at_all_is_no_picture(most):
-    with pytest.raises(HooklineError, match=f"most={most} is not a whole number from 1 on"):
-        plot({"conv": torch.randn(1, 4, 5, 5)}, most=most)
-
-
-def test_any_token_can_be_a_label():
-    odd = ["$x$", "日本", "\n", "a_very_long_token_indeed", "😀", "_x^2", ""]
-    ax = drawn(plot({"h.0": torch.randn(1, 7, 3)}, tokens=odd)).axes[0]
-    labels = labels_of(ax.yaxis)
-    assert labels[0] == "$x$"
-    assert labels[2] == "\\n"
-    assert labels[3] == "a_very_long_tok…"
-    assert token_labels(torch.tensor([[3, 4]]), 0, 2, "h") == ["3", "4"]
-
-
-def test_numbers_are_drawn_as_they_are_beside_the_unchanged_one():
-    figure = plot({"conv1": 0.5, "conv2": torch.tensor(0.25), "fc": 1}, base=0.9, label="accuracy")
-    line, base = figure.axes[0].get_lines()
-    assert list(line.get_ydata()) == [0.5, 0.25, 1.0]
-    assert list(base.get_ydata()) == [0.9, 0.9]
-    assert figure.axes[0].get_ylabel() == "accuracy"
-    assert "unchanged: 0.9" in text_of(figure)
-
-
-def test_numbers_by_layer_and_position_are_a_heat_map():
-    values = {f"h.{layer}[:, {place}]": 10.0 * layer + place for layer in range(3) for place in range(12)}
-    figure = plot(values, base=1.0, label="logit difference", tokens=[f"t{place}" for place in range(12)])
-    ax = drawn(figure).axes[0]
-    assert ax.images[0].get_array()[2, 11] == 30.0
-    assert labels_of(ax.xaxis)[11] == "t11"
-    assert ax.get_ylabel() == "layer h.*[:, *]"
-    assert figure.axes[1].get_ylabel() == "change of logit difference"
-
-
-def test_a_title_of_ones_own_replaces_what_is_said():
-    text = text_of(plot({"h.0": torch.ones(2, 3)}, title="Mine"))
-    assert "Mine" in text
-    assert "h.0" not in text
-
-
-def test_a_figure_shows_itself_in_a_notebook():
-    data, size = plot({"h.0": torch.ones(2, 3)})._repr_png_()
-    assert data.startswith(b"\x89PNG")
-    assert size["width"] > size["height"] > 100
-
-
 def test_a_store_is_drawn_from_rows_that_are_evenly_spaced_or_of_one_sample(tmp_path):
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU()).eval()
     data = torch.randn(10_000, 4)
@@ -511,13 +257,6 @@ def test_values_of_a_cuda_device_are_drawn():
 def test_an_option_that_a_picture_has_no_use_for_is_refused(kind, options, problem):
     with pytest.raises(HooklineError, match=problem):
         captured().plot("h.*", kind, **options)
-
-
-def test_a_log_scale_is_drawn_if_it_is_asked_for_or_refused():
-    relu = torch.tensor([[0.0, 1.0, 100.0], [0.5, 0.0, 20.0]])
-    assert "log scale" in text_of(hl.Cache({"relu": relu}).plot(log=True))
-    with pytest.raises(HooklineError, match=r"log=True is for positive numbers, and the least here is -1; .*torch.abs"):
-        hl.Cache({"a": -relu.sign()}).plot(log=True)
 
 
 def test_places_may_be_modules_and_what_can_not_be_drawn_says_so():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.support.hooked_models import Around, Manual, Nothing, Several
 from tests.support.models import GPT, mlp, tokens
+from tests.support.points_models import Around, Manual, Nothing, Several
 
 
 class Scalar(nn.Module):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import hookline as hl
 from hookline.points.check import CHECKS, EDITS, FIRES, GRADIENTS, RESTORED, VALUES
-from tests.support.hooked_models import AutoEncoder, Decorated
 from tests.support.models import GPT, mlp, tokens
+from tests.support.points_models import AutoEncoder, Decorated
 
 numbers = itertools.count(1)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from tests.support.hooked_models import Around, Nothing, Several, add_one
 from tests.support.models import GPT, mlp, tokens
+from tests.support.points_models import Around, Nothing, Several, add_one
 
 
 def test_a_hook_gets_the_tensor_and_the_point_and_none_leaves_it_alone():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.support.hooked_models import Manual, add_one
+from tests.support.points_models import Manual, add_one
 
 
 def test_a_point_in_a_model_of_its_own_is_an_identity_that_can_be_hooked():

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.support.hooked_models import AutoEncoder, add_one, double
 from tests.support.models import GPT, mlp, tokens
+from tests.support.points_models import AutoEncoder, add_one, double
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import nn
 
 import hookline as hl
 from hookline.points import hook_points
-from tests.support.hooked_models import AutoEncoder, add_one
+from tests.support.points_models import AutoEncoder, add_one
 
 transformer_lens = pytest.importorskip("transformer_lens")
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline as hl
-from tests.support.hooked_models import AutoEncoder, Base, Decorated, add_one, double
 from tests.support.models import mlp
-from tests.support.processes import python
+from tests.support.points_models import AutoEncoder, Base, Decorated, add_one, double
+from tests.support.running import python
 
 
 class Derived(Decorated):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from tests.support.models import GPT, tokens
-from tests.support.scanned import FAKE, REAL, DataDependent, Stateful
+from tests.support.scan_models import FAKE, REAL, DataDependent, Stateful
 from tests.support.states import state_of
 
 

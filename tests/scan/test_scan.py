@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from tests.support.models import GPT, Block, Nested, mlp, tokens
-from tests.support.scanned import FAKE, REAL, Stateful
+from tests.support.scan_models import FAKE, REAL, Stateful
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 
 import hookline as hl
 from hookline._cli import main as cli
-from tests.support.real_models import gpt2, vit
-from tests.support.small_transformers import SENTENCES, of, tokenizer
+from tests.support.real_models import SENTENCES, gpt2, of, tokenizer, vit
 
 MINE = """
 import torch

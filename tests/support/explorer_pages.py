@@ -1,4 +1,4 @@
-"""Reading a page back, as its front end does."""
+"""A page read back, as its front end does; and a small model to make pages of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Scripts(HTMLParser):
@@ -68,3 +68,33 @@ def shown(value: Tensor, picture: dict[str, Any]) -> Tensor:
     for dimension, (start, count, step) in enumerate(picture["pick"]):
         value = value.index_select(dimension, torch.arange(count) * step + start)
     return value
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = x + self.attn(x, x, x, average_attn_weights=False)[0]
+        return x + self.mlp(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.h = nn.ModuleList(Block(8) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 20)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.h:
+            x = block(x)
+        return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+def loss(logits):
+    return logits.logsumexp(-1).mean()

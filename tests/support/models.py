@@ -1,8 +1,11 @@
-"""Small models that many tests use. Each shows one way in which real models are built."""
+"""Small models that many tests use, each built as some real models are; ways to copy a model, and a loss."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import io
+import pickle
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -83,6 +86,17 @@ class Returns(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+
+class Gives(nn.Module):
+    """Returns the value it was made with, whatever it is given."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, _x: Any) -> Any:
+        return self.value
 
 
 class Overwrites(nn.Module):
@@ -174,3 +188,160 @@ class Encoder(nn.Module):
             x = self(x)
             self.steps += 1
         return x
+
+
+class AttentionInMethods(nn.Module):
+    """Most of its work is in methods."""
+
+    def __init__(self, width: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.split_heads(self.proj(x))
+        key = self.split_heads(x, scale=0.5)
+        return self.merge_heads(self.pattern(query, key=key) @ key)
+
+    def split_heads(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2) * scale
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(2)
+
+    def pattern(self, query: Tensor, key: Tensor, temperature: float = 2.0) -> Tensor:
+        return ((query @ key.transpose(-1, -2)) / temperature).softmax(-1)
+
+    def unused(self, x: Tensor) -> Tensor:
+        return x
+
+
+class LayerInMethods(nn.Module):
+    """Attention on a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = AttentionInMethods()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(x)
+
+
+class ModelInMethods(nn.Module):
+    """A method does most of its forward."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(LayerInMethods() for _ in range(depth))
+        self.head = nn.Linear(8, 4)
+
+    def encode(self, x: Tensor) -> Tensor:
+        for layer in self.h:
+            x = layer(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encode(x))
+
+
+class Attention(nn.Module):
+    """Attention of two heads, written with operators, functions, tensor methods and a helper method."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def split(self, part: Tensor) -> Tensor:
+        return part.unflatten(-1, (2, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (self.split(part) for part in self.qkv(x).chunk(3, dim=-1))
+        scores = query @ key.transpose(-2, -1) / 2
+        mixed = F.softmax(scores, dim=-1) @ value
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class AttentionBlock(nn.Module):
+    """Attention and a linear layer on a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Attention()
+        self.mlp = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(x)
+        return x + F.gelu(self.mlp(x))
+
+
+class Transformer(nn.Module):
+    """Two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(AttentionBlock() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.h:
+            x = block(x)
+        return x.mean(1)
+
+
+ORDER = (
+    ["chunk#0"]
+    + [f"{name}#{number}" for number in range(3) for name in ("unflatten", "transpose")]
+    + ["transpose#3", "matmul#0", "div#0", "softmax#0", "matmul#1", "transpose#4", "flatten#0"]
+)
+
+
+def stages_of_attention(attention: Attention, x: Tensor) -> dict[str, Tensor]:
+    """The forward of Attention by hand, every value of interest as a tensor of its own."""
+    parts = F.linear(x, attention.qkv.weight, attention.qkv.bias).unflatten(-1, (3, 2, -1))
+    query, key, value = (parts[:, :, number].transpose(1, 2) for number in range(3))
+    stages = {"transpose#0": query, "transpose#1": key, "transpose#2": value}
+    stages["matmul#0"] = torch.matmul(query, key.mT)
+    stages["div#0"] = stages["matmul#0"] / 2
+    stages["softmax#0"] = torch.softmax(stages["div#0"], -1)
+    stages["matmul#1"] = torch.matmul(stages["softmax#0"], value)
+    stages["flatten#0"] = stages["matmul#1"].transpose(1, 2).flatten(2)
+    stages[""] = F.linear(stages["flatten#0"], attention.out.weight, attention.out.bias)
+    return stages
+
+
+def words(batch: int = 2, length: int = 5) -> Tensor:
+    return torch.randn(batch, length, 8)
+
+
+def through_torch_save(model: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": through_torch_save,
+}
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is what a function makes of it: the oracle of an edited gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.function = function
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.function(gradient), None
+
+
+def loss_of(output: Tensor) -> Tensor:
+    return (output**2).sum()
+
+
+def plus(number: float) -> Any:
+    return lambda value: value + number

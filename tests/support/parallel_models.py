@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -66,3 +67,7 @@ def shard(bare: nn.Module, **options: Any) -> nn.Module:
     for block in model.h:  # type: ignore[union-attr]
         fully_shard(block, **options)
     return fully_shard(model, **options)
+
+
+def batch(samples: int = 2) -> Tensor:
+    return torch.randn(samples, 6, WIDTH)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict, UserDict, deque, namedtuple
+from collections import UserDict, deque
 from collections.abc import Callable
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -15,69 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.copies import copy_tensor, share
-from hookline._values.fit import agree, fit
+from hookline._values.copies import share
+from hookline._values.fit import agree
 from hookline._values.nested import STAR, describe, expand, get_part, leaves, map_tensors, put_part, split
 from hookline.errors import EditError, HooklineError, SiteError
-
-Pair = namedtuple("Pair", "left right")
-
-
-@dataclasses.dataclass
-class Result:
-    first: Any
-    second: Any = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frozen:
-    first: Any
-
-
-class Holder:
-    """An object that is not a container, as a distribution or a key-value cache."""
-
-    def __init__(self, inside: Any) -> None:
-        self.inside = inside
-
-
-def photo(value: Any) -> Any:
-    """Return all there is to a value, as something that can be compared: types, shapes, bits."""
-    if isinstance(value, Tensor):
-        return (value.dtype, tuple(value.shape), value.detach().contiguous().numpy().tobytes())
-    if isinstance(value, dict):
-        return (type(value), [(key, photo(part)) for key, part in value.items()])
-    if isinstance(value, (tuple, list)):
-        return (type(value), [photo(part) for part in value])
-    if isinstance(value, (Result, Frozen)):
-        return (type(value), [photo(getattr(value, field.name)) for field in dataclasses.fields(value)])
-    return (type(value), photo(value.inside)) if isinstance(value, Holder) else value
-
-
-@st.composite
-def tensors(draw: st.DrawFn) -> Tensor:
-    shape = draw(st.lists(st.integers(1, 3), max_size=3))
-    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.bool]))
-    seed = draw(st.integers(0, 2**16))
-    return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def trees() -> st.SearchStrategy[Any]:
-    keys = st.text("abc.:[]\"'", min_size=1, max_size=3)
-    return st.recursive(
-        tensors() | st.sampled_from([None, 3, 0.5, "text"]),
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3),
-            st.lists(inner, max_size=3).map(tuple),
-            st.dictionaries(keys, inner, max_size=3),
-            st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
-            st.builds(Pair, inner, inner),
-            st.builds(Result, inner, inner),
-            st.builds(Frozen, inner),
-            st.builds(Holder, inner),
-        ),
-        max_leaves=6,
-    )
+from tests.support.nested_values import Frozen, Holder, Pair, Result, photo, tensors, trees
 
 
 def draw_subscript(data: st.DataObject, tensor: Tensor) -> Any:
@@ -156,21 +97,6 @@ def test_mapping_keeps_the_structure_and_meets_every_tensor_in_order(value: Any)
     assert [id(tensor) for tensor in seen] == [id(tensor) for tensor in found]
     assert leaves(map_tensors(lambda _: None, value)) == []
     assert photo(value) == before
-
-
-@settings(deadline=None)
-@given(trees())
-def test_a_shared_or_fitted_value_is_equal_and_a_write_on_either_side_leaves_the_other_alone(value: Any) -> None:
-    before = photo(value)
-    for copied in (share(value), fit(value, value)):
-        assert photo(copied) == before
-        for tensor in leaves(copied):
-            tensor.zero_()
-        assert photo(value) == before
-    shared, fitted = share(value), fit(value, value)
-    for tensor in leaves(value):
-        tensor.fill_(1)
-    assert photo(shared) == photo(fitted) == before
 
 
 @settings(deadline=None)
@@ -314,12 +240,6 @@ def test_autograd_flows_through_a_part_that_was_put() -> None:
     assert new.grad is not None
     assert old.grad.tolist() == [[0.0, 0.0], [8.0, 8.0]]
     assert new.grad.tolist() == [6.0, 6.0]
-
-
-def test_an_expanded_tensor_is_copied_without_filling_its_memory() -> None:
-    copied = copy_tensor(torch.ones(1, 3).expand(1000, 3))
-    assert copied.shape == (1000, 3)
-    assert copied.untyped_storage().nbytes() == 12
 
 
 @pytest.mark.parametrize(

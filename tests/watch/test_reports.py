@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import hookline as hl
-from tests.support.models import mlp, tokens
-from tests.support.watched import INF, NAN, Bursts, Gives, X, bad, net
+from tests.support.models import Gives, mlp, tokens
+from tests.support.watch_models import INF, NAN, Bursts, X, bad, net
 
 
 def test_what_a_module_makes_itself_is_blamed_on_it_and_on_the_function():
@@ -230,38 +230,3 @@ def test_what_a_module_has_overwritten_may_have_been_bad_already(mode):
         error = bad(Divides(nn.ReLU(inplace=True)), X.abs() + 9)
     assert "made here or came in: ReLU has overwritten what it was given" in str(error)
     assert "'/div#0' made it" in str(error)
-
-
-def test_a_module_is_not_run_again_if_that_is_not_wanted():
-    class Counts(nn.Module):
-        calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            return x.log()
-
-    model = nn.Sequential(Counts())
-    assert str(bad(model, X, again=True).function) == "0/log#0"
-    assert model[0].calls == 1  # What the second run leaves on a module is put back.
-    assert bad(model, X, again=False).function is None
-    assert model[0].calls == 2
-
-
-class Halved(nn.Module):
-    """What it holds makes the Inf; what it does itself passes it on. A mask of -Inf on the way is not a mistake."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = Bursts()
-
-    def forward(self, x):
-        masked = x.masked_fill(x > 1, -INF).softmax(-1)
-        return self.inner(x) + masked
-
-
-def test_of_chosen_places_the_function_is_found_in_what_they_hold_and_no_mask_is_blamed():
-    model = nn.Sequential(Halved(), Halved())
-    with pytest.raises(hl.BadValue) as raised, hl.watch(model, "*"):
-        model(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
-    error = raised.value
-    assert (str(error.site), str(error.function)) == ("0", "0.inner/div#0")

@@ -13,9 +13,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._watch.watch import Watcher
-from tests.support.models import GPT, mlp, tokens
-from tests.support.watched import INF, NAN, Gives, X, bad, net
+from tests.support.models import GPT, Gives, mlp, tokens
+from tests.support.watch_models import INF, NAN, X, bad, net
 
 
 def test_a_forward_without_bad_values_passes_and_gives_the_same_bits():
@@ -25,15 +24,6 @@ def test_a_forward_without_bad_values_passes_and_gives_the_same_bits():
         found = model(x)
     assert found.equal(expected)
     found.sum().backward()
-
-
-def test_infinity_is_bad_unless_it_is_allowed_and_then_nan_still_is():
-    model = nn.Sequential(Gives(torch.tensor([1.0, -INF])), nn.Identity())
-    assert "gave Inf: 1 of 2" in str(bad(model, X))
-    with hl.watch(model, inf=False):
-        model(X)
-    model[0].value = torch.tensor([NAN, -INF])
-    assert "gave NaN: 1 of 2" in str(bad(model, X, inf=False))
 
 
 def test_places_that_are_ignored_are_not_looked_at():
@@ -52,62 +42,6 @@ def test_places_that_are_ignored_are_not_looked_at():
         hl.watch(model, "mask", ignore="mask")
     with pytest.raises(hl.SiteError, match="matches nothing"):
         hl.watch(model, ignore="msk")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64])
-def test_a_limit_holds_for_every_dtype(dtype):
-    model = nn.Sequential(Gives(torch.tensor([1.0, 90.0, -101.0]).to(dtype)))
-    with hl.watch(model, limit=102):
-        model(X)
-    error = bad(model, X, limit=100)
-    assert "over the limit: 1 of" in str(error)
-    assert "(-101)" in str(error)
-
-
-def test_a_sum_that_overflows_where_no_element_does_is_fine():
-    half = nn.Sequential(Gives(torch.full((1000,), 6e4, dtype=torch.float16)))
-    single = nn.Sequential(Gives(torch.full((1000,), 3e38)))
-    with hl.watch(half):
-        half(X)
-    with hl.watch(single):
-        single(X)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.ones(3, dtype=torch.int64),
-        torch.ones(3, dtype=torch.bool),
-        torch.zeros(0),
-        torch.zeros(3, device="meta"),
-        torch.ones(3).to(torch.float8_e4m3fn),
-        None,
-        "text",
-        torch.eye(3).to_sparse(),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        (torch.ones(2), {"a": [torch.ones(3), None]}),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_any_kind_of_value_passes(value):
-    model = nn.Sequential(Gives(value))
-    with hl.watch(model):
-        model(X)
-
-
-@pytest.mark.parametrize(
-    ("value", "site"),
-    [
-        ((torch.ones(2), {"a": [torch.tensor([NAN]), None]}), '0[1]["a"][0]'),
-        (torch.tensor([[1.0, NAN]]).to_sparse(), "0"),
-        (torch.tensor([NAN]).to(torch.float8_e4m3fn), "0"),
-        (torch.nested.nested_tensor([torch.ones(2), torch.tensor([NAN])]), "0"),
-        (torch.tensor(complex(1, NAN)), "0"),
-    ],
-    ids=["nested value", "sparse", "float8", "nested tensor", "complex"],
-)
-def test_a_bad_tensor_is_found_in_any_kind_of_value(value, site):
-    assert str(bad(nn.Sequential(Gives(value)), X).site) == site
 
 
 def test_the_call_is_counted_within_a_forward_and_the_step_by_the_optimizer():
@@ -378,117 +312,6 @@ def test_options_that_mean_nothing_are_refused(options, problem):
     with pytest.raises(hl.HooklineError, match=problem):
         with hl.watch(mlp(), **options):
             pass
-
-
-class TestWaiting:
-    """What is done on a device, tried on the CPU: values are noted, and read together after the pass."""
-
-    @pytest.fixture(autouse=True)
-    def device(self, monkeypatch):
-        monkeypatch.setattr(Watcher, "reads_later", lambda watcher, tensor: not watcher.at_once)
-
-    def test_a_bad_forward_is_seen_again_with_all_that_went_in(self):
-        with torch.no_grad():
-            error = bad(net(), X)
-        assert (str(error.site), str(error.function)) == ("root", "root/sqrt#0")
-        assert list(error.inputs) == ['root:inputs["x"]']
-
-    def test_a_bad_forward_before_a_backward_is_seen_after_it_and_before_the_optimizer(self):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(hl.BadValue) as raised:
-            with hl.watch(model):
-                for parameter in model.parameters():
-                    parameter.data.abs_()
-                model(X.abs()).sum().backward()
-                optimizer.step()
-                loss = model(-X.abs() * 9).sum()
-                with pytest.raises(hl.BadValue):
-                    loss.backward()
-                loss = model(-X.abs() * 9).sum()
-                loss.backward()
-        assert (str(raised.value.function), raised.value.step, raised.value.forward) == ("root/sqrt#0", 1, 2)
-        assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-    def test_a_second_run_draws_the_same_random_numbers_and_leaves_buffers_alone(self):
-        class Chance(nn.Module):
-            def forward(self, x):
-                return x / (torch.rand(()) > 0.5)
-
-        model, outcomes = nn.Sequential(nn.BatchNorm1d(4), Chance()), set()
-        for seed in range(6):
-            torch.manual_seed(seed)
-            is_fine = bool(torch.rand(()) > 0.5)
-            torch.manual_seed(seed)
-            with torch.no_grad():
-                if is_fine:
-                    with hl.watch(model):
-                        model(X)
-                else:
-                    error = bad(model, X)
-                    assert (str(error.site), len(error.inputs)) == ("1", 1)
-            outcomes.add(is_fine)
-            assert model[0].num_batches_tracked == seed + 1
-        assert outcomes == {True, False}
-
-    def test_a_forward_that_no_backward_comes_after_is_read_when_the_next_begins(self):
-        model = net()
-        with pytest.raises(hl.BadValue) as raised:
-            with hl.watch(model):
-                model(X)
-                model(X.abs())
-        assert str(raised.value.function) == "root/sqrt#0"
-        assert raised.value.forward == 0
-
-    def test_without_a_second_run_the_place_is_told_and_how_to_see_more(self):
-        with torch.no_grad():
-            error = bad(net(), X, again=False)
-        assert str(error).startswith("'root' gave NaN: float32 (3, 4); forward, step 0, call #0")
-        assert "at_once=True" in str(error)
-        assert list(error.inputs) == []
-
-    def test_a_bad_gradient_is_the_first_in_the_order_of_the_backward(self):
-        model = mlp()
-        with pytest.raises(hl.BadValue, match="'2:grad_output' got NaN: float32"):
-            with hl.watch(model):
-                (model(X) * 0).sqrt().sum().backward()
-
-    def test_limits_and_allowed_infinities_hold(self):
-        model = nn.Sequential(Gives(torch.tensor([1.0, -INF])), Gives(torch.tensor([50.0])))
-        with torch.no_grad():
-            with hl.watch(model, inf=False, limit=51):
-                model(X)
-            assert str(bad(model, X).site) == "0"
-            assert str(bad(model, X, inf=False, limit=49).site) == "1"
-            model = nn.Sequential(Gives(torch.tensor([50.0, -INF, INF])))
-            assert str(bad(model, X, inf=False, limit=49).site) == "0"
-            with hl.watch(model, inf=False, limit=51):
-                model(X)
-
-    def test_a_part_of_the_model_that_runs_alone_is_read_at_the_end(self):
-        model = net()
-        with pytest.raises(hl.BadValue, match="'root' gave NaN"):
-            with hl.watch(model):
-                model.root(X)
-
-    def test_more_values_than_there_is_room_for_are_read_meanwhile(self, monkeypatch):
-        from hookline._watch import bad_values
-
-        monkeypatch.setattr(bad_values, "ROOM", 4)
-        model = nn.Sequential(*(nn.Identity() for _ in range(5)), net())
-        with torch.no_grad():
-            assert str(bad(model, X).function) == "5.root/sqrt#0"
-            model[5] = mlp()
-            with hl.watch(model):
-                model(X)
-
-    def test_statistics_are_the_same(self):
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with hl.watch(model, every=1) as watch:
-            model(X).sum().backward()
-            optimizer.step()
-        assert {'0["rms"]', '0["gradient"]', '0["update"]'} <= set(watch.log)
 
 
 def test_a_place_that_is_named_and_never_called_is_warned_of():

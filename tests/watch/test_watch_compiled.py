@@ -8,7 +8,7 @@ from torch import nn
 
 import hookline as hl
 from tests.support.models import mlp
-from tests.support.watched import INF, NAN, X, net
+from tests.support.watch_models import INF, NAN, X, net
 
 
 class TestCompiled:

@@ -1,0 +1,352 @@
+"""Store and cache files as somebody hostile would make them: run as a program, each attempt to read one is one line.
+
+    python -m tests.failure_modes.script_hostile_files FOLDER
+
+A line is the JSON of [group, case, file, outcome]. An outcome is "read", the message of a HooklineError, or what should
+never be: another error, or an attempt that took too long.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import operator
+import os
+import resource
+import signal
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+
+import hookline as hl
+from hookline._cache import file as files
+from hookline._cache.budget import Folder
+from hookline._store.disk_format import Array, Manifest
+from hookline._store.storage import open_storage
+from hookline._store.store import Store
+from hookline._store.writer import Unit, begin, begin_part, end
+from hookline.errors import HooklineError
+
+SECONDS = 20  # For one attempt. Most take milliseconds; a loaded machine is slow.
+MEMORY = 1 << 30  # Bytes beyond what the program has when it begins.
+WRONG = [
+    *(None, True, -1, 1.5, 10**12, 1 << 47, 1 << 63, 10**400, "", "../../../x", "7" * 5000),
+    *([], {}, [[]], [-1], [1 << 62] * 3, {"a": 1}, {"-1": "x"}),
+]
+RAW = {  # As JSON has no way to say it.
+    "an integer of 5,000 digits": b"9" * 5000,
+    "NaN": b"NaN",
+    "Infinity": b"-Infinity",
+    "a number that overflows": b"1e999",
+    "bytes that are not UTF-8": b'"\xff\xfe"',
+    "a key twice": b'{"a":1,"a":2}',
+    "many levels": b"[" * 100_000 + b"]" * 100_000,
+    "some levels": b"[" * 400 + b"]" * 400,
+}
+HUGE = {  # Little text, and much more memory.
+    "megabytes of lists": b"[" + b"[]," * 12_000_000 + b"[]]",
+    "megabytes of dicts": b"[" + b'{"a":0},' * 4_000_000 + b"0]",
+}
+ARRAYS = (Array("h.0", torch.float32, (3,)), Array("h.1", torch.int8, ()), Array("h.2", torch.int8, (0,)))
+
+
+running = [""]  # The group.
+
+
+class Late(BaseException):
+    """An attempt that takes too long."""
+
+
+def attempt(case: str, file: object, act: Callable[[], object]) -> None:
+    """Try to read something, and say what came of it."""
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        act()
+        outcome = "read"
+    except HooklineError as error:
+        outcome = str(error)
+    except Late:
+        outcome = f"TOO LATE: {SECONDS} seconds"
+    except BaseException as error:
+        outcome = f"FOREIGN {type(error).__name__}: {str(error)[:200]}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    sys.stdout.write(json.dumps([running[0], case, str(file), outcome]) + "\n")
+
+
+def write_store(path: str | Path) -> None:
+    """Write a store with every kind of file: two units of unknown number, samples out of order, a part appended."""
+    root = open_storage(path)
+    for part, manifest in enumerate((Manifest({"data": 0}, ARRAYS), Manifest({"data": 1}, ARRAYS, 1))):
+        where, told = begin_part(root, manifest) if part else (root, begin(root, manifest))
+        for number in range(1 if part else 2):
+            unit = Unit(where, told, number)
+            for array, one in enumerate(ARRAYS):
+                unit.append(array, torch.ones(5, *one.shape).to(one.dtype))
+            unit.positions(0, torch.tensor([0, 1, 2, 0, 4]))
+            skipped = {number * 4 + 3: "broken"}
+            unit.commit(first=number * 4, samples=4, lengths=[[1, 2, 2]] * 3, order=[2, 0, 1], skipped=skipped)
+        if not part:
+            end(where, 2)
+
+
+def use_store(path: str | Path) -> None:
+    """Read all there is of a store."""
+    store = Store(path)
+    repr(store), store.samples, store.skipped, store.stats()
+    for rows in store.values():
+        rows[:], rows[[0]], rows.samples[:], rows.positions[:], rows.sample(0), list(rows.scan())
+    store.verify()
+
+
+def use_cache(path: Path) -> None:
+    """Read all there is of a cache."""
+    cache = hl.Cache.load(path)
+    repr(cache), cache.stats(), [cache.calls(site) for site in cache]
+
+
+def replacements(path: Path, whole: bytes) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Return what can be put in the place of any file."""
+    yield "a pipe", lambda: os.mkfifo(path)
+    yield "a link to a device", lambda: path.symlink_to("/dev/zero")
+    yield "a link to a pipe", lambda: (os.mkfifo(f"{path}.pipe"), path.symlink_to(f"{path}.pipe"))
+    yield "a link to itself", lambda: path.symlink_to(path)
+    yield "a link to nothing", lambda: path.symlink_to(path.with_name("nothing"))
+    yield "a folder", path.mkdir
+    yield "nothing", lambda: None
+    yield "an empty file", path.touch
+    yield "half of it", lambda: path.write_bytes(whole[: len(whole) // 2])
+    yield "one byte more", lambda: path.write_bytes(whole + b" x")
+    yield "gigabytes of holes", lambda: (path.touch(), os.truncate(path, 8 << 30))
+    yield "the file, and gigabytes of holes", lambda: (path.write_bytes(whole), os.truncate(path, 8 << 30))
+    yield "bytes that are not UTF-8", lambda: path.write_bytes(b"\xff" * 5000)
+
+
+def replace_each(root: Path, paths: list[Path], use: Callable[[], object]) -> None:
+    """Put each replacement in the place of each file, and read."""
+    for path in paths:
+        whole = path.read_bytes()
+        for case, put in replacements(path, whole):
+            path.unlink()
+            put()
+            attempt(case, path.relative_to(root), use)
+            with suppress(FileNotFoundError):
+                path.rmdir() if path.is_dir() else path.unlink()
+            Path(f"{path}.pipe").unlink(missing_ok=True)
+            path.write_bytes(whole)
+    attempt("as it was", "", use)
+
+
+def wrongs(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Return a value with each of its parts in turn replaced by something wrong, fewer of them further inside."""
+    inner = functools.reduce(operator.getitem, path, value)
+    for key in inner if isinstance(inner, dict) else range(len(inner)) if isinstance(inner, list) else ():
+        for new in WRONG[:: max(1, 2 * len(path))]:
+            yield f"{(*path, key)} is {str(new)[:20]!r}", changed(value, (*path, key), new)
+        yield from wrongs(value, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of a value with another at a path."""
+    result = copy.deepcopy(value)
+    inner = result
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = new
+    return result
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def sealed(value: Any) -> bytes:
+    """Return JSON with the right checksum, and the right hash, whatever it says."""
+    value = {key: part for key, part in value.items() if key != "checksum"}
+    if {"hash", "spec", "arrays"} <= value.keys():
+        told = canonical({"spec": value["spec"], "arrays": value["arrays"]})
+        value["hash"] = hashlib.sha256(told).hexdigest()
+    return canonical({**value, "checksum": f"{zlib.crc32(canonical(value)):08x}"})
+
+
+def forge_store(put: Callable[[str, bytes], object], get: Callable[[str], bytes], use: Callable[[], object]) -> None:
+    """Put something wrong in the place of each value in the JSON files of a store, and read."""
+    for name in ("harvest.json", "end.json", "units/00000000.json", "more/0001/harvest.json"):
+        whole = get(name)
+        value = json.loads(whole)
+        for case, forged in wrongs(value):
+            put(name, sealed(forged))
+            attempt(case, name, use)
+        for case, raw in (RAW | HUGE if name.startswith("units") else RAW).items():
+            key = "samples" if "samples" in value else "units"
+            put(name, sealed({**value, key: "HERE"}).replace(b'"HERE"', raw))
+            attempt(f"{key} is {case}", name, use)
+            put(name, raw)
+            attempt(f"it is {case}", name, use)
+        put(name, whole)
+    record = json.loads(get("units/00000000.json"))
+    for case, change in COUNTS.items():
+        put("units/00000000.json", sealed({**record, **change(record)}))
+        attempt(case, "units/00000000.json", use)
+    put("units/00000000.json", sealed(record))
+    attempt("as it was", "", use)
+
+
+def without_rows(record: Any, samples: int) -> Any:
+    """Return what a record says of samples that have no rows: its numbers agree with each other."""
+    files = [{**file, "rows": 0, "bytes": 4096} for file in record["files"]]
+    told = {"files": files, "lengths": [0], "uses": [0] * len(files), "groups": [None] * len(files)}
+    return {**told, "samples": samples, "skipped": {}, "order": None, "positions": {}}
+
+
+COUNTS: dict[str, Callable[[Any], Any]] = {
+    "an order of one for many samples": lambda record: {"samples": 1 << 46, "order": [0], "skipped": {}},
+    "many samples without rows": lambda record: without_rows(record, 1 << 46),
+    "billions of samples without rows": lambda record: without_rows(record, 4 << 30),
+}
+
+
+def write_cache(path: Path) -> None:
+    """Write a cache with every kind of value."""
+    record = torch.ones(2, 3).max(0)
+    values = [torch.ones(2), 1.5, 1 << 70, "text", None, True, torch.Size([2]), torch.float32, torch.device("cpu"), 1j]
+    files.write_file(path, {"h.0": [(*values, [1], {"a": 1, 2: None}, record), torch.zeros(3)], "h.1:input": [5]})
+
+
+def header_of(text: str) -> bytes:
+    """Return the start of a cache file with this manifest, as far as it can be laid out."""
+    try:
+        return files._header(json.loads(text))
+    except Exception:
+        pass  # Written out below: until here the error holds what was read of the text, which may be large.
+    told = {"__metadata__": {"hookline": text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
+    return with_length(json.dumps(told, separators=(",", ":")).encode())
+
+
+def with_length(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def forge_cache(path: Path) -> None:
+    """Put something wrong in the place of each value in the manifest of a cache, and read."""
+    whole, use = path.read_bytes(), lambda: use_cache(path)
+    start = 8 + int.from_bytes(whole[:8], "little")
+    value = json.loads(json.loads(whole[8:start])["__metadata__"]["hookline"])
+    for case, forged in wrongs(value):
+        path.write_bytes(header_of(json.dumps(forged, separators=(",", ":"))) + whole[start:])
+        attempt(case, path.name, use)
+    for case, raw in (RAW | HUGE).items():
+        for key in ("sites",) if case in HUGE else ("sites", "tensors"):
+            text = json.dumps({**value, key: "HERE"}, separators=(",", ":"))
+            path.write_bytes(header_of(text.replace('"HERE"', raw.decode("latin-1"))) + whole[start:])
+            attempt(f"{key} is {case}", path.name, use)
+        path.write_bytes(with_length(raw) + whole[start:])
+        attempt(f"its header is {case}", path.name, use)
+    for case, sites in MANIFESTS.items():
+        path.write_bytes(files._header({"format": files._FORMAT, "tensors": [], "sites": sites}))
+        attempt(case, path.name, use)
+    note = ["00000000", "torch.uint8", [64 << 30]]
+    path.write_bytes(files._header({"format": files._FORMAT, "tensors": [note], "sites": [["h", [["tensor", 0, 0]]]]}))
+    os.truncate(path, path.stat().st_size + (64 << 30))
+    attempt("gigabytes of holes that are declared", path.name, use)
+    path.write_bytes(whole)
+    attempt("as it was", "", use)
+
+
+MANIFESTS: dict[str, list[Any]] = {
+    "a name with ..": [["../../x", [1]]],
+    "a name that is not a site": [["h[", [1]]],
+    "a name of megabytes": [["h" * 5_000_000, [1]]],
+    "an index of thousands of digits": [[f"h[{'9' * 4000}]", [1]]],
+    "one site spelled twice": [["h.0", [1]], ["h.0:output", [2]]],
+    "an integer of a million digits": [["h", [["int", "0x" + "f" * 1_000_000]]]],
+    "a list in which it is": [["h", [["list", ["int", "0x" + "f" * 1_000_000]]]]],
+    "many kinds of records": [["h", [["record", f"R{number}", ["tuple"], "a", 1] for number in range(200_000)]]],
+}
+
+
+def store(folder: Path) -> None:
+    """Replace each file of a store."""
+    write_store(folder)
+    replace_each(folder, sorted(path for path in folder.rglob("*") if path.is_file()), lambda: use_store(folder))
+
+
+def forged(folder: Path) -> None:
+    """Change what the JSON files of a store say."""
+    write_store(folder)
+    put, get = (lambda name, data: (folder / name).write_bytes(data)), (lambda name: (folder / name).read_bytes())
+    forge_store(put, get, lambda: use_store(folder))
+
+
+def elsewhere(folder: Path) -> None:
+    """Change what the JSON files of a store say that fsspec reaches."""
+    system, url = fsspec.filesystem("memory"), f"memory://{folder.name}"
+    write_store(url)
+    WRONG[:] = WRONG[::6]
+    HUGE.popitem()
+    put, get = (lambda name, data: system.pipe_file(f"{url}/{name}", data)), (lambda n: system.cat_file(f"{url}/{n}"))
+    forge_store(put, get, lambda: use_store(url))
+
+
+def cache(folder: Path) -> None:
+    """Replace the file of a cache, and change what it says."""
+    folder.mkdir()
+    path = folder / "acts.safetensors"
+    write_cache(path)
+    replace_each(folder, [path], lambda: use_cache(path))
+    forge_cache(path)
+
+
+def spilled(folder: Path) -> None:
+    """Replace a file that a capture has moved to disk."""
+    folder.mkdir()
+    held = Folder(str(folder)).write(torch.ones(4, 3))
+    path = Path(held.path)
+    replace_each(path.parent, [path], held.read)
+    for values in (
+        {"": [torch.ones(3, 5)]},
+        {"": [torch.ones(4, 3).int()]},
+        {"": [1]},
+        {"": []},
+        {"h": [torch.ones(4, 3)]},
+    ):
+        files.write_file(path, values, overwrite=True)
+        attempt(f"it holds {values}", path.name, held.read)
+
+
+GROUPS = (store, forged, cache, spilled, elsewhere)
+
+
+def main(folder: Path) -> None:
+    """Run all groups within the limits."""
+    warnings.simplefilter("error")
+    signal.signal(signal.SIGALRM, too_late)
+    use_warm_up(folder)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    for group in GROUPS:
+        running[0] = group.__name__
+        group(folder / group.__name__)
+
+
+def too_late(*_: object) -> None:
+    raise Late
+
+
+def use_warm_up(folder: Path) -> None:
+    """Load what torch and fsspec load when they are first used: that is not the files' memory."""
+    write_store(folder / "first")
+    use_store(folder / "first")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""Whatever a stranger puts into a store or a cache: right data, or one HooklineError that names it, and soon.
+
+`script_hostile_files.py` makes the files and reads them in a process of its own, which may have only so much memory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.failure_modes import script_hostile_files as hostile
+
+ROOT = Path(__file__).parents[2]
+ABSENT = ("nothing", "a link to nothing")  # Without its record, a unit is not done yet.
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, pipes and limits on memory")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str, str]]]:
+    """What came of each attempt, by group."""
+    folder = tmp_path_factory.mktemp("hostile")
+    command = [sys.executable, "-m", "tests.failure_modes.script_hostile_files", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for line in done.stdout.splitlines():
+        group, *outcome = json.loads(line)
+        found.setdefault(group, []).append(tuple(outcome))
+    return found
+
+
+@pytest.mark.parametrize("group", [group.__name__ for group in hostile.GROUPS])
+def test_a_hostile_file_is_refused_in_words_in_seconds_and_in_little_memory(outcomes, group):
+    assert len(outcomes[group]) > 15
+    bad = [one for one in outcomes[group] if one[2].startswith(("FOREIGN", "TOO LATE"))]
+    assert not bad
+    # A list of damaged files has a line for each.
+    long = [one for one in outcomes[group] if len(one[2]) > 600 * (1 + one[2].count("\n"))]
+    assert not long
+    lines = [one for one in outcomes[group] if "\n" in one[2] and "To mend a damaged file" not in one[2]]
+    assert not lines
+
+
+@pytest.mark.parametrize("group", ["store", "cache", "spilled"])
+def test_a_file_that_was_replaced_is_named_and_one_that_is_back_is_read(outcomes, group):
+    whole = [outcome for case, _, outcome in outcomes[group] if case == "as it was"]
+    assert whole
+    assert set(whole) == {"read"}
+    for case, file, outcome in outcomes[group]:
+        if case in {name for name, _ in hostile.replacements(Path("x"), b"")}:
+            assert outcome != "read", (case, file)
+            assert Path(file).name in outcome or (case in ABSENT and "units" in outcome), (case, file, outcome)
+
+
+@pytest.mark.parametrize(
+    ("group", "case"),
+    [
+        *[("forged", case) for case in hostile.COUNTS],
+        *[("elsewhere", case) for case in hostile.COUNTS],
+        *[("cache", case) for case in hostile.MANIFESTS if "digits" not in case and "list" not in case],
+        ("cache", "gigabytes of holes that are declared"),
+    ],
+)
+def test_counts_and_names_that_cannot_be_are_refused(outcomes, group, case):
+    (outcome,) = [outcome for name, _, outcome in outcomes[group] if name == case]
+    assert outcome != "read"

@@ -1,0 +1,37 @@
+"""What is in a figure, and a cache to draw."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hookline as hl
+from tests.support.models import GPT, tokens
+
+matplotlib = pytest.importorskip("matplotlib")
+
+NAN, INF = float("nan"), float("inf")
+
+
+def drawn(figure):
+    """Lay a figure out and draw it, if not into a file: whatever warns or fails does so here."""
+    figure.draw_without_rendering()
+    return figure
+
+
+def text_of(figure):
+    """Return every text of a figure."""
+    drawn(figure)
+    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+def labels_of(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def captured():
+    torch.manual_seed(0)
+    model = GPT()
+    with hl.capture(model, "h.*", "h.*.mlp.1", "head", "h.*:grad_output") as acts:
+        model(tokens()).square().mean().backward()
+    return acts

@@ -1,0 +1,196 @@
+"""Kill a harvest at many moments, each time starting it again. A script: it loads everything once, then forks.
+
+Half of the deaths come from outside after a random time. The others are aimed: the child counts its calls of the
+functions by which files are made, and dies just before or just after one of them.
+
+    python -m tests.support.script_kill_harvest 200 6                 # so many deaths, with this seed
+    python -m tests.support.script_kill_harvest 200 6 --batches       # of a harvest of batches of unknown number
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hookline._store.storage import open_storage
+from hookline._store.writer import remove_leftovers
+from tests.support import harvests
+
+FILES = ("open", "write", "pwrite", "writev", "fsync", "fdatasync", "link", "rename", "replace", "unlink", "mkdir")
+
+
+class Aim(NamedTuple):
+    """Which call of which function is the last, and whether it is made."""
+
+    function: str
+    call: int
+    after: bool
+
+
+class Deaths:
+    """Counts the calls of each function that makes files; before or after a certain one, the process dies."""
+
+    def __init__(self, aim: Aim | None = None) -> None:
+        self.calls: Counter[str] = Counter()
+        self.aim = aim
+        for name in FILES:
+            if hasattr(os, name):
+                setattr(os, name, self._counted(name, getattr(os, name)))
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            is_aim = self.aim is not None and (name, self.calls[name]) == self.aim[:2]
+            if is_aim and not self.aim.after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if is_aim:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return counted
+
+
+def child(to: Path, notes: Path, aim: Aim | None = None) -> tuple[int, int]:
+    """Start the harvest in a forked process; return its number, and a pipe that tells its calls when it is done."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    status = 1
+    try:
+        tell = os.write
+        tell(writing, b"!")
+        deaths = Deaths(aim)
+        if "--batches" in sys.argv:
+            harvests.harvest(to, harvests.Batches(), batch_size=None, unit=2)
+        else:
+            harvests.harvest(to, harvests.Sentences(notes=notes))
+        tell(writing, json.dumps(deaths.calls).encode())
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def ended(pid: int, pipe: int) -> tuple[bool, str]:
+    """Wait for a child; return whether it was killed, and what it told."""
+    _, status = os.waitpid(pid, 0)
+    told = os.read(pipe, 10000).decode()
+    os.close(pipe)
+    if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
+        raise SystemExit("a harvest failed that nobody killed")
+    return os.WIFSIGNALED(status), told
+
+
+def begun(pipe: int) -> None:
+    """Wait until a child has begun."""
+    assert os.read(pipe, 1) == b"!"
+
+
+def undisturbed(to: Path) -> tuple[float, dict[str, int]]:
+    """Let a harvest run to its end; return how long it takes, and its calls."""
+    pid, pipe = child(to, to.with_suffix(".notes"))
+    begun(pipe)
+    start = time.perf_counter()
+    _, told = ended(pid, pipe)
+    return time.perf_counter() - start, json.loads(told)
+
+
+class Tally:
+    """What was seen."""
+
+    def __init__(self) -> None:
+        self.timed = self.aimed = self.stores = self.fruitful = self.spared = self.orphans = self.hidden = self.lost = 0
+
+    @property
+    def kills(self) -> int:
+        """How many harvests died while they ran."""
+        return self.timed + self.aimed
+
+
+def one_attempt(to: Path, seconds: float, calls: dict[str, int], chance: random.Random, tally: Tally) -> bool:
+    """Start a harvest, try to kill it, and check what it left; return whether it got to its end."""
+    before = harvests.committed(to)
+    notes = to.with_suffix(".notes")
+    notes.unlink(missing_ok=True)
+    is_aimed = chance.random() < 0.5
+    part = chance.choice([0.3, 0.6, 1.0])  # Of a whole run: short ones make stores that died many times.
+    aim = None
+    if is_aimed:  # At any function alike: the rare ones are those that matter.
+        function = chance.choice(sorted(calls))
+        aim = Aim(function, chance.randint(1, max(int(calls[function] * part), 1)), chance.random() < 0.5)
+    pid, pipe = child(to, notes, aim)
+    begun(pipe)
+    if not is_aimed:
+        time.sleep(chance.uniform(0, seconds * part))
+        os.kill(pid, signal.SIGKILL)  # A child that is done stays until it is waited for: nobody else has its number.
+    killed, _ = ended(pid, pipe)
+    after = harvests.committed(to)
+    assert before <= after, "a unit that was done is lost"
+    if notes.exists():
+        loaded = {*harvests.loaded(notes)}
+        assert not before & loaded, "a unit that was done is done again"
+        assert after - before <= loaded, "a unit was done without its samples"
+        tally.lost = max(tally.lost, len(loaded - after))
+    tally.timed += killed and not is_aimed
+    tally.aimed += killed and is_aimed
+    tally.fruitful += killed and after > before
+    tally.spared += not killed
+    return not killed
+
+
+def files_of(to: Path) -> int:
+    """Return how many data files there are."""
+    return sum(1 for path in (to / "data").rglob("*") if path.is_file()) if (to / "data").is_dir() else 0
+
+
+def sweep_hidden(to: Path) -> int:
+    """Sweep a store when its hidden files are old; return how many there were. None may be left."""
+    hidden = list(to.rglob(".*"))
+    for path in hidden:
+        os.utime(path, (0, 0))
+    remove_leftovers(open_storage(to))
+    assert not list(to.rglob(".*")), list(to.rglob(".*"))
+    return len(hidden)
+
+
+def main(number: int, seed: int) -> None:
+    """Kill until there were so many deaths; every store that got to its end is compared with the undisturbed one."""
+    chance, tally, start = random.Random(seed), Tally(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder, "undisturbed")
+        seconds, calls = undisturbed(whole)
+        expected = harvests.contents(whole)
+        while tally.kills < number:
+            to = Path(folder, f"store-{tally.stores}")
+            while not one_attempt(to, seconds, calls, chance, tally):
+                per_unit = len([name for name in expected if name.startswith("data/")]) // len(
+                    harvests.committed(whole)
+                )
+                tally.orphans += files_of(to) > per_unit * len(harvests.committed(to))
+            found = harvests.contents(to)
+            tally.hidden += sweep_hidden(to)
+            assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
+            different = [name for name in found if found[name] != expected[name]]
+            assert not different, f"store {tally.stores} differs in {different}"
+            tally.stores += 1
+    json.dump({**vars(tally), "calls": calls, "run": seconds, "seconds": time.perf_counter() - start}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
