@@ -1,7 +1,7 @@
-"""Progress bars: steps done, their rate and the time left, on stderr, and only if that is a terminal.
+"""Progress bars on stderr, if that is a terminal: steps done, their rate and the time left.
 
 Bar      counts steps, and shows them while it is entered
-track    goes through the steps of an iterable under one
+track    iterates over something under a bar
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hookline._tables.terminal import bar, clean, cut, pad, width
 
 Step = TypeVar("Step")
 
-_EVERY = 0.1  # Seconds between two pictures.
-_WIDTH = 30  # Of a bar, in columns.
-_NARROWEST = 12  # Of one that what stands behind it makes room for.
-_showing: list[Bar] = []  # A bar inside another one would draw over it.
+_EVERY = 0.1  # Seconds between two updates.
+_WIDTH = 30  # The width of a bar in columns,
+_NARROWEST = 12  # and its least width if the text after it is long.
+_showing: list[Bar] = []  # The bar on screen, if any: a second one would draw over it.
 
 
 class _Drawing(Protocol):
@@ -27,7 +27,7 @@ class _Drawing(Protocol):
         """Show a bar with a text."""
 
     def end(self) -> None:
-        """Show nothing more."""
+        """Stop showing the bar."""
 
 
 class Bar:
@@ -39,10 +39,10 @@ class Bar:
     3
 
     Args:
-        total: How many steps there will be, if that is known.
-        done: How many there were before.
-        progress: Whether to show it; None does if stderr is a terminal.
-        stays: Whether the last picture stays there at the end.
+        total: How many steps there will be, if known.
+        done: How many steps were done before.
+        progress: Whether to show the bar; None shows it if stderr is a terminal.
+        stays: Whether the bar stays on screen at the end.
         unit: What is counted, as in "samples".
     """
 
@@ -62,12 +62,12 @@ class Bar:
         self.began = time.monotonic()
         self._stays = stays
         self._unit = unit and f" {unit}"
-        self._drawn = 0.0  # When.
+        self._drawn = 0.0  # The time of the last update.
         self._text = ""
         self._drawing: _Drawing | None = None
 
     def advance(self, steps: int = 1, text: str = "") -> None:
-        """Count steps; `text` is shown behind the figures."""
+        """Count steps; `text` is shown after the figures."""
         self.done += steps
         self._text = text
         if self._drawing is not None and time.monotonic() - self._drawn >= _EVERY:
@@ -110,7 +110,7 @@ class Bar:
         figures, text = self.figures(), clean(self._text)
         columns = (terminal_width(sys.stderr) or 80) if is_terminal(sys.stderr) else None
         while text and columns and width(f"{self.label}    {figures}  {text} ") + _NARROWEST > columns:
-            text = text.rpartition(", ")[0]  # What is said last matters least.
+            text = text.rpartition(", ")[0]  # The last item matters least.
         return "  ".join(filter(None, (figures, text)))
 
     def _draw(self) -> None:
@@ -120,7 +120,7 @@ class Bar:
 
 
 def track(steps: Iterable[Step], label: str, total: int | None = None, progress: bool | None = None) -> Iterable[Step]:
-    """Go through `steps` under a bar, if stderr is a terminal.
+    """Iterate over `steps` under a bar, if stderr is a terminal.
 
     >>> list(track(range(3), "counting"))
     [0, 1, 2]
@@ -130,7 +130,7 @@ def track(steps: Iterable[Step], label: str, total: int | None = None, progress:
 
 
 def clock(seconds: float) -> str:
-    """Return a time as people write it.
+    """Return a duration as text.
 
     >>> clock(75), clock(3725)
     ('1:15', '1:02:05')
@@ -141,7 +141,7 @@ def clock(seconds: float) -> str:
 
 
 def pace(rate: float) -> str:
-    """Return how many steps a second takes, or how many seconds one takes.
+    """Return the rate in steps per second, or the seconds per step if it is slow.
 
     >>> pace(1234.5), pace(2.5), pace(0.2)
     ('1,234/s', '2.5/s', '5.0 s each')
@@ -159,7 +159,7 @@ def _tracked(steps: Iterable[Step], under: Bar) -> Iterator[Step]:
 
 
 class _Line:
-    """One line of plain text, written over and over; only the last of it where there is no terminal."""
+    """A bar as one line of plain text, rewritten in place; without a terminal, only the last state is written."""
 
     def __init__(self, of: Bar) -> None:
         self.of = of

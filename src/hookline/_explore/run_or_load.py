@@ -23,7 +23,6 @@ from hookline._kernel import (
     latest_value,
     leaf_places,
     leaves,
-    shape_of,
     short_form,
     sites_without_values,
     unwrap,
@@ -31,7 +30,7 @@ from hookline._kernel import (
 )
 from hookline._plot.plot_data import dense
 from hookline._scan.fake_run import call_arguments_of, refuse_lazy
-from hookline._scan.list_sites import every_module
+from hookline._scan.list_sites import dtypes_and_shapes, every_module
 from hookline._scan.restore_modules import buffers_as_found, left_as_found
 from hookline._scan.scan import Scan, scan
 from hookline._store.rows import Rows
@@ -244,8 +243,7 @@ def _describe(value: Any) -> str:
     tensors = leaves(value)
     if isinstance(value, Tensor) or not tensors:
         return describe(value)
-    kinds = ", ".join(dict.fromkeys(_dtype_name(tensor.dtype) for tensor in tensors))
-    return f"{describe(value)}: {kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
+    return f"{describe(value)}: {dtypes_and_shapes(tensors)}"
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -53,14 +53,17 @@ from hookline.errors import HooklineError
 
 _MARKS = {"vanishing": "v", "exploding": "^", "not finite": "X"}
 _MARK: dict[str, Any] = {"color": "black", "markerfacecolor": "#F0E442", "linestyle": "", "markersize": 7}
-_MOST_POINTS = 60  # Of a line, beyond which they are no longer marked one by one.
-_MOST_NAMES = 20  # Of lines and marks, in the legend,
-_MOST_INSIDE = 2  # and where it is inside the axes.
-_WIDE = 100  # A range of so many times its least is better seen on a logarithmic scale.
+_MOST_POINTS = 60  # A line with more points has no marks.
+_MOST_NAMES = 20  # The most entries of a legend,
+_MOST_INSIDE = 2  # and of one that is inside the axes.
+_WIDE = 100  # Numbers whose largest is this many times the smallest get a logarithmic scale.
+_MOST_RIDGES = 40  # More ridges are too thin to read, and become a heat map.
+_MOST_APART = 8  # More ridges overlap,
+_OVERLAP = 1.4  # and each is this many lines high.
 
 
 class PlotLine(NamedTuple):
-    """One line of a picture: where its points are along depth, and how high."""
+    """One line of a picture: the positions of its points, and their heights."""
 
     label: str
     places: list[int]
@@ -69,7 +72,7 @@ class PlotLine(NamedTuple):
 
 
 def depth(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw a statistic of each site, or the numbers themselves; a line for each family of names."""
+    """Draw a statistic of each site over depth (of single numbers, themselves); one line for each family of names."""
     if all(one.tensor.dim() == 0 for one in many.values()):
         heights = {name: float(dense(one.tensor)) for name, one in many.items()}
         label, is_positive = options.label or "value", False
@@ -110,7 +113,7 @@ def flow(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions)
 
 
 def dead(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw which share of the units of each site is 0 wherever it is seen."""
+    """Draw the share of dead units of each site: units that are always 0."""
     names = along_depth(many)
     found = {name: dead_share(dense(many[name].tensor), kind_of(many[name].tensor)) for name in names}
     shares = {name: share for name, share in found.items() if share is not None}
@@ -136,7 +139,7 @@ def dead(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions)
 def curves(
     many: Mapping[str, Sequence[float]], ax: Axes | None, along: str, numbers: Sequence[int], options: PlotOptions
 ) -> Axes:
-    """Draw a number of each site over its calls; a panel for each quantity, as `["rms"]`, and a line for each site."""
+    """Draw a number of each site over its calls: a panel for each quantity, such as `["rms"]`, a line for each site."""
     panels: dict[str, list[PlotLine]] = {}
     for name, heights in many.items():
         site = Site.parse(name)
@@ -162,7 +165,7 @@ def curves(
 
 
 def _stacked(panels: Mapping[str, Sequence[PlotLine]]) -> list[Axes]:
-    """Return axes below each other, with room for the names of lines beside them."""
+    """Return axes one below the other, with room for a legend beside them."""
     longest = max(len(line.label) for lines in panels.values() for line in lines)
     beside = 0.6 + 0.07 * longest if max(map(len, panels.values())) > _MOST_INSIDE else 0.0
     figure = NotebookFigure(figsize=(6.0 + beside, 1.0 + 2.4 * len(panels)), layout="compressed")
@@ -170,7 +173,7 @@ def _stacked(panels: Mapping[str, Sequence[PlotLine]]) -> list[Axes]:
 
 
 def _lines(heights: Mapping[str, float], label: str) -> tuple[Depth, list[PlotLine]]:
-    """Return the axis of depth, and the lines over it: one for each family of names, or else one called `label`."""
+    """Return the axis of depth, and its lines: one for each family of names, or one called `label`."""
     ordered = along_depth(heights)
     places = depth_of(list(dict.fromkeys(ordered.values())))
     found = families(ordered)
@@ -193,7 +196,7 @@ def _axes(ax: Axes | None, places: Depth, names: Sequence[str]) -> Axes:
 
 
 def _scale(ax: Axes, places: Depth, label: str, log: bool, heights: Iterable[float]) -> None:
-    """Make the axes ready: their scale, labels and grid."""
+    """Set the scale, labels and grid of the axes."""
     _scale_y(ax, label, log, heights)
     label_x(ax, places.labels, places.title)
 
@@ -213,9 +216,9 @@ def _scale_y(ax: Axes, label: str, log: bool, heights: Iterable[float]) -> None:
 
 
 def _draw(ax: Axes, lines: Sequence[PlotLine], every: Sequence[PlotLine] = ()) -> None:
-    """Draw lines, each in its colour among `every` line of the picture.
+    """Draw lines, with colours in the order of `every` line of the picture.
 
-    A gradient's is dashed, and has the colour of its value's if there are several.
+    The line of a gradient is dashed, and has the colour of its value's line if there are several.
     """
     stems = {line.label: line.label.replace(":grad_output", "").replace(":grad_", ":") for line in every or lines}
     order = list(dict.fromkeys(stems.values())) if len({*stems.values()}) > 1 else list(stems)
@@ -230,8 +233,8 @@ def _draw(ax: Axes, lines: Sequence[PlotLine], every: Sequence[PlotLine] = ()) -
 
 
 def _mark(ax: Axes, marks: Sequence[tuple[PlotLine, list[str]]]) -> None:
-    """Mark points that vanish, explode, or can't be drawn where they are: these stand at the edge."""
-    edge = ax.get_xaxis_transform()  # Across in the data's coordinates, upwards in those of the axes.
+    """Mark points that vanish, explode or are not finite; those that can't be drawn are marked at the edge."""
+    edge = ax.get_xaxis_transform()  # x in data coordinates, y in axes coordinates.
     is_log = ax.get_yscale() == "log"
     for line, kinds in marks:
         for place, height, kind in zip(line.places, line.heights, kinds, strict=True):
@@ -248,9 +251,9 @@ def _mark(ax: Axes, marks: Sequence[tuple[PlotLine, list[str]]]) -> None:
 
 
 def _legend(ax: Axes, others: Sequence[Axes] = ()) -> None:
-    """Name the lines and marks: beside the axes where they are many, and not at all where there is but one.
+    """Add a legend if there is more than one entry; with many entries, beside the axes.
 
-    Those that only other axes of the same picture have are named too.
+    It also names what only `others`, the other axes of the picture, show.
     """
     handles, labels = ax.get_legend_handles_labels()
     for other in others:
@@ -268,18 +271,13 @@ def _legend(ax: Axes, others: Sequence[Axes] = ()) -> None:
 
 
 def _is_wide(heights: Iterable[float], times: float = _WIDE) -> bool:
-    """Whether numbers are positive and far from each other."""
+    """Return True if numbers are positive and the largest is more than `times` the smallest."""
     finite = [height for height in heights if math.isfinite(height) and height != 0]
     return bool(finite) and min(finite) > 0 and max(finite) > times * min(finite)
 
 
-_MOST_RIDGES = 40  # Beyond that they are too thin to read, and become colours.
-_OVERLAP = 1.4  # How many lines high a ridge is, where they are many.
-_MOST_APART = 8  # Ridges that stand apart.
-
-
 def histogram(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw how often each value occurs."""
+    """Draw the histogram of one value."""
     found, numbers = counted([one.tensor]), statistics([one.tensor])
     ax = axes_for(ax, 6.0, 3.4)
     low, high = (found.low, found.high) if found.low < found.high else (found.low - 0.5, found.low + 0.5)
@@ -302,14 +300,14 @@ def histogram(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
 
 
 def ridges(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw the histogram of each site, one above the other."""
+    """Draw the histograms of many sites, one above the other."""
     names = list(along_depth(many))
     flat = [dense(many[name].tensor).reshape(-1) for name in names]
     low, high = _usual_range(flat)
     bins = int(min(max(24, min(map(len, flat)) ** 0.5), 96))
     finite = torch.zeros(len(flat), dtype=torch.long)
     counts = torch.zeros(len(flat), bins, dtype=torch.float64)
-    for place, values in enumerate(map(_finite, flat)):  # One at a time: they may be large.
+    for place, values in enumerate(map(_finite, flat)):  # One at a time, since they may be large.
         finite[place], counts[place] = len(values), torch.histc(values, bins, low, high)
     peaks = counts / counts.amax(1, keepdim=True).clamp(min=1)
     ax = axes_for(ax, 6.0, height_of(len(names), least=3.0))
@@ -331,7 +329,7 @@ def ridges(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOption
 def _ridges(ax: Axes, peaks: Tensor, low: float, high: float) -> None:
     middles = torch.linspace(low, high, 2 * peaks.shape[1] + 1, dtype=torch.float64)[1::2].numpy()
     reach = 0.9 if len(peaks) <= _MOST_APART else _OVERLAP
-    for place, line in reversed(list(enumerate(peaks))):  # Those below stand before those above.
+    for place, line in reversed(list(enumerate(peaks))):  # Lower ridges are drawn in front.
         top = (place + reach * line).numpy()
         ax.fill_between(middles, place, top, facecolor=COLOURS[0], edgecolor="white", linewidth=0.7)
     ax.set_xlim(low, high)
@@ -347,7 +345,7 @@ def _colours(ax: Axes, peaks: Tensor, low: float, high: float) -> None:
 
 
 def _usual_range(flat: list[Tensor]) -> tuple[float, float]:
-    """Return the range in which nearly all elements of every site lie."""
+    """Return the range that contains nearly all elements of every site."""
     shares = torch.tensor([0.001, 0.999], dtype=torch.float64)
     some = [_finite(values[:: max(1, len(values) // 100_000)]) for values in flat]
     ends = [end for values in some if len(values) for end in torch.quantile(values, shares).tolist()]

@@ -1,4 +1,4 @@
-"""What all pictures are drawn with: figures, scales of colours, heat maps, titles and ticks. Needs matplotlib."""
+"""What all pictures use: figures, colour scales, heat maps, titles and ticks. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from hookline.errors import HooklineError
 # Okabe and Ito's colours, which colour-blind people can tell apart; yellow, which fades on white, is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 SIGNED, PLAIN = "RdBu_r", "viridis"
-NAN = {SIGNED: "#000000", PLAIN: "#ffffff"}  # Neither is on its scale.
+NAN = {SIGNED: "#000000", PLAIN: "#ffffff"}  # Neither colour is on its scale.
 INFINITE = {SIGNED: "#ffd000", PLAIN: "#d62728"}
-_OUTLIERS = 2.5  # A scale ends before the largest values if these are so many times the 99.5th percentile.
-_LETTER, _LINE = 0.085, 0.16  # Inches that a letter takes along its line, and a line of letters across.
-_SHARP = 600  # Elements along a side of a picture that have a pixel each.
-_MOST_SPREAD = 4_000_000  # Elements of a picture to which it may grow by that.
-_BAR = 0.14  # Inches that the scale beside a picture is wide.
-_SMALLER = 0.75  # How large the letters of panels are, which have less room.
+_OUTLIERS = 2.5  # A scale leaves out values that are more than this times the 99.5th percentile.
+_LETTER, _LINE = 0.085, 0.16  # The width of a letter and the height of a line, in inches.
+_SHARP = 600  # Up to this many elements along a side, each has its own pixel.
+_MOST_SPREAD = 4_000_000  # The most elements that `_spread` makes.
+_BAR = 0.14  # The width of a colour bar in inches.
+_SMALLER = 0.75  # The relative size of letters in panels, which have less room.
 
 
 class NotebookFigure(Figure):
-    """A figure that shows itself in notebooks, and that pyplot does not know."""
+    """A figure that displays itself in notebooks. pyplot does not know it, so it need not be closed."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, float]]:
         file = io.BytesIO()
@@ -45,7 +45,7 @@ class NotebookFigure(Figure):
 
 
 class Scale(NamedTuple):
-    """Which numbers the ends of a scale of colours stand for."""
+    """The numbers at the ends of a colour scale, and its colours."""
 
     low: float
     high: float
@@ -55,21 +55,21 @@ class Scale(NamedTuple):
 
     @property
     def norm(self) -> Normalize:
-        """The scale as matplotlib has it."""
+        """The scale as a norm of matplotlib."""
         return (LogNorm if self.log else Normalize)(self.low, self.high)
 
 
 def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the user's axes, or those of a new figure of so many inches."""
+    """Return the user's axes, or those of a new figure of `width` by `height` inches."""
     if ax is not None:
         return ax
     return NotebookFigure(figsize=(width, height), layout="compressed").add_subplot()
 
 
 def scale_of(values: Tensor, log: bool | None = False) -> Scale:
-    """Choose a scale: diverging around 0 for values of both signs, else from the least to the greatest.
+    """Choose a colour scale: diverging around 0 for values of both signs, else from the smallest to the largest.
 
-    A few values that are far beyond all others would leave no colours for these: then the scale ends before them.
+    A few outliers would leave no colours for the rest, so the scale ends before them.
     """
     finite = values[values.isfinite()]
     if not len(finite):
@@ -78,7 +78,8 @@ def scale_of(values: Tensor, log: bool | None = False) -> Scale:
     usual = _usual(finite)
     if log:
         refuse_log(low)
-        low = finite[finite > 0].amin().item() if low == 0 < high else low  # What is 0 has the colour of the least.
+        # Zeros get the colour of the smallest number above them.
+        low = finite[finite > 0].amin().item() if low == 0 < high else low
     if low < 0 < high:
         bound = usual or max(-low, high)
         return Scale(-bound, bound, SIGNED, False, _extend(low, high, -bound, bound))
@@ -91,7 +92,7 @@ def scale_of(values: Tensor, log: bool | None = False) -> Scale:
 
 
 def refuse_log(least: float) -> None:
-    """Raise if numbers can't be drawn on a logarithmic scale that was asked for."""
+    """Raise if log=True was given and the smallest number is negative."""
     if least < 0:
         raise HooklineError(
             f"log=True is for positive numbers, and the least here is {least:.4g}; cache.map(torch.abs) has their sizes"
@@ -99,7 +100,7 @@ def refuse_log(least: float) -> None:
 
 
 def _usual(finite: Tensor) -> float | None:
-    """Return the size that nearly all values keep below, if the largest ones are far beyond it."""
+    """Return the magnitude that nearly all values stay below, if the largest are far beyond it."""
     sizes = finite.abs().reshape(-1)
     sizes = sizes[:: max(1, len(sizes) // 1_000_000)]
     usual = torch.quantile(sizes, 0.995).item()
@@ -111,13 +112,13 @@ def _extend(low: float, high: float, start: float, end: float) -> str:
 
 
 def heat(ax: Axes, numbers: MaskedNumbers, scale: Scale, **options: Any) -> AxesImage:
-    """Draw a matrix as colours; NaN and infinity have colours of their own."""
+    """Draw a matrix as a heat map; NaN and infinity have their own colours."""
     values = numbers.values
     rows, columns = values.shape
     ends = (rows - 0.5, -0.5) if options.get("origin", "upper") == "upper" else (-0.5, rows - 0.5)
     options.setdefault("extent", (-0.5, columns - 0.5, *ends))
     drawn = _spread(values.masked_fill(values <= 0, scale.low) if scale.log else values)
-    smooth = "nearest" if max(values.shape) <= _SHARP else None  # What is finer than pixels is averaged.
+    smooth = "nearest" if max(values.shape) <= _SHARP else None  # Elements smaller than a pixel are averaged.
     image = ax.imshow(
         drawn.numpy(), cmap=matplotlib.colormaps[scale.map], norm=scale.norm, interpolation=smooth, **options
     )
@@ -129,7 +130,7 @@ def heat(ax: Axes, numbers: MaskedNumbers, scale: Scale, **options: Any) -> Axes
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Repeat the rows or columns of a long strip: where its long side is averaged, the short one would blur too."""
+    """Repeat the short side of a long strip, which would blur when the long side is averaged."""
     long, short = max(values.shape), min(values.shape)
     times = _SHARP // short
     if long <= _SHARP or times < 2 or long * _SHARP > _MOST_SPREAD:
@@ -138,7 +139,7 @@ def _spread(values: Tensor) -> Tensor:
 
 
 def name_colours(ax: Axes | Figure, numbers: MaskedNumbers, scale: Scale) -> None:
-    """Say which colours stand for NaN and infinity, where there are any."""
+    """Add a legend for the colours of NaN and infinity, if there are any."""
     found = [
         Patch(facecolor=colours[scale.map], edgecolor="#555555", linewidth=0.6, label=text)
         for mask, colours, text in zip((numbers.nan, numbers.infinite), (NAN, INFINITE), numbers.counts, strict=True)
@@ -154,7 +155,7 @@ def name_colours(ax: Axes | Figure, numbers: MaskedNumbers, scale: Scale) -> Non
 
 
 def colour_bar(image: AxesImage, axes: Axes | Sequence[Axes], scale: Scale, label: str) -> None:
-    """Draw the scale beside the axes, and say what it is of."""
+    """Draw the colour bar beside the axes, with its label."""
     first = axes if isinstance(axes, Axes) else axes[0]
     height = inches(first)[1] if isinstance(axes, Axes) else 0.8 * first.figure.bbox.height / first.figure.dpi
     bar = first.figure.colorbar(image, ax=axes, extend=scale.extend, pad=0.02, fraction=0.08, aspect=height / _BAR)
@@ -163,9 +164,9 @@ def colour_bar(image: AxesImage, axes: Axes | Sequence[Axes], scale: Scale, labe
 
 
 def entitle(ax: Axes, title: str | None, name: str, *notes: str) -> None:
-    """Write the title: the user's own, or the name, and below it what is to be known.
+    """Write the title: the user's, or the name with notes below it.
 
-    A figure of ours is as wide as it is for the title too; in the user's, that stays above the axes.
+    In a figure of ours the title may be as wide as the figure; in the user's, as wide as the axes.
     """
     figure = ax.figure if isinstance(ax.figure, NotebookFigure) else None
     width = inches(ax)[0] if figure is None else figure.get_figwidth()
@@ -178,7 +179,7 @@ def entitle(ax: Axes, title: str | None, name: str, *notes: str) -> None:
 
 
 def _wrapped(notes: list[str], width: float) -> list[str]:
-    """Put notes on as few lines as they fit on."""
+    """Join notes into as few lines as possible."""
     lines: list[str] = []
     for note in notes:
         longer = f"{lines[-1]} · {note}" if lines else note
@@ -190,16 +191,16 @@ def _wrapped(notes: list[str], width: float) -> list[str]:
 
 
 def inches(ax: Axes) -> tuple[float, float]:
-    """Return how wide and high axes are."""
+    """Return the width and height of axes in inches."""
     box = ax.get_window_extent()
     dpi = ax.figure.dpi
     return box.width / dpi, box.height / dpi
 
 
 def label_x(ax: Axes, labels: Sequence[str], title: str, *, room: float | None = None) -> None:
-    """Write labels below the axes: upright if they are long, and only as many as there is room for.
+    """Write labels below the axes: vertical if they are long, and only as many as fit.
 
-    Panels tell their `room` in inches, and have smaller letters.
+    Panels give their `room` in inches, and have smaller letters.
     """
     size = 1.0 if room is None else _SMALLER
     room = (inches(ax)[0] if room is None else room) / size
@@ -215,7 +216,7 @@ def label_x(ax: Axes, labels: Sequence[str], title: str, *, room: float | None =
 
 
 def label_y(ax: Axes, labels: Sequence[str], title: str, *, room: float | None = None) -> None:
-    """Write labels beside the axes, as many as there is room for."""
+    """Write labels beside the axes, as many as fit."""
     size = 1.0 if room is None else _SMALLER
     chosen = thinned(len(labels), int((inches(ax)[1] if room is None else room) / size / _LINE))
     ax.set_yticks(list(chosen), [drawable(labels[place]) for place in chosen], parse_math=False, fontsize=8.5 * size)
@@ -223,17 +224,17 @@ def label_y(ax: Axes, labels: Sequence[str], title: str, *, room: float | None =
 
 
 def numbered(count: int) -> list[str]:
-    """Return the labels of what has numbers only."""
+    """Return the numbers from 0 to `count` - 1 as labels."""
     return [str(number) for number in range(count)]
 
 
 def height_of(lines: int, least: float = 2.4, most: float = 8.0) -> float:
-    """Return the height of a picture in which each line of so many may have a label."""
+    """Return the height in inches of a picture with a label for each of `lines` lines."""
     return math.ceil(10 * min(max(least, 1.0 + 1.1 * _LINE * lines), most)) / 10
 
 
 def drawable(text: str) -> str:
-    """Return text with a box for each letter that the font lacks: matplotlib would draw one too, and warn of it."""
+    """Return text with a box for each letter that the font lacks. matplotlib would draw one too, but warn."""
     if text.isascii():
         return text
     usual = tuple(FontProperties().get_family())

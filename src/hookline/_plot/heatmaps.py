@@ -52,12 +52,12 @@ from hookline.errors import HooklineError
 
 _MOST_PANELS = 32
 _MOST_BARS = 128
-_MOST_ACROSS = 1000  # Elements of a sheet, below which they are not averaged.
-_FAINTEST = 1e-4  # Of the largest weight: where a logarithmic scale of attention begins.
+_MOST_ACROSS = 1000  # A sheet with more elements across is averaged.
+_FAINTEST = 1e-4  # Where a logarithmic scale of attention begins, as a share of the largest weight.
 
 
 def maps(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw the channels of one sample side by side, in one scale."""
+    """Draw the channels of one sample side by side, on one colour scale."""
     channels, which = sample_of(one, "maps", options.sample)
     total, rows, columns = channels.shape
     channels = channels[: options.most]
@@ -82,7 +82,7 @@ def maps(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
 
 
 def attention(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes | Figure:
-    """Draw where each query looks, a panel for each head."""
+    """Draw attention weights, one panel for each head."""
     heads, which = sample_of(one, "attention", options.sample)
     if ax is not None and len(heads) > 1:
         raise HooklineError(
@@ -104,7 +104,7 @@ def attention(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes |
 
 
 def weights_of(numbers: MaskedNumbers, heads: Tensor, log: bool | None) -> tuple[Scale, str]:
-    """Return the scale for attention, which begins at 0, and what it shows."""
+    """Return the colour scale for attention, which begins at 0, and its label."""
     if not is_attention(heads):
         return scale_of(numbers.values, log or False), value_name(heads)
     most = float(numbers.values[numbers.values.isfinite()].max())
@@ -112,7 +112,7 @@ def weights_of(numbers: MaskedNumbers, heads: Tensor, log: bool | None) -> tuple
 
 
 class _Panels(NamedTuple):
-    """Matrices that are drawn in one scale with the same labels."""
+    """Matrices that share a colour scale and labels."""
 
     numbers: MaskedNumbers
     scale: Scale
@@ -143,7 +143,7 @@ def _one_panel(panels: _Panels, ax: Axes | None, about: Sequence[str | None]) ->
 
 
 def _many_panels(panels: _Panels, about: Sequence[str | None]) -> Figure:
-    """Draw one panel for each head, labelled at the left and at the bottom only."""
+    """Draw one panel for each head, with labels only at the left and at the bottom."""
     total = len(panels.names)
     across = min(total, 4 if total <= 16 else 8)
     down = math.ceil(total / across)
@@ -179,7 +179,7 @@ def tokens(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
 def units(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes:
     """Draw all samples as sample × unit; a single one as bars."""
     matrix = dense(one.tensor)
-    while matrix.dim() > 2 and matrix.shape[-1] == 1:  # Maps that were pooled to one number each.
+    while matrix.dim() > 2 and matrix.shape[-1] == 1:  # Maps that were pooled to one number.
         matrix = matrix.squeeze(-1)
     rows = "sample" if matrix.dim() == 2 else "sample and position"
     matrix = matrix.reshape(-1, matrix.shape[-1] if matrix.dim() else 1)
@@ -204,7 +204,7 @@ def _matrix(
 
 
 def _bars(one: NamedTensor, ax: Axes | None, options: PlotOptions, numbers: MaskedNumbers) -> Axes:
-    """Draw a bar for each unit, or a line if they are too many."""
+    """Draw a bar for each unit, or a line if there are too many."""
     ax = axes_for(ax, 6.4, 3.2)
     values = numbers.values
     if len(values) <= _MOST_BARS:
@@ -225,7 +225,7 @@ def _bars(one: NamedTensor, ax: Axes | None, options: PlotOptions, numbers: Mask
 
 
 def lay_out(tiles: Tensor, across: int) -> MaskedNumbers:
-    """Lay matrices out side by side, line by line, with gaps between them; what is finer than pixels is averaged."""
+    """Lay out matrices in rows, with gaps between them, averaged if they have more elements than pixels."""
     numbers = numbers_of(tiles)
     finer = across * tiles.shape[2] // _MOST_ACROSS
     if finer > 1:
@@ -253,7 +253,7 @@ def _laid(tiles: Tensor, across: int, gap: int, blank: float) -> Tensor:
 
 
 def _across(total: int, rows: int, columns: int) -> int:
-    """Return how many tiles make a line, so that the whole is wider than high."""
+    """Return how many tiles form a row, so that the whole is wider than high."""
     wanted = math.sqrt(1.6 * total * rows / columns)
     return total if total <= 4 else max(1, min(total, 2 ** round(math.log2(max(wanted, 1)))))
 

@@ -1,4 +1,4 @@
-"""`.plot()`: which kind of picture suits the values, why another does not, and the function that draws it."""
+"""`.plot()`: choose the kind of picture that suits the values, or say why another does not, and draw it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,34 @@ if TYPE_CHECKING:
     Where = str | Site | nn.Module | Sequence[str | Site | nn.Module] | None
 
 
+class Kind(NamedTuple):
+    """A kind of picture: whether it shows one value, many or both, and the dimensions that a value needs."""
+
+    one: bool
+    many: bool
+    dimensions: int = 0
+    named: str = ""
+
+
+KINDS = {
+    "maps": Kind(True, False, 2, "(sample, channel, row, column)"),
+    "attention": Kind(True, True, 2, "(sample, head, query, key)"),
+    "tokens": Kind(True, False, 2, "(sample, token, unit)"),
+    "units": Kind(True, False),
+    "histogram": Kind(True, True),
+    "layers": Kind(False, True, 2, "(sample, token, unit)"),
+    "depth": Kind(False, True),
+    "flow": Kind(False, True),
+    "dead": Kind(False, True, 1, "units"),
+}
+
+OF_A_SAMPLE = ("maps", "attention", "tokens", "layers")
+OF_TOKENS = ("attention", "tokens", "layers")
+OF_A_STATISTIC = ("layers", "depth", "flow")
+
+
 class PlotValues(NamedTuple):
-    """Values to draw: by site, which sample of them is still to be chosen, and what is to be said of them."""
+    """Values to draw, by site; the sample that is still to be chosen; and a note."""
 
     values: dict[str, Any]
     sample: int | None
@@ -41,7 +67,7 @@ class PlotValues(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """Numbers to draw over calls: by site, what the calls are, and their numbers."""
+    """Numbers to draw over calls, by site; what the calls are called; and their numbers."""
 
     values: dict[str, list[float]]
     along: str
@@ -49,10 +75,10 @@ class Curves(NamedTuple):
 
 
 class Plottable:
-    """Gives `plot` to what holds values by site, and has to say only which ones a place means."""
+    """Gives `plot` to a class that holds values by site and implements `_to_draw`."""
 
     def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
-        """Return the values at some places, or all."""
+        """Return the values at some places; at all of them if `where` is empty."""
         raise NotImplementedError
 
     def _over_calls(self, where: Sequence[str | Site]) -> Curves | None:
@@ -87,7 +113,7 @@ class Plottable:
         log: bool | None = None,
         title: str | None = None,
     ) -> Figure | Axes:
-        """Draw the values at some places, or all: the picture that suits them, or the kind that is named.
+        """Draw the values at some places, or all, as the picture that suits them or as `kind`.
 
         `acts.plot("h.*", tokens=words)` is a heat map of tokens and layers, `acts.plot("h.*", "flow")` gradient flow.
         Single numbers of several calls, as `watch.log` has, are curves; a kind or `call=` draws those of one call.
@@ -103,15 +129,15 @@ class Plottable:
             sample: Which sample "maps", "attention", "tokens" and "layers" show, instead of the first. Of a store, any
                 kind draws the rows of one sample.
             call: Which call of a module that ran several times, as an index of `calls()`; the latest.
-            most: How many channels or heads to draw at most.
+            most: The most channels or heads to draw.
             log: Whether a scale is logarithmic; without it, that depends on the values.
-            title: Instead of the one that says what is drawn.
+            title: A title instead of the one that says what is drawn.
         """
 
         if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
             raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")
         _refuse_options(statistic, sample, call, log, title)
-        places = _listed(where)
+        places = _places_in(where)
         curves = self._over_calls(places) if kind is None and call is None and sample is None else None
         if curves is not None:
             return plot_curves(curves.values, curves.along, curves.numbers, ax=ax, log=log, title=title)
@@ -123,7 +149,7 @@ class Plottable:
         )  # fmt: skip
 
     def _gradients_of(self, values: dict[str, Any], call: int | None, sample: int | None) -> dict[str, Any]:
-        """Return the gradients that are here of values that are to be drawn with them."""
+        """Return the gradients of the values that are drawn, if there are any."""
         found: dict[str, Any] = {}
         for site in map(Site.parse, values):
             if not site.is_gradient:
@@ -132,8 +158,8 @@ class Plottable:
         return found
 
 
-def _listed(where: Any) -> list[Any]:
-    """Return the places that were given, none for all of them."""
+def _places_in(where: Any) -> list[Any]:
+    """Return the places in `where` as a list; an empty one means all."""
     if where is None or isinstance(where, (str, Site, nn.Module, type)):
         return [] if where is None else [where]
     listed = list(where) if isinstance(where, Iterable) and not isinstance(where, (Mapping, Tensor)) else []
@@ -153,7 +179,7 @@ def _refuse_options(statistic: Any, sample: Any, call: Any, log: Any, title: Any
 
 
 def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
-    """Return the value of one call of those that were kept."""
+    """Return the value of one of the calls that were kept."""
     refuse_numbers(call=call)
     if not -len(calls) <= call < len(calls):
         raise NotCaptured(f"{site!r} has {count(len(calls), 'call')} kept, and call={call} is not among them")
@@ -161,36 +187,10 @@ def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
 
 
 def note_of(call: int | None, calls: int) -> str:
-    """Say which call of several is drawn."""
+    """Say which of several calls is drawn."""
     if call is not None:
         return f"call {call} of those kept"
     return f"the latest of {calls} calls" if calls > 1 else ""
-
-
-class Kind(NamedTuple):
-    """A kind of picture: whether one value and whether many can be drawn so, and the dimensions that each needs."""
-
-    one: bool
-    many: bool
-    dimensions: int = 0
-    named: str = ""
-
-
-KINDS = {
-    "maps": Kind(True, False, 2, "(sample, channel, row, column)"),
-    "attention": Kind(True, True, 2, "(sample, head, query, key)"),
-    "tokens": Kind(True, False, 2, "(sample, token, unit)"),
-    "units": Kind(True, False),
-    "histogram": Kind(True, True),
-    "layers": Kind(False, True, 2, "(sample, token, unit)"),
-    "depth": Kind(False, True),
-    "flow": Kind(False, True),
-    "dead": Kind(False, True, 1, "units"),
-}
-
-OF_A_SAMPLE = ("maps", "attention", "tokens", "layers")
-OF_TOKENS = ("attention", "tokens", "layers")
-OF_A_STATISTIC = ("layers", "depth", "flow")
 
 
 def plot(
@@ -208,12 +208,12 @@ def plot(
     base: float | None = None,
     label: str | None = None,
 ) -> Figure | Axes:
-    """Draw values by site: a figure, or, where `ax` is given, into it. `Plottable.plot` says what the options mean.
+    """Draw values by site into `ax`, or into a new figure. `Plottable.plot` explains the options.
 
     Args:
-        note: What else is to be said below the title.
-        base: For single numbers: what the number is if nothing is done, drawn for comparison.
-        label: What single numbers are.
+        note: Text below the title.
+        base: For single numbers, the number without any change, drawn for comparison.
+        label: The name of single numbers, on their axis.
     """
     _refuse_other_axes(ax)
     refuse_numbers(1, most=most)
@@ -231,14 +231,14 @@ def plot(
         )
     _refuse_idle(kind, many, options)
     drawn: Figure | Axes = _painter(kind, many)(many if _is_of_many(kind, many) else first, ax, options)
-    return drawn if ax is not None else cast("Figure", drawn.figure)  # That of a figure is itself.
+    return drawn if ax is not None else cast("Figure", drawn.figure)  # A figure's own `figure` is itself.
 
 
 def plot_curves(
     values: Mapping[str, Sequence[float]], along: str, numbers: Sequence[int], *, ax: Axes | None, log: bool | None,
     title: str | None,
 ) -> Figure | Axes:  # fmt: skip
-    """Draw one number of each site over its calls, which have these numbers `along` something."""
+    """Draw one number of each site over its calls; `numbers` are the positions of calls along the axis `along`."""
     _refuse_other_axes(ax)
     charts, _ = _painters()
     drawn: Axes = charts.curves(values, ax, along, numbers, PlotOptions(log=log, title=title))
@@ -246,13 +246,13 @@ def plot_curves(
 
 
 def _refuse_other_axes(ax: Any) -> None:
-    """Raise for what is not a place to draw: a figure, or several axes."""
+    """Raise for a figure, several axes, or anything else that is not one axes."""
     if ax is not None and not hasattr(ax, "imshow"):
         raise HooklineError(f"ax= takes one of matplotlib's axes, as in figure.subplots(), not {type(ax).__name__}")
 
 
 def _refuse_idle(kind: str, many: Mapping[str, NamedTensor], options: PlotOptions) -> None:
-    """Raise for an option that the picture has no use for."""
+    """Raise for an option that this kind of picture does not use."""
     idle = {
         "tokens=": (options.tokens is not None and not _shows_tokens(kind, many), OF_TOKENS),
         "statistic=": (options.statistic != "norm" and kind not in OF_A_STATISTIC, OF_A_STATISTIC),
@@ -271,7 +271,7 @@ def _shows_tokens(kind: str, many: Mapping[str, NamedTensor]) -> bool:
 
 
 def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, NamedTensor], str]:
-    """Return the tensors to draw, and how many sites have none or none with elements, which are left out."""
+    """Return the tensors to draw, and a note about sites left out: without a tensor, or without elements."""
     if not values:
         raise NotCaptured("there is nothing to draw: no site has a value")
     with_tensors = {name: value for name, value in values.items() if is_drawable(value)} or values
@@ -285,7 +285,7 @@ def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, NamedTensor], str]:
 
 
 def _suited(many: Mapping[str, NamedTensor]) -> str:
-    """Return the kind of picture that suits values, by how many there are and by their shapes."""
+    """Return the kind of picture that suits the values, from their number and shapes."""
     kinds = {kind_of(one.tensor) for one in many.values()}
     if len(many) == 1:
         (kind,) = kinds
@@ -299,7 +299,7 @@ def _suited(many: Mapping[str, NamedTensor]) -> str:
 
 
 def _check(kind: str, many: Mapping[str, NamedTensor]) -> None:
-    """Raise if values have no picture of a kind, and say which ones they have."""
+    """Raise if the values can't be drawn as this kind, and say which kinds fit."""
     if kind not in KINDS:
         raise HooklineError(
             f"{kind!r} is not a kind of picture{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}"
@@ -307,13 +307,14 @@ def _check(kind: str, many: Mapping[str, NamedTensor]) -> None:
     why_not = _why_not(kind, many)
     if why_not:
         kinds = {kind_of(one.tensor) for one in many.values()}
-        others = (one for one in KINDS if one != "attention" or kinds == {"attention"})  # Any matrix can be drawn so.
+        # Any matrix could be drawn as attention, so it is named only if the values are attention.
+        others = (one for one in KINDS if one != "attention" or kinds == {"attention"})
         fitting = [one for one in others if not _why_not(one, many)]
         raise HooklineError(f"{kind!r} does not fit: {why_not}; what fits is {', '.join(fitting)}")
 
 
 def _why_not(kind: str, many: Mapping[str, NamedTensor]) -> str:
-    """Say why a kind of picture can't be drawn of values, or nothing."""
+    """Say why the values can't be drawn as this kind; an empty text if they can."""
     needed = KINDS[kind]
     first, *_ = many
     if len(many) > 1 and not needed.many:
@@ -345,7 +346,7 @@ def _why_not_together(kind: str, many: Mapping[str, NamedTensor]) -> str:
 
 
 def is_grid(many: Mapping[str, NamedTensor]) -> bool:
-    """Whether values are single numbers whose names differ in two numbers, as in `h.*[:, *]`."""
+    """Return True if values are single numbers whose names differ in two numbers, as in `h.*[:, *]`."""
     if len(many) < 2 or any(one.tensor.dim() for one in many.values()):
         return False
     found = families(many)

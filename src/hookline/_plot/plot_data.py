@@ -1,6 +1,6 @@
 """What a plot shows, before anything is drawn: tensors with names, the numbers to draw, and the labels of an axis.
 
-PlotOptions, NamedTensor and MaskedNumbers are what the functions that draw are given.
+PlotOptions, NamedTensor and MaskedNumbers are the arguments of the functions that draw.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hookline._tables import count
 from hookline._values.nested import describe, get_part, leaf_places
 from hookline.errors import HooklineError, SiteError, did_you_mean
 
-# What a picture shows of a value, and the names of its dimensions.
+# The kinds of values, and the names of their dimensions.
 DIMENSIONS = {
     "maps": ("sample", "channel", "row", "column"),
     "attention": ("sample", "head", "query", "key"),
@@ -30,13 +30,11 @@ DIMENSIONS = {
     "number": (),
 }
 UNIT = {"maps": 1, "tokens": 2, "units": 1, "line": 0}  # The dimension along which a layer has units.
-
-
 _SCALARS = (bool, int, float, complex)
 
 
 class PlotOptions(NamedTuple):
-    """The options of a picture beside its kind: see `Plottable.plot`."""
+    """The options of a picture except its kind: see `Plottable.plot`."""
 
     statistic: str = "norm"
     tokens: Any = None
@@ -50,7 +48,7 @@ class PlotOptions(NamedTuple):
 
 
 class NamedTensor(NamedTuple):
-    """The tensor of a value that is drawn, and which of several it is."""
+    """A tensor to draw, the name of its site, and a note on which tensor of the value it is."""
 
     name: str
     tensor: Tensor
@@ -58,30 +56,30 @@ class NamedTensor(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Say what it is, in a few words."""
+        """Describe the tensor in a few words."""
         return " · ".join(filter(None, (describe(self.tensor), self.note)))
 
 
 class MaskedNumbers(NamedTuple):
-    """Elements as floats of 64 bits, those that are NaN or infinite as NaN, and masks that say which are which."""
+    """Elements as float64, with NaN for NaN and infinity, and masks that tell these apart."""
 
     values: Tensor
     nan: Tensor
     infinite: Tensor
-    counts: tuple[str, str]  # How many are NaN and how many infinite, in words.
+    counts: tuple[str, str]  # In words: how many are NaN, and how many infinite.
 
     def part(self, index: int) -> MaskedNumbers:
-        """Return one of the first dimension."""
+        """Return the numbers at one index of the first dimension."""
         return MaskedNumbers(self.values[index], self.nan[index], self.infinite[index], self.counts)
 
 
 def is_drawable(value: Any) -> bool:
-    """Whether there is a number or a tensor in a value."""
+    """Return True if a value is a number or contains a tensor."""
     return isinstance(value, _SCALARS) or bool(leaf_places(value))
 
 
 def tensor_to_draw(name: str, value: Any) -> NamedTensor:
-    """Return the tensor of a value to draw: the first, if it has several."""
+    """Return the tensor of a value to draw: the first one if there are several."""
     if isinstance(value, _SCALARS):
         return NamedTensor(name, torch.tensor(value))
     found = leaf_places(value)
@@ -99,7 +97,7 @@ def tensor_to_draw(name: str, value: Any) -> NamedTensor:
 
 
 def sample_of(one: NamedTensor, kind: str, sample: int) -> tuple[Tensor, str]:
-    """Return one sample of a value with the dimensions of a kind, and which of how many it is."""
+    """Return one sample of a value with the dimensions of a kind, and a text on which sample it is."""
     tensor = shaped(dense(one.tensor), kind)
     samples = tensor.shape[0]
     if not -samples <= sample < samples:
@@ -108,7 +106,7 @@ def sample_of(one: NamedTensor, kind: str, sample: int) -> tuple[Tensor, str]:
 
 
 def about(many: Mapping[str, NamedTensor]) -> str:
-    """Say what values are if they are all the same, else how many."""
+    """Describe the values if all have the same description, otherwise say how many there are."""
     what = {one.what for one in many.values()}
     return what.pop() if len(what) == 1 and any(one.tensor.dim() for one in many.values()) else count(len(many), "site")
 
@@ -125,14 +123,14 @@ def dense(tensor: Tensor, complex_as_size: bool = True) -> Tensor:
 
 
 def value_name(tensor: Tensor) -> str:
-    """Return what the numbers of a picture are."""
+    """Return what to call the numbers of a picture."""
     return "size of the complex value" if tensor.is_complex() else "value"
 
 
 def numbers_of(tensor: Tensor) -> MaskedNumbers:
     """Return the elements as numbers for a scale.
 
-    What is as large as its dtype allows stands for infinity: attention masks are made of that.
+    Numbers near the largest of their dtype count as infinite: attention masks are made of them.
     """
     limit = torch.finfo(tensor.dtype).max / 2 if tensor.dtype.is_floating_point else float("inf")
     values = dense(tensor).to("cpu", torch.float64)
@@ -143,7 +141,7 @@ def numbers_of(tensor: Tensor) -> MaskedNumbers:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Return the kind of picture for a value; of more than four dimensions, the first ones are taken together.
+    """Return the kind of a value. With more than four dimensions, the first ones count as one.
 
     >>> value = Tensor(2, 8, 5, 5).fill_(3.0)
     >>> kind_of(value), kind_of(value.softmax(-1)), kind_of(value[0, 0])
@@ -155,16 +153,16 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def is_attention(tensor: Tensor) -> bool:
-    """Whether each row of the last dimension shares out 1, as a softmax over keys does.
+    """Return True if the last dimension sums to 1, as after a softmax over keys.
 
-    Without a dimension for heads, as MultiheadAttention averages them, there must be as many queries as keys.
+    Without a dimension for heads (MultiheadAttention averages them), there must be as many queries as keys.
     """
     has_heads = tensor.dim() == 4 or (tensor.dim() == 3 and tensor.shape[-1] == tensor.shape[-2])
     if not has_heads or not tensor.is_floating_point() or tensor.shape[-1] < 2 or not tensor.numel():
         return False
     sums = tensor.detach().float().sum(-1)
-    shared = (sums - 1).abs() < 0.02  # Half precision is good for two digits.
-    empty = sums == 0  # A query that is all padding looks nowhere.
+    shared = (sums - 1).abs() < 0.02  # Half precision has two reliable digits.
+    empty = sums == 0  # A query that is padding attends to nothing.
     return bool((shared | empty).all() and shared.any() and (tensor >= 0).all())
 
 
@@ -176,7 +174,7 @@ def shaped(tensor: Tensor, kind: str) -> Tensor:
 def full_shape(shape: Sequence[int], kind: str) -> tuple[int, ...]:
     """Return a shape with the dimensions of a kind: leading ones joined if too many, added if too few.
 
-    Attention of three dimensions lacks the heads: they were averaged, or one was chosen.
+    Attention with three dimensions has no heads: they were averaged, or one was selected.
 
     >>> full_shape((2, 3, 4, 4, 4), "maps"), full_shape((5, 6), "tokens"), full_shape((3, 7, 7), "attention")
     ((6, 4, 4, 4), (1, 5, 6), (3, 1, 7, 7))
@@ -188,7 +186,7 @@ def full_shape(shape: Sequence[int], kind: str) -> tuple[int, ...]:
     return (1,) * (wanted - len(given)) + given if joined < 2 else (prod(given[:joined]), *given[joined:])
 
 
-# Each takes floats of 64 bits and the dimensions to sum up.
+# Each takes float64 values and the dimensions to reduce.
 MEASURES: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "norm": lambda value, dims: torch.linalg.vector_norm(value, dim=dims),
     "rms": lambda value, dims: value.square().mean(dims).sqrt(),
@@ -202,7 +200,7 @@ MEASURES: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "inf": lambda value, dims: value.isinf().double().mean(dims),
 }
 
-POSITIVE = ("norm", "rms", "std", "abs")  # Those that a logarithmic scale suits.
+POSITIVE = ("norm", "rms", "std", "abs")  # Statistics that suit a logarithmic scale.
 _NAMES = {
     "abs": "mean of |value|",
     "std": "standard deviation",
@@ -210,11 +208,11 @@ _NAMES = {
     "nan": "share of NaN",
     "inf": "share of Inf",
 }
-FAR = 1000.0  # How many times larger or smaller than where the signal came from is called exploding or vanishing.
+FAR = 1000.0  # A signal explodes or vanishes if it grows or shrinks by this factor over depth.
 
 
 def refuse_statistic(name: Any) -> None:
-    """Raise for what is not the name of a statistic."""
+    """Raise for an unknown statistic."""
     if not isinstance(name, str) or name not in MEASURES:
         raise HooklineError(
             f"{short_text(name)} is not a statistic{did_you_mean(str(name), MEASURES)}; there are {', '.join(MEASURES)}"
@@ -222,12 +220,12 @@ def refuse_statistic(name: Any) -> None:
 
 
 def statistic_name(name: str) -> str:
-    """Return what a statistic is called on an axis."""
+    """Return the label of a statistic on an axis."""
     return _NAMES.get(name, name)
 
 
 def measure(tensor: Tensor, name: str) -> float:
-    """Return one number for a whole value.
+    """Return a statistic of a whole value.
 
     >>> measure(torch.tensor([3.0, 4.0]), "norm")
     5.0
@@ -236,7 +234,7 @@ def measure(tensor: Tensor, name: str) -> float:
 
 
 def by_token(tensor: Tensor, name: str) -> Tensor:
-    """Return one number for each token of a value (sample, token, unit), as (sample, token).
+    """Return a statistic of each token of a value (sample, token, unit), as (sample, token).
 
     >>> by_token(torch.ones(2, 3, 4), "norm").shape
     torch.Size([2, 3])
@@ -245,7 +243,7 @@ def by_token(tensor: Tensor, name: str) -> Tensor:
 
 
 def dead_share(tensor: Tensor, kind: str) -> float | None:
-    """Return the share of units that are zero wherever they are seen; None where a value has no units.
+    """Return the share of units that are zero everywhere; None if a value has no units.
 
     >>> dead_share(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "units")
     0.5
@@ -257,7 +255,7 @@ def dead_share(tensor: Tensor, kind: str) -> float | None:
 
 
 def extremes(numbers: Sequence[float], source: Literal["first", "last"]) -> list[str]:
-    """Say which numbers along depth have "vanished" or "exploded" against the one where the signal comes from.
+    """Say which numbers along depth have vanished or exploded, compared with where the signal comes from.
 
     Values come from the first layer, gradients from the last.
 
@@ -284,20 +282,20 @@ def _measured(tensor: Tensor, name: str, dims: tuple[int, ...]) -> Tensor:
     return MEASURES[name](value, dims) if value.numel() else value.new_full((), float("nan"))
 
 
-_LONGEST = 16  # Characters of a token's label.
-_INDEX = re.compile(r"(?<!\w)(\d+)(?!\w)")  # A number that is a name of its own, as in "h.0" and "[:, 3]".
-_NUMBER = re.compile(r"(\d+)")  # Any, for names such as "conv1".
+_LONGEST = 16  # The most characters of a token's label.
+_INDEX = re.compile(r"(?<!\w)(\d+)(?!\w)")  # A number between separators, as in "h.0" and "[:, 3]".
+_NUMBER = re.compile(r"(\d+)")  # Any number, as in "conv1".
 
 
 class Family(NamedTuple):
-    """Names that differ in numbers only: "h.*.mlp", and for each name what stands for its `*`s."""
+    """Names that differ only in numbers: the template "h.*.mlp", and for each name the numbers at its `*`s."""
 
     template: str
     members: dict[str, tuple[str, ...]]
 
 
 class Depth(NamedTuple):
-    """Where each name stands along an axis, the labels of the places, and what the axis is."""
+    """The position of each name along an axis, the labels of the positions, and the title of the axis."""
 
     places: dict[str, int]
     labels: list[str]
@@ -306,13 +304,13 @@ class Depth(NamedTuple):
 
     @staticmethod
     def one_by_one(names: Sequence[str]) -> Depth:
-        """Give each name a place of its own."""
+        """Give each name its own position."""
         places = {name: place for place, name in enumerate(names)}
         return Depth(places, [name or '""' for name in names], "site, in order", by_layer=False)
 
 
 def families(names: Iterable[str]) -> list[Family]:
-    """Group names that differ in numbers only.
+    """Group names that differ only in numbers.
 
     >>> [family.template for family in families(["conv1", "conv2", "h.0.ln_1", "h.1.ln_1", "h.0.ln_2", "h.1.ln_2"])]
     ['conv*', 'h.*.ln_1', 'h.*.ln_2']
@@ -334,7 +332,7 @@ def _family(words: tuple[str, ...], group: list[tuple[str, list[str]]]) -> Famil
 
 
 def depth_of(names: Sequence[str]) -> Depth:
-    """Say where names stand along an axis of depth: by layer if one number tells them apart, else one by one.
+    """Return the positions of names along an axis of depth: by layer if they differ in one number, else one by one.
 
     >>> depth_of(["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"]).places
     {'h.0.attn': 0, 'h.0.mlp': 0, 'h.1.attn': 1, 'h.1.mlp': 1}
@@ -352,14 +350,14 @@ def depth_of(names: Sequence[str]) -> Depth:
 
 
 class Axis(NamedTuple):
-    """The labels along one side of a sheet, and what they are."""
+    """The labels along one side of a picture, and their title."""
 
     labels: Sequence[str]
     title: str
 
 
 def layer_labels(names: list[str]) -> Axis:
-    """Return the labels of a line for each name: its layer if that is enough."""
+    """Return a label for each name: its layer, if layers tell the names apart."""
     values = list(along_depth(names).values())
     places = depth_of(values if len({*values}) == len(names) else names)
     if len(places.labels) < len(names):
@@ -368,9 +366,9 @@ def layer_labels(names: list[str]) -> Axis:
 
 
 def along_depth(names: Iterable[str]) -> dict[str, str]:
-    """Return names in the order of depth, each with the name of the value there: a gradient has that of its value.
+    """Return names in the order of depth, each with the name of its value (for a gradient, of what it is the gradient).
 
-    Gradients pass in the opposite order, so where no values say how deep they are, that is turned round.
+    Gradients pass in the opposite order, so without values their order is reversed.
 
     >>> along_depth(["h.1:grad_output", "h.0:grad_output"])
     {'h.0:grad_output': 'h.0', 'h.1:grad_output': 'h.1'}
@@ -385,7 +383,7 @@ def along_depth(names: Iterable[str]) -> dict[str, str]:
 
 
 def is_gradient(name: str) -> bool:
-    """Whether a name is the site of a gradient."""
+    """Return True if a name is the site of a gradient."""
     site = _site(name)
     return site is not None and site.is_gradient
 
@@ -393,7 +391,7 @@ def is_gradient(name: str) -> bool:
 def _site(name: str) -> Site | None:
     try:
         return Site.parse(name)
-    except SiteError:  # Somebody's own names are names too.
+    except SiteError:  # A mapping may have names that are not sites.
         return None
 
 
@@ -402,7 +400,7 @@ def _value_of(site: Site) -> str:
 
 
 def thinned(count: int, most: int) -> range:
-    """Return which of so many labels to show, if there is room for `most`: evenly, from the first on, in round steps.
+    """Return which of `count` labels to show if there is room for `most`: from the first on, in round steps.
 
     >>> thinned(12, 20), thinned(100, 12)
     (range(0, 12), range(0, 100, 10))
@@ -412,7 +410,7 @@ def thinned(count: int, most: int) -> range:
 
 
 def token_labels(tokens: Any, sample: int, count: int, name: str) -> list[str] | None:
-    """Return the labels of one sample's tokens: `tokens` are its own, or those of every sample."""
+    """Return the labels of one sample's tokens; `tokens` has those of this sample, or of every sample."""
     if tokens is None:
         return None
     given = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)

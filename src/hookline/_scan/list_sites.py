@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookline import Site
 from hookline._kernel import (
@@ -130,7 +130,10 @@ class SitesObserver(Observer):
         """Note a value."""
         self.calls[call.site] = self.calls.get(call.site, 0) + 1
         if call.site not in self.seen:
-            self.seen[call.site] = FirstCall(_describe(value), user_line_text())
+            tensors = leaves(value)
+            self.seen[call.site] = FirstCall(
+                dtypes_and_shapes(tensors) if tensors else describe(value), user_line_text()
+            )
         return value
 
 
@@ -168,10 +171,8 @@ def _is_at(site: Site, asked: Site) -> bool:
     return same and matches_name(site.member, asked.member)
 
 
-def _describe(value: Any) -> str:
-    tensors = leaves(value)
-    if not tensors:
-        return describe(value)
+def dtypes_and_shapes(tensors: Sequence[Tensor]) -> str:
+    """Return the dtypes and the first shapes of some tensors in one line."""
     kinds = ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
     return f"{kinds} {', '.join(map(shape_of, tensors[:4]))}{', …' if len(tensors) > 4 else ''}"
 

@@ -41,8 +41,93 @@ from hookline.errors import HooklineError
 
 CONTAINERS = (list, dict, set, deque)
 _PLAIN = tuple(kind for kind in ATOMS if kind is not type)
-_EMPTY = object()  # In a slot without a value.
+_EMPTY = object()  # Stands for a slot without a value.
 NOT_ENTERED = (*_PLAIN, BuiltinFunctionType, CodeType, FrameType, ModuleType)
+_LARGEST, _MOST = 10_000, 300_000  # Larger containers are data and are skipped; the search ends after _MOST objects.
+_NEVER_HOLD = frozenset((*NOT_ENTERED, GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType))
+_SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
+_IMPORT = opmap["IMPORT_NAME"]
+_IS_HEAP_TYPE = 1 << 9  # A bit of `type.__flags__`; the attributes of classes without it can't change.
+# Code of these packages keeps nothing from a run of a model, but objects of a few modules hold what others put there.
+_FOREIGN = frozenset((*sys.stdlib_module_names, "torch", "hookline"))
+_NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # The names under which modules import torch or parts of it.
+_HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
+
+
+class TrialRun(Protocol):
+    """A run whose tensors must not outlive it, on fake tensors or on copies."""
+
+    def lives(self) -> bool:
+        """Return True if something still holds a tensor of the run."""
+
+    def kept(self) -> list[Tensor]:
+        """Return the tensors of the run that something still holds."""
+
+
+class Surroundings:
+    """What the code of a model can reach outside of its modules, as it was before the run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held = list(_reached(model))
+        self._modules = sys.modules.copy()
+
+    def free(self, run: TrialRun) -> list[str]:
+        """Put everything back if a run left tensors here; return the names of the places that kept them."""
+        if not _lives(run):
+            return []
+        places = self.put_back(run)
+        torch.clear_autocast_cache()
+        if _lives(run) and (owner := _owner(run.kept())):
+            raise HooklineError(
+                f"a tensor of the trial run is still held by {owner}, and hookline can't put back what was there "
+                f"before: the model's outputs may be wrong now. Build the model again, or restart Python if the "
+                f"holder is not part of the model, and run the model once for real before hl.scan or hl.sites(run=)"
+            )
+        return places
+
+    def put_back(self, run: TrialRun) -> list[str]:
+        """If anything keeps a tensor of the run, put back all that changed and empty caches; return what kept one.
+
+        All changes are undone, not only those that keep a tensor: a flag may say that a table exists.
+        """
+        wanted = {id(tensor) for tensor in run.kept()}
+        changed = [held for held in self._held if not holds_same(content(held.holder), held.before)]
+        keeping = [held for held in changed if keeps(held, wanted)]
+        caches = [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]
+        caches = [cache for cache in caches if leads_to(wanted, gc.get_referents(cache))]
+        imported = [name for name in self._imported() if leads_to(wanted, _defined(name))]
+        for held in changed if keeping or caches or imported else ():
+            restore(held, wanted)
+        for cache in caches:
+            cache.cache_clear()
+        for name in imported:
+            self._forget(name)
+        return [
+            *(held.name for held in keeping),
+            *(f"the cache of {_name(cache)}" for cache in caches),
+            *(f"the module {name}, which will be imported again" for name in imported),
+        ]
+
+    def _imported(self) -> list[str]:
+        """Return the names of the Python modules that the run imported or put into `sys.modules`."""
+        return [
+            name
+            for name, module in sys.modules.copy().items()
+            if module is not self._modules.get(name) and name.partition(".")[0] not in _FOREIGN
+        ]
+
+    def _forget(self, name: str) -> None:
+        """Remove a Python module from `sys.modules`: the run imported it, so its earlier state is unknown."""
+        spaces: list[tuple[Any, str]] = [(sys.modules, name)]
+        parent, _, child = name.rpartition(".")
+        module = sys.modules[name]
+        if parent in sys.modules and vars(sys.modules[parent]).get(child) is module:
+            spaces.append((vars(sys.modules[parent]), child))
+        for space, key in spaces:
+            if name in self._modules:
+                space[key] = self._modules[name]
+            else:
+                del space[key]
 
 
 class Snapshot(NamedTuple):
@@ -163,106 +248,19 @@ def values(container: Any) -> list[Any]:
     return list(container.values() if isinstance(container, dict) else container)
 
 
-_LARGEST, _MOST = 10_000, 300_000  # Larger containers are data and are skipped; the search ends after _MOST objects.
-_NEVER_HOLD = frozenset((*NOT_ENTERED, GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType))
-_SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
-_IMPORT = opmap["IMPORT_NAME"]
-_IS_HEAP_TYPE = 1 << 9  # Of `type.__flags__`: the attributes of all other classes are fixed.
-# The code of these packages keeps nothing of a model's run; objects of a few modules hold what others put there.
-_FOREIGN = frozenset((*sys.stdlib_module_names, "torch", "hookline"))
-_NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # As modules that use it import it.
-_HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
-
-
-class TrialRun(Protocol):
-    """A run whose tensors must not outlive it, on fake tensors or on copies."""
-
-    def lives(self) -> bool:
-        """Return True if something still holds a tensor of the run."""
-
-    def kept(self) -> list[Tensor]:
-        """Return the tensors of the run that something still holds."""
-
-
-class Surroundings:
-    """What the code of a model can reach outside of its modules, as it was before the run."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._held = list(_reached(model))
-        self._modules = sys.modules.copy()
-
-    def free(self, run: TrialRun) -> list[str]:
-        """Put everything back if a run left tensors here; return the names of the places that kept them."""
-        if not _lives(run):
-            return []
-        places = self.put_back(run)
-        torch.clear_autocast_cache()
-        if _lives(run) and (owner := _owner(run.kept())):
-            raise HooklineError(
-                f"a tensor of the trial run is still held by {owner}, and hookline can't put back what was there "
-                f"before: the model's outputs may be wrong now. Build the model again, or restart Python if the "
-                f"holder is not part of the model, and run the model once for real before hl.scan or hl.sites(run=)"
-            )
-        return places
-
-    def put_back(self, run: TrialRun) -> list[str]:
-        """If anything keeps a tensor of the run, put back all that changed and empty caches; return what kept one.
-
-        All changes are undone, not only those that keep a tensor: a flag may say that a table exists.
-        """
-        wanted = {id(tensor) for tensor in run.kept()}
-        changed = [held for held in self._held if not holds_same(content(held.holder), held.before)]
-        keeping = [held for held in changed if keeps(held, wanted)]
-        caches = [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]
-        caches = [cache for cache in caches if leads_to(wanted, gc.get_referents(cache))]
-        imported = [name for name in self._imported() if leads_to(wanted, _defined(name))]
-        for held in changed if keeping or caches or imported else ():
-            restore(held, wanted)
-        for cache in caches:
-            cache.cache_clear()
-        for name in imported:
-            self._forget(name)
-        return [
-            *(held.name for held in keeping),
-            *(f"the cache of {_name(cache)}" for cache in caches),
-            *(f"the module {name}, which will be imported again" for name in imported),
-        ]
-
-    def _imported(self) -> list[str]:
-        """Return the names of the Python modules that the run imported or put into `sys.modules`."""
-        return [
-            name
-            for name, module in sys.modules.copy().items()
-            if module is not self._modules.get(name) and name.partition(".")[0] not in _FOREIGN
-        ]
-
-    def _forget(self, name: str) -> None:
-        """Remove a Python module from `sys.modules`: the run imported it, so its earlier state is unknown."""
-        spaces: list[tuple[Any, str]] = [(sys.modules, name)]
-        parent, _, child = name.rpartition(".")
-        module = sys.modules[name]
-        if parent in sys.modules and vars(sys.modules[parent]).get(child) is module:
-            spaces.append((vars(sys.modules[parent]), child))
-        for space, key in spaces:
-            if name in self._modules:
-                space[key] = self._modules[name]
-            else:
-                del space[key]
-
-
 def _reached(model: nn.Module) -> Iterator[Snapshot]:
     """Walk from a model's modules to everything that their code names and their attributes hold."""
     waiting: deque[tuple[str, Any]] = deque((type(module).__qualname__, module) for module in model.modules())
     seen = {id(module.__dict__) for module in model.modules()}  # `left_as_found` restores the modules themselves.
     seen.add(id(sys.modules))
     kinds = dict[type, tuple[bool, Any]]()
-    spaces = dict[int, _Space]()
+    spaces = dict[int, _Namespace]()
     without_torch = _without_torch(model)
     while waiting and len(seen) < _MOST:
         name, one = waiting.popleft()
         if id(one) in seen:
             continue
-        kind = type(one)  # Never `isinstance`: a proxy may load what it stands for when it is asked for its class.
+        kind = type(one)  # Not `isinstance`: it asks for `__class__`, and a proxy may load its object then.
         if kind not in kinds:
             kinds[kind] = (issubclass(kind, NOT_ENTERED), base_of(kind))
         is_skipped, base = kinds[kind]
@@ -277,7 +275,7 @@ def _reached(model: nn.Module) -> Iterator[Snapshot]:
                     seen.add(id(space.names))
                     yield Snapshot(f"the globals of {space.home}", space.names, space.names.copy(), space.is_foreign)
                 parts = [(f"{space.home}.{key}", space.names[key]) for key in names]
-                if space.is_foreign:  # What else it holds is its own.
+                if space.is_foreign:  # Other objects in it are its own.
                     yield from _with_attributes(parts, seen)
                 else:
                     waiting += parts
@@ -288,7 +286,7 @@ def _reached(model: nn.Module) -> Iterator[Snapshot]:
 
 
 def _with_attributes(parts: list[tuple[str, Any]], seen: set[int]) -> Iterator[Snapshot]:
-    """Yield the attributes that code can give to functions, and to classes of others."""
+    """Yield the attributes of functions, and of classes of other packages, that a model's code may set."""
     for name, one in parts:
         is_class = issubclass(type(one), type)
         if type(one) is FunctionType and id(one.__dict__) not in seen:
@@ -301,7 +299,7 @@ def _with_attributes(parts: list[tuple[str, Any]], seen: set[int]) -> Iterator[S
 
 def _can_change(one: Any) -> bool:
     kind = type(one)
-    if issubclass(kind, Tensor):  # A write to a tensor gives it a history, and that holds tensors of the run.
+    if issubclass(kind, Tensor):  # A write to a tensor gives it a `grad_fn`, which holds tensors of the run.
         return not one.requires_grad
     if issubclass(kind, type):
         return bool(one.__flags__ & _IS_HEAP_TYPE)
@@ -328,7 +326,7 @@ def _inside(name: str, one: Any) -> Iterator[tuple[str, Any]]:
         yield from ((base.__qualname__, base) for base in one.__mro__)
     elif kind in CONTAINERS:
         yield from ((name, part) for part in values(one))
-    else:  # Among them containers with attributes.
+    else:  # Other objects, and containers with attributes.
         yield name, _attributes(one)
         yield from ((name, part) for part in gc.get_referents(one))
 
@@ -356,7 +354,7 @@ def _package(code: Any) -> str:
 def _without_torch(model: nn.Module) -> set[str]:
     """Return the installed packages that have nothing to do with torch, nor with the user's own code.
 
-    Large libraries name many of these, for downloads or progress bars. Their code is not entered; their objects are.
+    Large libraries use many of these, for downloads or progress bars. Their code is not searched; their objects are.
     """
     installed, others = set[str](), {_package(base) for module in model.modules() for base in type(module).__mro__}
     for name, module in sys.modules.copy().items():
@@ -375,7 +373,7 @@ def _without_torch(model: nn.Module) -> set[str]:
     return installed - {name.partition(".")[0] for name in others}
 
 
-class _Space:
+class _Namespace:
     """The globals of a Python module, and which of its names were returned already."""
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -392,7 +390,7 @@ class _Space:
         return new
 
 
-def _namespaces(function: FunctionType, spaces: dict[int, _Space]) -> Iterator[tuple[_Space, set[str]]]:
+def _namespaces(function: FunctionType, spaces: dict[int, _Namespace]) -> Iterator[tuple[_Namespace, set[str]]]:
     """Yield the globals of a function, and of the modules it names or imports, each with the names its code uses."""
     used, imported = set[str](), set[str]()
     codes = [function.__code__]
@@ -410,14 +408,14 @@ def _namespaces(function: FunctionType, spaces: dict[int, _Space]) -> Iterator[t
             continue
         passed.add(id(names))
         if id(names) not in spaces:
-            spaces[id(names)] = _Space(names)
+            spaces[id(names)] = _Namespace(names)
         space = spaces[id(names)]
         yield space, space.unseen_names(used)
         waiting += [vars(space.modules[name]) for name in used & space.modules.keys()]
 
 
 def _modules_named(names: set[str], space: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the globals of the modules with these names, which may be relative to where the code is."""
+    """Yield the globals of the modules with these names, which may be relative to the package of the code."""
     if not names:
         return
     package = str(space.get("__package__") or "").split(".")
@@ -447,7 +445,7 @@ def _owner(kept: list[Tensor]) -> str:
         return ""
     if not holders:
         return "something outside of Python, such as the history of another tensor"
-    one, words = holders[0], [_described(holders[0])]
+    one, words = holders[0], [_description(holders[0])]
     passed = [holders]
     while len(words) < 4 and words[-1].startswith("a "):
         passed.append(owners := gc.get_referrers(one))
@@ -456,11 +454,11 @@ def _owner(kept: list[Tensor]) -> str:
         if not owners:
             break
         one = owners[0]
-        words.append(_described(one))
+        words.append(_description(one))
     return " of ".join(words)
 
 
-def _described(one: Any) -> str:
+def _description(one: Any) -> str:
     kind = type(one)
     if issubclass(kind, dict) and "__spec__" in one:
         return f"the globals of {one.get('__name__')}"

@@ -36,9 +36,9 @@ _BAR = 20
 
 
 class Sweep(Tabular, Mapping[str, Any]):
-    """What was measured with each place changed, in the order in which they fire; prints as a table with bars.
+    """What was measured with each place changed, in the order in which places fire; prints as a table with bars.
 
-    `base` is what was measured with none changed. Numbers are floats; a tensor of several stays one.
+    `base` was measured without a change. Single numbers are floats; a tensor with several elements stays a tensor.
     """
 
     def __init__(self, base: Any, measured: Mapping[str, Any], change: str = "changed") -> None:
@@ -96,7 +96,7 @@ def sweep(
     skip: bool = False,
     progress: bool | None = None,
 ) -> Sweep:
-    """Measure a model with one place after the other changed: set to zero, unless something else is said.
+    """Measure a model with one place after the other changed: set to zero by default.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
     >>> found = sweep(model, "*", lambda: model(Tensor(1, 4).fill_(1.0)).norm())
@@ -104,13 +104,13 @@ def sweep(
     (['0', '1', '2'], 0.0)
 
     Args:
-        where: The places; `[*]` and `/*` stand for all that a first run shows. Or a Cache or mapping, whose values are
-            put in, each alone: what another run had there.
+        where: The places; `[*]` and `/*` stand for all that a first run shows. Or a Cache or mapping from site to
+            value, whose values are put in one at a time, such as those of another run.
         measure: Runs the model, and returns a number or a tensor.
-        patch: The value to put in place of what passes, if not zero.
-        edit: A function of the value that passes, whose result is put in its place.
-        skip: Leave each module out: it passes its input on.
-        progress: Whether to show how far it is; None does in a terminal.
+        patch: The value to put in instead of zero.
+        edit: A function whose result replaces the value that passes.
+        skip: Skip each module: it returns its input.
+        progress: Whether to show a progress bar; None shows it in a terminal.
     """
     refuse_flags_or_none(progress=progress)
     change = _Change(where, patch, edit, skip)
@@ -134,7 +134,7 @@ def sweep(
 
 
 class _Change:
-    """What is done at each place, and which places are asked for."""
+    """The change that is made at each place, and the places that were asked for."""
 
     def __init__(self, where: Any, patch: Any, edit: Callable[[Any], Any] | None, skip: bool) -> None:
         if not isinstance(skip, bool):
@@ -156,7 +156,7 @@ class _Change:
         self.patch = 0.0 if patch is NOTHING else patch
         self.edit = edit
         self.skip = skip
-        self.does_edit = False  # Whether the function has returned anything.
+        self.does_edit = False  # The edit function has returned something other than None.
 
     @property
     def name(self) -> str:
@@ -164,7 +164,7 @@ class _Change:
         return getattr(self.edit, "__name__", None) or type(self.edit).__name__
 
     def add(self, hooks: Hooks, site: Site, key: Any) -> None:
-        """Add the hook that makes it at one place, which was asked for by `key`."""
+        """Add the hook that makes the change at one place, which was asked for by `key`."""
         if self.edit is not None:
             hooks.edit(site, self._noted(self.edit))
         elif self.skip:
@@ -192,7 +192,7 @@ class _Change:
 
 
 def _refuse_measure(measure: Any) -> None:
-    """Raise for what can't be called without arguments, before the model runs."""
+    """Raise if `measure` can't be called without arguments, before the model runs."""
     if not callable(measure):
         what = "measure is a function that runs the model and returns a number, as in `lambda: loss(model(x))`"
         raise HooklineError(f"{what}, not {describe(measure)}")
@@ -209,7 +209,7 @@ def _refuse_measure(measure: Any) -> None:
 
 
 def _warn_of_dropout(model: Any) -> None:
-    """Warn that what is measured also varies by what dropout draws, in each run."""
+    """Warn if dropout is on: then measurements also vary by chance."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, AnyDropout) and module.training and module.p > 0:
             warn(
@@ -220,7 +220,7 @@ def _warn_of_dropout(model: Any) -> None:
 
 
 def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:
-    """Measure with nothing changed; return that, and the places that fire, each with what asked for it."""
+    """Measure without a change; return the result, and each place that fires with the key that asked for it."""
     with ExitStack() as blocks:
         seen = [(key, blocks.enter_context(_looking(model, key))) for key in change.asked]
         base = _checked(measure())
@@ -238,19 +238,19 @@ def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) ->
 
 
 def _looking(model: nn.Module, where: Where) -> Hooks:
-    """Make hooks that note where something passes; if nothing does anywhere, their block raises and says why."""
+    """Return hooks that note where something passes; if nothing does, their block raises and says why."""
     hooks = capture(model, where, transform=_nothing)
     raise_if_all_miss(hooks)
     return hooks
 
 
 def _nothing(_value: Any) -> int:
-    """Stand for a value: that it passed is enough."""
+    """Return a placeholder: it only matters that a value passed."""
     return 0
 
 
 def _checked(value: Any) -> Any:
-    """Return what was measured as a float, or a tensor without its graph."""
+    """Return a measurement as a float, or as a detached tensor of several elements."""
     if isinstance(value, Tensor) and not value.is_complex() and value.numel():
         return value.detach().clone() if value.numel() > 1 else float(value.detach())
     is_array = getattr(value, "size", 1) != 1

@@ -1,4 +1,4 @@
-"""Tables for notebooks: HTML without a script, nested as the modules are, with a histogram in each row that has one."""
+"""Tables for notebooks: HTML without scripts, nested like the modules, with a histogram in rows that have one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Protocol
 from hookline._tables.terminal import is_number, width
 
 MOST_ROWS = 5000
-OPEN_ROWS = 40  # Modules are open from the top, as long as no more than these are seen.
+OPEN_ROWS = 40  # Modules are opened from the top until this many rows are visible.
 _WIDEST = 40  # Longer texts are wrapped.
 _DEEPEST = 40
 _HEIGHT = 16
 _SEGMENT = re.compile(r"(?:\\.|[^.:\[#/(\\])+")
 
-# Colours are those of the page around it, dark or light; what has a colour of its own is readable on both.
+# Most colours are those of the notebook; the others are readable on dark and light pages.
 _STYLE = """
 .hookline-table{font-family:var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace);font-size:12px;
 line-height:1.5;overflow-x:auto;color:inherit;text-align:left}
@@ -40,7 +40,7 @@ padding:0 .5em;border-bottom:1px solid rgba(128,128,128,.18);align-items:center;
 
 
 class Picture(Protocol):
-    """What a histogram has."""
+    """A histogram."""
 
     @property
     def low(self) -> float:
@@ -48,15 +48,15 @@ class Picture(Protocol):
 
     @property
     def high(self) -> float:
-        """Where the last one ends."""
+        """Where the last bin ends."""
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many elements lie in each."""
+        """How many elements are in each bin."""
 
 
 class _Module:
-    """One name in the tree of modules: its own rows, and what is below it."""
+    """One module in the tree: its own rows, and the modules below it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -79,7 +79,7 @@ def render(
     name: int | None,
     pictures: Callable[[int], Picture | None] | None,
 ) -> str:
-    """Return a table as HTML, every text escaped; `name` is the column by which it is nested."""
+    """Return a table as HTML with all text escaped; `name` is the column by which rows are nested."""
     shown = rows[:MOST_ROWS]
     root = _tree([row[name] for row in shown]) if name is not None else _flat(len(shown))
     _open(root)
@@ -103,7 +103,7 @@ class _Page:
         self.rows = rows
         self.name = name
         self.pictures = pictures
-        # The column of names comes first: it is what opens and closes.
+        # The column of names comes first, since it opens and closes.
         self.order = sorted(range(len(header)), key=lambda column: (column != name, column))
         self.header = header
         self.right = [_is_right(column, name, rows) for column in self.order]
@@ -122,7 +122,7 @@ class _Page:
         return f'<div class="r h" style="grid-template-columns:{self.columns}">{" ".join(cells)}</div>'
 
     def below(self, module: _Module, depth: int, own: int | None = None) -> Iterator[str]:
-        """Return the rows in a module, and in those below it."""
+        """Yield the rows of a module, and of the modules below it."""
         yield from (self._row(index, depth) for index in module.rows if index != own)
         for one in module.below.values():
             yield from self._module(one, depth)
@@ -159,7 +159,7 @@ class _Page:
 
 
 def _tree(names: Sequence[str]) -> _Module:
-    """Return rows by the modules they are of, each where its first row is."""
+    """Return rows by module, each module at the place of its first row."""
     root = _Module("")
     for index, name in enumerate(names):
         module = root
@@ -172,14 +172,14 @@ def _tree(names: Sequence[str]) -> _Module:
 
 
 def _without_chains(module: _Module) -> _Module:
-    """Leave out modules that hold nothing but one other."""
+    """Leave out modules that only hold one other module."""
     module.below = {path: _without_chains(one) for path, one in module.below.items()}
     is_chain = not module.rows and len(module.below) == 1
     return next(iter(module.below.values())) if is_chain else module
 
 
 def _segments(name: str) -> list[str]:
-    r"""Return the names of modules that a site is under: of "h.0.encode():input[0]" those are h and 0."""
+    r"""Return the names of the modules that a site is in: h and 0 for "h.0.encode():input[0]"."""
     found, position = [], 0
     while match := _SEGMENT.match(name, position):
         if name.startswith("(", match.end()):  # A method of the module before.
@@ -198,7 +198,7 @@ def _flat(rows: int) -> _Module:
 
 
 def _open(root: _Module) -> None:
-    """Open modules level by level, as long as what is seen fits on a screen."""
+    """Open modules level by level, as long as the visible rows fit on a screen."""
     level, seen = [root], 0
     while level:
         seen += sum(len(module.rows) + len(module.below) for module in level)
@@ -210,7 +210,7 @@ def _open(root: _Module) -> None:
 
 
 def _name(text: str) -> str:
-    """Write the modules above a place paler than its own name."""
+    """Return a name as HTML, with the modules above it in a paler colour."""
     segments = _segments(text)
     above = ".".join(segments[:-1])
     if not above or not text.startswith(f"{above}."):
@@ -219,7 +219,7 @@ def _name(text: str) -> str:
 
 
 def _svg(picture: Picture | None) -> str:
-    """Draw how values are spread, each bin as high as the root of its count, with a line where zero is."""
+    """Draw a histogram. The height of a bin is the square root of its count; a line marks zero."""
     if picture is None or not any(picture.counts):
         return "<span></span>"
     most, bins = max(picture.counts), len(picture.counts)

@@ -1,7 +1,7 @@
 """A table as text that fits its terminal, in colours, and as HTML; and how counts and sizes are written.
 
-Table     what is shown, and how it is laid out
-Tabular   what shows itself as one: a class with `_table()`
+Table     rows under a header, and how they are laid out
+Tabular   the base of classes that print as a table: they define `_table()`
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hookline._tables.terminal import (
 ENOUGH_ROWS = 24  # Longer tables show repeated blocks as one.
 MOST_ROWS = 60
 
-Shown = tuple[list[list[str]], dict[int, str], list[str]]  # Rows, what stands before some of them, notes.
+Shown = tuple[list[list[str]], dict[int, str], list[str]]  # Rows, text before some of them by number, notes.
 
 
 class Line(NamedTuple):
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header, and what may be done with them where there is little room.
+    """Rows under a header, and how to shorten them if there is little room.
 
     >>> print(Table(("site", "calls"), [("h.0", 1), ("h.1.mlp", 12)]))
     site     calls
@@ -56,13 +56,13 @@ class Table:
     h.1.mlp     12
 
     Args:
-        names: Of the header, which column holds names of places in a model.
-        alike: The columns whose numbers must agree in rows that are shown as one; others become ranges.
-        spare: The columns to leave away first where there is no room for all.
-        weights: How much each row matters. Then none is shown as part of another, and of too many the heaviest are.
-        pictures: Makes the histogram of a row, by its number, for a notebook; None where there is none.
-        empty: What is shown instead of a table without rows.
-        every: How every row is asked for, where some are left out.
+        names: The header of the column with names of places in a model.
+        alike: The columns whose numbers must agree in rows that are merged; others become ranges.
+        spare: The columns to drop first if there is no room for all.
+        weights: How much each row matters. Then rows are not merged; of too many, the heaviest are shown.
+        pictures: Returns the histogram of a row by its number, for a notebook, or None.
+        empty: The text to show if there are no rows.
+        every: The code that shows every row, for the note that some are left out.
     """
 
     header: Sequence[str]
@@ -77,7 +77,7 @@ class Table:
     every: str = 'f"{x:all}"'
 
     def text(self, limit: int | None = None, whole: bool = False) -> str:
-        """Return the table as plain text, not wider than `limit`; `whole` collapses and cuts nothing."""
+        """Return the table as plain text, at most `limit` wide; with `whole`, nothing is merged or cut."""
         return "\n".join(map(str, self.lines(limit, whole)))
 
     def html(self) -> str:
@@ -87,7 +87,7 @@ class Table:
         return render(self.header, self._cells(), self.title, self._name, self.pictures)
 
     def lines(self, limit: int | None = None, whole: bool = False) -> Iterator[Line]:
-        """Return the table line by line, not wider than `limit`."""
+        """Yield the lines of the table, each at most `limit` wide."""
         if not self.rows and self.empty:
             yield from _around("title", self.empty, limit)
             return
@@ -116,7 +116,7 @@ class Table:
         return [[clean(str(cell)) for cell in row] for row in self.rows]
 
     def _shortened(self, cells: list[list[str]]) -> Shown:
-        """Return fewer rows, what stands between them, and what is to be said about it."""
+        """Return fewer rows, text between them, and notes."""
         if self.weights is not None:
             return self._heaviest(cells, self.weights)
         notes = []
@@ -140,17 +140,17 @@ class Table:
 
 
 def table_of(shown: Tabular) -> Table:
-    """Return the table as which something shows itself."""
+    """Return the table of an object that prints as one."""
     return shown._table()
 
 
 class Tabular:
-    """What shows itself as a table: in a terminal, in colours where rich is installed, and in a notebook."""
+    """A base for classes that print as a table: in a terminal (with rich, in colours) and in a notebook."""
 
     __slots__ = ()
 
     def _table(self) -> Table:
-        """Return what is shown."""
+        """Return the table to show."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ class Tabular:
 
 
 class Drawn:
-    """A table that rich draws: the same layout, in colours."""
+    """A table for rich: the same layout, in colours."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -205,7 +205,7 @@ def count(number: int, noun: str) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes as people write it.
+    """Return a number of bytes as text.
 
     >>> size(48), size(3_100_000)
     ('48 B', '3.1 MB')
@@ -218,7 +218,7 @@ def size(nbytes: float) -> str:
 
 
 def _is_interactive() -> bool:
-    """Whether this is an interactive session in a terminal that shows colours, and rich is there to draw them."""
+    """Return True in an interactive session, in a terminal with colours, if rich is installed."""
     if not hasattr(sys, "ps1") or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return False
     return is_terminal(sys.stdout) and importlib.util.find_spec("rich") is not None
@@ -229,7 +229,7 @@ def _whole(cells: list[list[str]]) -> Shown:
 
 
 def _around(kind: str, text: str, limit: int | None) -> Iterator[Line]:
-    """Return a line of text that is not a row, wrapped."""
+    """Yield the wrapped lines of a text that is not a row."""
     for line in wrap(clean(text), limit) if limit is not None else [clean(text)]:
         if line:
             yield Line(kind, [line])

@@ -13,33 +13,40 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 ELLIPSIS = "…"
+GAP = 2  # Blanks between columns.
+_NARROW = 10  # A column up to this width is never squeezed.
+_NAME, _TEXT = 24, 14  # The least width of a column of names, and of text; below that, columns are dropped.
+_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")
+_HERE = "\0"  # Stands for the number in which rows differ, in any of their cells.
 _BLOCKS = " ▏▎▍▌▋▊▉█"
-_JOINER = "\u200d"  # It makes one picture of several.
+_JOINER = "\u200d"  # Joins several emoji into one.
+
+Limits = tuple[str, str]  # The smallest and the largest number of merged cells, as text.
 
 
 def terminal_width(stream: Any = None) -> int | None:
-    """Return how wide the terminal is to which text goes; None if it goes elsewhere, where it may be of any width."""
+    """Return the width of the terminal that a stream writes to; None if it is not a terminal."""
     stream = sys.stdout if stream is None else stream
     if not is_terminal(stream):
         return None
     given = os.environ.get("COLUMNS", "")
     try:
         columns = int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):  # It says that it is a terminal, but is none of this system's.
+    except (OSError, ValueError, AttributeError):  # A stand-in for a terminal, without a file descriptor.
         columns = 0
     return columns or 80
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal, so that a person reads what is written there."""
+    """Return True if a stream is a terminal."""
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # There is none, or it is closed.
+    except (AttributeError, ValueError):  # The stream is None, or closed.
         return False
 
 
 def clean(text: str) -> str:
-    r"""Return text that stays on one line and does nothing to a terminal: what can't be seen is written out.
+    r"""Return text as one line without control characters, which are written as escapes.
 
     >>> clean("two\nlines, \x1b[31mred")
     'two lines, \\x1b[31mred'
@@ -50,7 +57,7 @@ def clean(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Return how many columns of a terminal a text takes.
+    """Return how many columns a text takes in a terminal.
 
     >>> width("h.0"), width("層.0")
     (3, 4)
@@ -59,7 +66,7 @@ def width(text: str) -> int:
 
 
 def pad(text: str, columns: int, right: bool = False) -> str:
-    """Fill a text up with blanks, as far as it goes in a terminal."""
+    """Pad a text with blanks to a number of columns."""
     blanks = " " * (columns - width(text))
     return blanks + text if right else text + blanks
 
@@ -74,7 +81,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def cut_name(text: str, columns: int) -> str:
-    """Cut a name in its first half: what tells it from others is at its end.
+    """Shorten a name in its first half, since names differ mostly at the end.
 
     >>> cut_name("transformer.h.0.attn.c_proj", 20)
     'tran…h.0.attn.c_proj'
@@ -84,13 +91,13 @@ def cut_name(text: str, columns: int) -> str:
     head = _first(text, (columns - 1) // 4)
     tail = _last(text, columns - 1 - width(head))
     dot = tail.find(".")
-    if 0 < dot <= len(tail) // 4 and not text.endswith(f".{tail}"):  # Rather all of a name than the end of one.
+    if 0 < dot <= len(tail) // 4 and not text.endswith(f".{tail}"):  # Begin at a dot rather than inside a name.
         tail = tail[dot:]
     return head + ELLIPSIS + tail
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Break a text into lines: at blanks, but not inside a shape, and behind dots.
+    """Break a text into lines at blanks, except inside a shape, and after dots.
 
     >>> wrap("never called: a container", 16)
     ['never called: a', 'container']
@@ -111,7 +118,7 @@ def wrap(text: str, columns: int) -> list[str]:
 
 
 def bar(share: float, columns: int) -> str:
-    """Draw a share of 1 as text, to an eighth of a column.
+    """Draw a share between 0 and 1 as a bar, exact to an eighth of a column.
 
     >>> bar(0.5, 8), bar(0.3, 4)
     ('████', '█▎')
@@ -133,7 +140,7 @@ def _columns(character: str) -> int:
 
 
 def _clusters(text: str) -> Iterator[str]:
-    """Return characters with the marks that belong to them."""
+    """Yield characters, each with its combining marks."""
     cluster = ""
     for character in text:
         if cluster and _columns(character) and not cluster.endswith(_JOINER):
@@ -162,14 +169,8 @@ def _fitting(clusters: list[str], columns: int) -> list[str]:
     return found
 
 
-_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")
-_HERE = "\0"  # Stands for the number in which rows differ, where another of their cells names it too.
-
-Limits = tuple[str, str]
-
-
 class _Row:
-    """One row or several: its name as text, number, text, …; its numbers as the least and the most of them."""
+    """One row or several merged ones: the name as text, number, text, …; numeric cells as smallest and largest."""
 
     def __init__(self, parts: list[str], cells: list[str], limits: dict[int, Limits]) -> None:
         self.parts = parts
@@ -177,7 +178,7 @@ class _Row:
         self.limits = limits
 
     def key(self, position: int, alike: Collection[int]) -> tuple[object, ...]:
-        """Return what has to be the same in rows that are one: all but a number of the name, and what may vary."""
+        """Return what must be equal in merged rows: all but one number of the name and the cells that may vary."""
         number = self.parts[position]
         others = [_HERE if index == position else part for index, part in enumerate(self.parts)]
         cells = [
@@ -187,7 +188,7 @@ class _Row:
         return tuple(others), tuple(cells)
 
     def texts(self, name: int) -> list[str]:
-        """Return what stands in the cells."""
+        """Return the texts of the cells."""
         cells = list(self.cells)
         for column, (low, high) in self.limits.items():
             cells[column] = low if low == high else f"{low}{ELLIPSIS}{high}"
@@ -196,14 +197,14 @@ class _Row:
 
 
 def collapse(rows: Sequence[Sequence[str]], name: int, alike: Collection[int], enough: int) -> list[list[str]]:
-    """Make one row of those that are alike in all but a number of their name, until so few are left that it is enough.
+    """Merge rows that differ only in a number of their name, until at most `enough` rows are left.
 
     >>> collapse([["h.0", "32"], ["h.1", "48"], ["head", "9"]], name=0, alike=(), enough=2)
     [['h.{0,1}', '32…48'], ['head', '9']]
 
     Args:
         name: The column with the names.
-        alike: The columns whose numbers have to be the same too; others become ranges.
+        alike: The columns whose numbers must be equal too; others become ranges.
     """
     found = [_row(row, name) for row in rows]
     for position in range(1, max((len(row.parts) for row in found), default=0), 2):
@@ -214,7 +215,7 @@ def collapse(rows: Sequence[Sequence[str]], name: int, alike: Collection[int], e
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell holds a number, a range of them, or nothing."""
+    """Return True if a cell is a number, a range of numbers, or empty."""
     return cell in ("", "-") or all(_value(part) is not None for part in cell.split(ELLIPSIS))
 
 
@@ -248,9 +249,10 @@ def _merged(rows: list[_Row], position: int, alike: Collection[int]) -> list[_Ro
 
 
 def _joined(group: list[tuple[int, _Row]], position: int) -> list[tuple[int, _Row]]:
-    """Return rows, each with its place in the table, as one; or as they are, if they are not a block."""
+    """Merge rows, each given with its place in the table; return them as they are if they are not a block."""
     numbers = sorted(int(row.parts[position]) for _, row in group) if len(group) > 1 else []
-    if not numbers or (len(numbers) == 2 and numbers[1] > numbers[0] + 1):  # Two that are far apart are not a block.
+    # Two rows that are far apart are not a block.
+    if not numbers or (len(numbers) == 2 and numbers[1] > numbers[0] + 1):
         return group
     (place, first), several = group[0], _several(numbers)
     parts = [several if index == position else part for index, part in enumerate(first.parts)]
@@ -268,7 +270,7 @@ def _order(text: str) -> float:
 
 
 def _several(numbers: list[int]) -> str:
-    """Write numbers as the site language writes alternatives, with ranges: "{0…3,5}", "{0,2…10}"."""
+    """Write numbers as alternatives of the site language, with ranges: "{0…3,5}", "{0,2…10}"."""
     step = numbers[1] - numbers[0]
     if len(numbers) > 3 and step > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
         return f"{{{numbers[0]},{numbers[1]}{ELLIPSIS}{numbers[-1]}}}"
@@ -283,20 +285,15 @@ def _several(numbers: list[int]) -> str:
 
 
 def _mention(cell: str, number: str) -> str:
-    """Mark where a text names a module by this number: "Capture 'h.0.attn' instead"."""
+    """Mark where a text names a module by this number, as in "Capture 'h.0.attn' instead"."""
     if number not in cell:
         return cell
     return re.sub(rf"(?:(?<=[A-Za-z_]\.)|(?<=')){number}(?!\w)", _HERE, cell)
 
 
-GAP = 2  # Blanks between columns.
-_NARROW = 10  # A column up to here is left as it is.
-_NAME, _TEXT = 24, 14  # To fewer columns neither is squeezed, rather something is left out.
-
-
 @dataclass(frozen=True)
 class Column:
-    """One column: its header, its cells, and what they are. What takes a look at every cell is looked up once."""
+    """One column: its header and cells, and whether they are names."""
 
     header: str
     cells: list[str]
@@ -304,24 +301,24 @@ class Column:
 
     @cached_property
     def is_right(self) -> bool:
-        """Whether it is set to the right: numbers are, unless they are names."""
+        """True if the column is aligned right: numbers are, unless they are names."""
         return not self.is_name and bool(self.cells) and all(map(is_number, self.cells))
 
     @cached_property
     def natural(self) -> int:
-        """The width it takes as it is."""
+        """The width of its longest cell."""
         return max(map(width, (self.header, *self.cells)))
 
     @cached_property
     def least(self) -> int:
-        """The width to which it may be squeezed."""
+        """The least width to which it may be squeezed."""
         if self.is_right or self.header == "":
             return self.natural
         return min(self.natural, max(_NAME if self.is_name else _TEXT, _NARROW))
 
 
 class Grid(NamedTuple):
-    """Columns as they are to be shown: for each row the lines of each cell, and what is left to say."""
+    """Columns with their widths, the lines of each cell of each row, and notes."""
 
     columns: list[Column]
     widths: list[int]
@@ -329,7 +326,7 @@ class Grid(NamedTuple):
     notes: list[str]
 
     def line(self, texts: Sequence[str]) -> list[str]:
-        """Set one line of each cell to its place."""
+        """Pad one line of each cell to the width of its column."""
         return [
             pad(text, room, column.is_right)
             for text, room, column in zip(texts, self.widths, self.columns, strict=True)
@@ -337,7 +334,7 @@ class Grid(NamedTuple):
 
 
 def arrange(columns: list[Column], limit: int | None, spare: Sequence[str] = ()) -> Grid:
-    """Set columns side by side within `limit`, if there is one; `spare` ones are the first to go."""
+    """Lay out columns within `limit` columns of a terminal; `spare` ones are dropped first."""
     notes: list[str] = []
     if limit is not None and _total(columns) > limit:
         columns = _with_shorter_ranges(columns, limit)
@@ -352,7 +349,7 @@ def _total(columns: list[Column], least: bool = False) -> int:
 
 
 def _with_shorter_ranges(columns: list[Column], limit: int) -> list[Column]:
-    """Write ranges of numbers with fewer digits; each number by itself stays what it is."""
+    """Write ranges of numbers with fewer digits; single numbers stay as they are."""
     for digits in (3, 2):
         columns = [replace(column, cells=[_rounded(cell, digits) for cell in column.cells]) for column in columns]
         if _total(columns) <= limit:
@@ -368,7 +365,7 @@ def _rounded(cell: str, digits: int) -> str:
 
 
 def _with_fewer(columns: list[Column], limit: int, spare: Sequence[str]) -> tuple[list[Column], list[str]]:
-    """Leave columns away until the others can be squeezed in: bars, what says one thing only, the spare, the last."""
+    """Drop columns until the rest fits: first bars, then constant columns, then `spare`, then from the right."""
     same: dict[str, str] = {}
     lost = set[str]()
     headers, columns = [column.header for column in columns], list(columns)
@@ -391,7 +388,7 @@ def _with_fewer(columns: list[Column], limit: int, spare: Sequence[str]) -> tupl
 
 
 def _shares(columns: list[Column], limit: int | None) -> list[int]:
-    """Return how wide each column is: as it likes, or what is left, shared out among those that would have more."""
+    """Return the width of each column: its natural one, or a share of the room that is left."""
     if limit is None or _total(columns) <= limit:
         return [column.natural for column in columns]
     widths = [column.least for column in columns]
@@ -408,6 +405,6 @@ def _lines(column: Column, room: int) -> list[list[str]]:
     if not column.is_name:
         return [wrap(cell, room) if " " in cell else [cut(cell, room)] for cell in column.cells]
     short = [cut_name(cell, room) for cell in column.cells]
-    if len(set(short)) < len(set(column.cells)):  # Cut, some would be the same name.
+    if len(set(short)) < len(set(column.cells)):  # Shortened, some names would be equal.
         return [wrap(cell, room) for cell in column.cells]
     return [[cell] for cell in short]

@@ -14,11 +14,11 @@ from hookline.errors import EditError, HooklineError, NotCaptured, SiteError, di
 from hookline.points.hook_points import RAISES, SILENT, WARNS, HookPoint, HookToAdd, Points
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
-HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Their positions come before heads and their width.
+HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Shape: (batch, position, head, width).
 
 
 class Activations(dict[str, Any]):
-    """What passed at each point, by name, in the order they fired. A name that is not there raises with the reason."""
+    """What passed at each point, by name, in the order in which they fired. A missing name raises with the reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class CacheOptions(NamedTuple):
     pos_slice: Any = None
 
     def refuse(self) -> None:
-        """Raise for an option that means nothing."""
+        """Raise for an invalid option."""
         refuse_flags(remove_batch_dim=self.remove_batch_dim)
         if self.device is not None:
             device_of(self.device)
 
     @property
     def cuts(self) -> bool:
-        """Whether only a part of a value is kept."""
+        """True if only a part of each value is kept."""
         return self.remove_batch_dim or self.pos_slice is not None
 
     def cut(self, tensor: Tensor, name: str) -> Tensor:
@@ -55,22 +55,22 @@ class CacheOptions(NamedTuple):
         dimension = 3 if name.removesuffix("_grad").endswith(HEADS) else 2
         if self.pos_slice is None or tensor.dim() < dimension:
             return tensor
-        chosen = getattr(self.pos_slice, "slice", self.pos_slice)  # A Slice of transformer_lens holds one.
+        chosen = getattr(self.pos_slice, "slice", self.pos_slice)  # A Slice of transformer_lens holds a slice.
         where = slice(*chosen) if isinstance(chosen, tuple) else chosen
         if isinstance(self.pos_slice, int):
-            where = [chosen]  # So that the dimension stays.
+            where = [chosen]  # A list keeps the dimension.
         index = (..., where, *(slice(None),) * (dimension - 1))
         try:
-            return tensor[index].clone()  # A view would hold the whole.
+            return tensor[index].clone()  # A view would keep the whole tensor in memory.
         except (IndexError, TypeError) as error:
             shape = tuple(tensor.shape)
             raise EditError(f"pos_slice={self.pos_slice!r} chooses nothing of {shape}: {error}") from None
 
 
 class Saver:
-    """A hook function that keeps what passes in a dict, under the name of its point. The latest counts."""
+    """A hook function that stores what passes in a dict, by the name of its point. The latest value stays."""
 
-    takes_whole = True  # Not tensor by tensor: see HookCall.
+    takes_whole = True  # HookCall passes the whole value, not tensor by tensor.
 
     def __init__(self, cache: dict[str, Any], options: CacheOptions, suffix: str, when_missing: str) -> None:
         self.cache = cache
@@ -79,7 +79,7 @@ class Saver:
         self.when_missing = when_missing
 
     def __call__(self, value: Any, hook: Any) -> None:
-        """Keep a value."""
+        """Store a value."""
         name = hook.name + self.suffix
         kept = map_tensors(lambda tensor: share_detached(tensor).to(self.options.device), value)
         self.cache[name] = _single(map_tensors(lambda tensor: self.options.cut(tensor, name), kept))
@@ -88,7 +88,7 @@ class Saver:
 def caching_hooks(
     points: Points, names: NamesFilter, incl_bwd: bool, options: CacheOptions, cache: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Saver]], list[tuple[str, Saver]]]:
-    """Return a dict, and the hook functions by name that fill it when they are added."""
+    """Return a dict, and for each direction the (name, hook function) pairs that fill it."""
     refuse_flags(incl_bwd=incl_bwd)
     options.refuse()
     if cache is not None and not isinstance(cache, MutableMapping):
@@ -117,7 +117,7 @@ def run_with_cache(
     wanted = [
         HookToAdd(point, Saver(foreign, options, suffix, when_missing), dir, when_missing)
         for point in chosen.values()
-        if not isinstance(point, HookPoint)  # One of transformer_lens in the model: its own hooks see what others did.
+        if not isinstance(point, HookPoint)  # Points of transformer_lens call hooks themselves.
         for dir, suffix in (("fwd", ""), ("bwd", "_grad"))[: 1 + incl_bwd]
     ]
     own = {name: points.site(point) for name, point in chosen.items() if isinstance(point, HookPoint)}
@@ -158,7 +158,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], incl_b
 
 
 def collect(acts: Cache, sites: dict[str, Site]) -> Activations:
-    """Return what was captured by the names of the points; of several operations on a parameter the latest counts."""
+    """Return captured values by the names of their points; of several operations on a parameter, the latest."""
     result = Activations()
     names = {(site.path, site.port, bool(site.member)): name for name, site in sites.items()}
     for text in acts:
@@ -176,26 +176,26 @@ def collect(acts: Cache, sites: dict[str, Site]) -> Activations:
 
 
 def _single(value: Any) -> Any:
-    """Return the one tensor that a value holds, or else the value."""
+    """Return the tensor of a value that holds only one, otherwise the value."""
     tensors = leaves(value)
     return tensors[0] if len(tensors) == 1 else value
 
 
 def _choose(points: Points, names: NamesFilter) -> tuple[dict[str, Any], str]:
-    """Return the points that are meant, by name, and what happens when nothing passes there."""
+    """Return the points that `names` means, by name, and what happens when nothing passes there."""
     found: dict[str, Any] = dict(points.read())
     if names is None:
         return found, SILENT
     if callable(names):
         return {point.name or "": point for point in points.choose(names)}, WARNS
-    wanted = _listed(names)
+    wanted = _names_in(names)
     for name in wanted - set(found):
-        points.choose(name)  # It raises, and says what is near.
+        points.choose(name)  # Raises, and says which names are similar.
     return {name: point for name, point in found.items() if name in wanted}, RAISES
 
 
-def _listed(names: Any) -> set[Any]:
-    """Return the names in a list of them; a mapping is none, nor is an iterator that has nothing left."""
+def _names_in(names: Any) -> set[Any]:
+    """Return the names in a names_filter; raise for a mapping or an empty iterator."""
     is_list = isinstance(names, (Sequence, Set, Iterator))
     listed = {names} if isinstance(names, str) else set(names) if is_list else {None}
     if not all(isinstance(name, str) for name in listed) or (isinstance(names, Iterator) and not listed):
@@ -210,7 +210,7 @@ def _refuse_batch(given: Any) -> None:
 
 
 def loss_of(output: Any) -> Tensor:
-    """Return an output of which backward() can be called."""
+    """Return an output on which backward() can be called."""
     if not isinstance(output, Tensor) or output.numel() != 1:
         raise EditError(f"incl_bwd=True calls backward() on the output, which is {describe(output)}, not one number")
     return output

@@ -34,129 +34,7 @@ from hookline.points.caching import CacheOptions, captures, collect
 from hookline.points.hook_points import SILENT, HookPoint, HookToAdd
 from hookline.points.hooked_model import HookedRoot, auto_hook, points_of
 
-Key = tuple[str, str]  # The path of a module, and what of it.
-
-
-class State:
-    """What a model was when this was made. `restore` puts it back, `leftovers` tells what is different."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [(path, module) for path, module in Names(model).once() if not is_scripted(module)]
-        seen: set[int] = set()
-        self._restorers = [module_restorer(module, seen) for _, module in self._modules]
-        self._held = [dict(module.__dict__) for _, module in self._modules]  # So that no id is given away again.
-        self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        self._tensors = [(tensor, share_for_now(tensor.detach())) for _, tensor in self._named_tensors()]
-        self._random = _random_numbers()
-        self._before = self.read()
-
-    def restore(self) -> None:
-        """Put everything back; gradients are empty until `close`."""
-        for put_back in self._restorers:
-            put_back()
-        with torch.no_grad():
-            for tensor, before in self._tensors:
-                if not is_same(tensor, before):
-                    tensor.copy_(before)
-        for parameter, _ in self._gradients:
-            parameter.grad = None
-        _set_random_numbers(self._random)
-
-    def close(self) -> None:
-        """Put everything back, gradients too."""
-        self.restore()
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-
-    def read(self) -> dict[Key, Any]:
-        """Return what can be compared: tensors by their numbers, anything else by what it is."""
-        found: dict[Key, Any] = {}
-        for path, module in self._modules:
-            found[path, "its class"] = type(module)
-            found |= {(path, f"{name!r}"): _token(value) for name, value in module.__dict__.items()}
-        for (path, name), tensor in self._named_tensors():
-            found[path, f"the numbers of {name!r}"] = share_for_now(tensor.detach())
-            found[path, f"the gradient of {name!r}"] = id(tensor.grad) if tensor.is_leaf else 0
-        return found | {("", f"the random numbers {kind}"): state for kind, state in _random_numbers().items()}
-
-    def leftovers(self, bare: Mapping[Key, Any] | None = None) -> Iterator[Key]:
-        """Yield what is not as it was, or not as a bare run left it; what a bare run changes too does not count."""
-        before, now = self._before, self.read()
-        reference = before if bare is None else bare
-        for key in {**reference, **now}:
-            mine, other = now.get(key), reference.get(key)
-            if _is_equal(mine, other):
-                continue
-            changes_by_itself = not isinstance(mine, Tensor) and not _is_equal(other, before.get(key))
-            if bare is None or not changes_by_itself:
-                yield key
-
-    def _named_tensors(self) -> Iterator[tuple[Key, Tensor]]:
-        seen: set[int] = set()
-        for path, module in self._modules:
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield (path, name), tensor
-
-
-@contextmanager
-def kept_random_numbers() -> Iterator[None]:
-    """Give the random numbers back that are drawn meanwhile."""
-    before = _random_numbers()
-    try:
-        yield
-    finally:
-        _set_random_numbers(before)
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether two values hold the same tensors, bit by bit."""
-    ones, others = leaves(one), leaves(other)
-    return len(ones) == len(others) and all(map(_are_same, ones, others))
-
-
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-        return False
-    if torch.equal(one, other):
-        return True
-    has_nan = one.is_floating_point() or one.is_complex()
-    return has_nan and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
-
-
-def _token(value: Any) -> Any:
-    if isinstance(value, (dict, OrderedDict)):
-        return tuple((key, id(part)) for key, part in value.items())
-    if isinstance(value, (list, tuple, set, deque)):
-        return tuple(map(id, value))
-    return value if isinstance(value, ATOMS) else id(value)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and is_same(one, other)
-    return type(one) is type(other) and bool(one == other)
-
-
-def _random_numbers() -> dict[str, Any]:
-    found: dict[str, Any] = {"of torch": torch.get_rng_state(), "of Python": random.getstate()}
-    if torch.cuda.is_initialized():
-        found |= {f"of cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    if "numpy" in sys.modules:
-        name, numbers, *rest = sys.modules["numpy"].random.get_state()
-        found["of numpy"] = (name, tuple(numbers.tolist()), *rest)  # Arrays can't be compared as one.
-    return found
-
-
-def _set_random_numbers(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["of torch"])
-    random.setstate(states["of Python"])
-    if "of numpy" in states:
-        sys.modules["numpy"].random.set_state(states["of numpy"])
-    for kind, state in states.items():
-        if kind.startswith("of cuda:"):
-            torch.cuda.set_rng_state(state, int(kind.partition(":")[2]))
+Key = tuple[str, str]  # The path of a module, and which part of its state.
 
 
 FIRES = "every point fires"
@@ -191,12 +69,12 @@ class Report(Tabular, Sequence[PointRow]):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """True if nothing failed."""
         return not self.failures
 
     @property
     def failures(self) -> list[PointRow]:
-        """The rows of what failed."""
+        """The rows that failed."""
         return [row for row in self.rows if row.result == "failed"]
 
     def __bool__(self) -> bool:
@@ -235,8 +113,8 @@ def check(
     everything is restored                     passed
 
     Args:
-        input_kwargs: What the model is called with.
-        init_kwargs: What the class is called with, if it is one.
+        input_kwargs: The keyword arguments of the model.
+        init_kwargs: The keyword arguments of the class, if `model` is one.
         strict: Raise if anything fails.
     """
     refuse_flags(strict=strict)
@@ -287,7 +165,7 @@ class Comparison:
 
     def found(self) -> Iterator[PointRow]:
         """Run all checks, and yield a row for each."""
-        bare = self.run()  # What fails without hooks is the model's own.
+        bare = self.run()  # An error without hooks is the model's own.
         try:
             left = self.state.read()
             yield from self._compare(bare, self.run(), VALUES, "two runs of the bare model differ")
@@ -310,7 +188,7 @@ class Comparison:
 
     def run(self, *wanted: HookToAdd, block: Hooks | None = None) -> Any:
         """Run the model once under hook functions, and a block."""
-        self.state.restore()  # Before anything is attached, which it would take away.
+        self.state.restore()  # Before hooks are attached, which it would remove.
         with block or nullcontext(), self.points.opened(list(wanted)):
             return self.model(**map_tensors(_fresh, dict(self.given), in_objects=True))
 
@@ -319,7 +197,7 @@ class Comparison:
             yield PointRow(check, "", "failed", problem)
 
     def _watched(self, bare: Any) -> tuple[dict[str, Any], set[str]]:
-        """Return the values that torch's own hooks see, and where they are called; nothing if they change the model."""
+        """Return the values that torch's own hooks see, and at which points; nothing if they change the output."""
         seen: dict[str, Any] = {}
         modules = dict(Names(self.model).once())
         paths = {name: site.path for name, site in self.sites.items() if not site.member}
@@ -334,7 +212,7 @@ class Comparison:
         return (seen, set(seen)) if is_same(bare, output) else ({}, set())
 
     def _observed(self) -> tuple[dict[str, int], dict[str, Any], Any]:
-        """Return how often each point fired, what passed there, and the output, while nothing is changed."""
+        """Run with hooks that change nothing; return how often each point fired, what passed, and the output."""
         calls: dict[str, int] = {}
 
         def observe(_tensor: Tensor, hook: HookPoint) -> None:
@@ -364,7 +242,7 @@ class Comparison:
                 yield PointRow(FIRES, name, "listed", self.reasons.get(name, "not called"))
 
     def _is_known(self, site: Site) -> bool:
-        """Whether it is known why a module is not called, though it is when torch's own hooks are on it."""
+        """Return True if hookline knows why a module is not called, though torch's own hooks make it be called."""
         return why_not_called(site.path, dict(Names(self.model).once())[site.path], self.model) != ""
 
     def _values(self, passed: dict[str, Any], seen: dict[str, Any]) -> Iterator[PointRow]:
@@ -383,7 +261,7 @@ class Comparison:
             except HooklineError as error:
                 yield PointRow(EDITS, name, "failed", str(error))
                 continue
-            except Exception:  # The model can't go on with it: that is an effect too.
+            except Exception:  # The model fails on the changed value, so the change had an effect.
                 continue
             if not edited:
                 yield PointRow(EDITS, name, "listed", "only numbers that are not continuous pass here")
@@ -440,7 +318,7 @@ def _keeping(seen: dict[str, Any], name: str) -> Callable[..., None]:
 
 
 def _noising(edited: list[str]) -> Callable[..., Tensor | None]:
-    """Make a hook that changes what passes by other numbers each, so that no norm can take it out."""
+    """Return a hook that adds different noise to each element, so that no normalisation can remove it."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(tensor: Tensor, hook: Any) -> Tensor | None:
@@ -451,3 +329,126 @@ def _noising(edited: list[str]) -> Callable[..., Tensor | None]:
         return tensor + noise * (1 + tensor.detach().abs())
 
     return noise
+
+
+class State:
+    """The state of a model before a check. `restore` puts it back, `leftovers` yields what differs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(path, module) for path, module in Names(model).once() if not is_scripted(module)]
+        seen: set[int] = set()
+        self._restorers = [module_restorer(module, seen) for _, module in self._modules]
+        # Keeps all objects alive, so that no id is reused.
+        self._held = [dict(module.__dict__) for _, module in self._modules]
+        self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self._tensors = [(tensor, share_for_now(tensor.detach())) for _, tensor in self._named_tensors()]
+        self._random = _random_numbers()
+        self._before = self.read()
+
+    def restore(self) -> None:
+        """Put everything back; gradients stay None until `close`."""
+        for put_back in self._restorers:
+            put_back()
+        with torch.no_grad():
+            for tensor, before in self._tensors:
+                if not is_same(tensor, before):
+                    tensor.copy_(before)
+        for parameter, _ in self._gradients:
+            parameter.grad = None
+        _set_random_numbers(self._random)
+
+    def close(self) -> None:
+        """Put everything back, including gradients."""
+        self.restore()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def read(self) -> dict[Key, Any]:
+        """Return the state in a form that can be compared: tensors by their numbers, other objects by identity."""
+        found: dict[Key, Any] = {}
+        for path, module in self._modules:
+            found[path, "its class"] = type(module)
+            found |= {(path, f"{name!r}"): _token(value) for name, value in module.__dict__.items()}
+        for (path, name), tensor in self._named_tensors():
+            found[path, f"the numbers of {name!r}"] = share_for_now(tensor.detach())
+            found[path, f"the gradient of {name!r}"] = id(tensor.grad) if tensor.is_leaf else 0
+        return found | {("", f"the random numbers {kind}"): state for kind, state in _random_numbers().items()}
+
+    def leftovers(self, bare: Mapping[Key, Any] | None = None) -> Iterator[Key]:
+        """Yield what differs from the state before, or, with `bare`, from the state that a run without hooks leaves."""
+        before, now = self._before, self.read()
+        reference = before if bare is None else bare
+        for key in {**reference, **now}:
+            mine, other = now.get(key), reference.get(key)
+            if _is_equal(mine, other):
+                continue
+            changes_by_itself = not isinstance(mine, Tensor) and not _is_equal(other, before.get(key))
+            if bare is None or not changes_by_itself:
+                yield key
+
+    def _named_tensors(self) -> Iterator[tuple[Key, Tensor]]:
+        seen: set[int] = set()
+        for path, module in self._modules:
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield (path, name), tensor
+
+
+@contextmanager
+def kept_random_numbers() -> Iterator[None]:
+    """Restore the state of all random number generators at the end of a block."""
+    before = _random_numbers()
+    try:
+        yield
+    finally:
+        _set_random_numbers(before)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return True if two values hold equal tensors, bit by bit."""
+    ones, others = leaves(one), leaves(other)
+    return len(ones) == len(others) and all(map(_are_same, ones, others))
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    if torch.equal(one, other):
+        return True
+    has_nan = one.is_floating_point() or one.is_complex()
+    return has_nan and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def _token(value: Any) -> Any:
+    if isinstance(value, (dict, OrderedDict)):
+        return tuple((key, id(part)) for key, part in value.items())
+    if isinstance(value, (list, tuple, set, deque)):
+        return tuple(map(id, value))
+    return value if isinstance(value, ATOMS) else id(value)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and is_same(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _random_numbers() -> dict[str, Any]:
+    found: dict[str, Any] = {"of torch": torch.get_rng_state(), "of Python": random.getstate()}
+    if torch.cuda.is_initialized():
+        found |= {f"of cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    if "numpy" in sys.modules:
+        name, numbers, *rest = sys.modules["numpy"].random.get_state()
+        found["of numpy"] = (name, tuple(numbers.tolist()), *rest)  # A tuple, since arrays can't be compared with ==.
+    return found
+
+
+def _set_random_numbers(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["of torch"])
+    random.setstate(states["of Python"])
+    if "of numpy" in states:
+        sys.modules["numpy"].random.set_state(states["of numpy"])
+    for kind, state in states.items():
+        if kind.startswith("of cuda:"):
+            torch.cuda.set_rng_state(state, int(kind.partition(":")[2]))

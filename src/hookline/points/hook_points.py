@@ -1,6 +1,7 @@
-"""`HookPoint`, and all hook points of one model: by name, with the functions that act on them in a block.
+"""`HookPoint`, and `Points`: all hook points of one model by name, and the functions that act at them in a block.
 
-A `HookPoint` holds its functions as handles, each of them one hook of hookline's; with none, nothing is on the model.
+A `HookPoint` holds its functions as handles, each one hook of hookline; without any, nothing is on the model. If
+transformer_lens is installed, hook points and hooked models are instances of its classes too.
 """
 
 from __future__ import annotations
@@ -38,56 +39,9 @@ from hookline._torch import known_version
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, did_you_mean, warn
 
 Kind = TypeVar("Kind", bound=type)
-
-
-class Lens(NamedTuple):
-    """The two classes that the interface consists of."""
-
-    point: Any
-    root: Any
-
-
-@cache
-def lens() -> Lens | None:
-    """Return transformer_lens's HookPoint and HookedRootModule, or None where it is not installed."""
-    if importlib.util.find_spec("transformer_lens") is None:
-        return None
-    try:
-        package = importlib.import_module("transformer_lens")
-        points = importlib.import_module("transformer_lens.hook_points")
-    except Exception as error:  # It comes with a tree of packages, of which any may be broken.
-        warn(f"transformer_lens is installed but can't be imported ({error}); hookline's own hook points are used")
-        return None
-    root = getattr(package, "HookedRootModule", None) or points.HookedRootModule  # It was moved in version 3.
-    return Lens(points.HookPoint, getattr(root, "HookedRootModule", root))
-
-
-@cache
-def as_point(kind: Kind) -> Kind:
-    """Return a class of hook points, as a subclass of transformer_lens's HookPoint where there is one."""
-    found = lens()
-    return kind if found is None else _both(kind, found.point)
-
-
-@cache
-def as_root(kind: Kind) -> Kind:
-    """Return a class of hooked models, as a subclass of transformer_lens's HookedRootModule where there is one."""
-    found = lens()
-    return kind if found is None else _both(kind, found.root)
-
-
-def is_lens_point(module: nn.Module) -> bool:
-    """Whether a module is a hook point that its author put there, with transformer_lens."""
-    points = sys.modules.get("transformer_lens.hook_points")
-    return points is not None and isinstance(module, points.HookPoint)
-
-
-def _both(kind: Any, other: type) -> Any:
-    return type(kind.__name__, (kind, other), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-
-
 HookFunction = Callable[..., Any]
-Place = Callable[["HookPoint", str, "HookCall"], Hooks]
+NameOrFilter = str | Callable[[str], bool]
+AddToModel = Callable[["HookPoint", str, "HookCall"], Hooks]  # Adds a hook at one port of a point's module.
 PORTS = {"fwd": "output", "bwd": "grad_output"}
 SILENT, WARNS, RAISES = "ignore", "warn", "raise"  # What happens when nothing passes at a point: see when_missing.
 
@@ -102,7 +56,7 @@ class Handle:
     user_hook: HookFunction
 
     def matches(self, including_permanent: bool, level: int | None) -> bool:
-        """Whether it is among those that a call means."""
+        """Return True if a call with these arguments means this handle."""
         return (including_permanent or not self.is_permanent) and level in (None, self.context_level)
 
 
@@ -125,8 +79,8 @@ class HookPoint(nn.Module):
         self.ctx: dict[Any, Any] = {}
         self.fwd_hooks: list[Handle] = []
         self.bwd_hooks: list[Handle] = []
-        self._place: Place | None = None  # None: its author put it into a model, where it is called.
-        self._hooks: Hooks | None = None  # What holds its hooks then.
+        self._add_to_model: AddToModel | None = None  # None if the model's author put the point into it and calls it.
+        self._hooks: Hooks | None = None  # The hooks of such a point.
 
     def forward(self, x: Any) -> Any:
         """Return the value as it is."""
@@ -148,8 +102,8 @@ class HookPoint(nn.Module):
         refuse_level(level)
         handles = self.handles(dir)
         hook_call = HookCall(hook, self, dir)
-        added = self._put(hook_call) if self._place is None else self._place(self, PORTS[dir], hook_call)
-        added.when_missing(WARNS)  # A hook that stays meets runs without gradients too.
+        added = self._put(hook_call) if self._add_to_model is None else self._add_to_model(self, PORTS[dir], hook_call)
+        added.when_missing(WARNS)  # It stays, so there may be runs without gradients.
         if prepend:
             put_first(added)
         handle = Handle(added, is_permanent, level, hook)
@@ -161,7 +115,7 @@ class HookPoint(nn.Module):
         self.add_hook(hook, dir=dir, is_permanent=True)
 
     def remove_hooks(self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None) -> None:
-        """Remove its hooks of one direction, or of "both"; with a level, only those that were added with it."""
+        """Remove the hooks of one direction, or of "both"; with a level, only those added with that level."""
         refuse_flags(including_permanent=including_permanent)
         refuse_level(level)
         for one in _directions(dir):
@@ -171,14 +125,14 @@ class HookPoint(nn.Module):
                 handles.remove(handle)
 
     def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
-        """Whether it has hooks of one direction, or of either."""
+        """Return True if the point has hooks of one direction, or of either."""
         refuse_flags(including_permanent=including_permanent)
         refuse_level(level)
         handles = [handle for one in _directions(dir) for handle in self.handles(one)]
         return any(handle.matches(including_permanent, level) for handle in handles)
 
     def clear_context(self) -> None:
-        """Empty `ctx`, in which hooks keep what they like."""
+        """Empty `ctx`, where hook functions may store anything."""
         self.ctx = {}
 
     def layer(self) -> int:
@@ -203,21 +157,31 @@ class HookPoint(nn.Module):
         return "HookPoint()"
 
     def __getstate__(self) -> dict[str, Any]:
-        unhooked: dict[str, Any] = {"fwd_hooks": [], "bwd_hooks": [], "_place": None, "_hooks": None}
+        unhooked: dict[str, Any] = {"fwd_hooks": [], "bwd_hooks": [], "_add_to_model": None, "_hooks": None}
         return {**self.__dict__, **unhooked}
 
 
+def refuse_level(level: Any) -> None:
+    """Raise for a level that is not a whole number or None."""
+    if level is not None:
+        refuse_numbers(level=level)
+
+
+def _directions(dir: str) -> tuple[str, ...]:
+    return ("fwd", "bwd") if dir == "both" else (dir,)
+
+
 def refuse_other(function: Any) -> None:
-    """Raise for what is not a hook function."""
+    """Raise for anything that is not a function."""
     if not callable(function):
         raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
 
 
 def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
-    """Raise if a hook function does not take what it is called with, and say what that is."""
+    """Raise if a hook function can't be called with (tensor, hook=point), and say what it takes."""
     try:
         takes = inspect.signature(function)
-    except (TypeError, ValueError):  # Of a builtin.
+    except (TypeError, ValueError):  # A builtin may have no signature.
         return
     try:
         takes.bind(None, hook=None)
@@ -226,7 +190,7 @@ def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
 
 
 class HookCall:
-    """A hook function as hookline calls it, with a value of any structure: each tensor in it is given to the function.
+    """A hook function as hookline calls it: with a value of any structure, each tensor of which the function gets.
 
     It has no `__code__`, by which hookline tells twins: two closures of one function are none.
     """
@@ -236,8 +200,8 @@ class HookCall:
         self.function = function
         self.dir = dir
         self.called = False
-        self._point = weakref.ref(point)  # The model holds this, and must not hold its own hooks by it.
-        self.passed: Any = NOTHING  # The latest value that was not a tensor itself.
+        self._point = weakref.ref(point)  # Weak, since the model holds this object and must not hold its own hooks.
+        self.passed: Any = NOTHING  # The latest value that was not itself a tensor.
 
     def __call__(self, value: Any, _call: Call) -> Any:
         """Return what passes on; None leaves the value alone."""
@@ -247,7 +211,7 @@ class HookCall:
         if getattr(self.function, "takes_whole", False):
             return self.function(value, hook=point)
         if isinstance(value, Tensor):
-            return self._apply(value, point)  # Also if it was written into: hookline tells that by itself.
+            return self._apply(value, point)  # If it was modified in place, hookline notices.
         self.passed = value
         changed = False
 
@@ -263,7 +227,7 @@ class HookCall:
 
     def _apply(self, tensor: Tensor, point: HookPoint) -> Any:
         self.called = True
-        conversion = getattr(point, "hook_conversion", None)  # What enable_reshape of transformer_lens sets.
+        conversion = getattr(point, "hook_conversion", None)  # Set by enable_reshape of transformer_lens.
         given = tensor if conversion is None else conversion.convert(tensor)
         try:
             new = self.function(given, hook=point)
@@ -280,30 +244,17 @@ class HookCall:
         return f"{getattr(self.function, '__name__', type(self.function).__name__)} at {id(self):x}"
 
 
-def refuse_level(level: Any) -> None:
-    """Raise for what is not the level of a hook: a whole number, or None."""
-    if level is not None:
-        refuse_numbers(level=level)
-
-
-def _directions(dir: str) -> tuple[str, ...]:
-    return ("fwd", "bwd") if dir == "both" else (dir,)
-
-
-NameOrFilter = str | Callable[[str], bool]
-
-
 class HookToAdd(NamedTuple):
-    """A hook function for one point, in a block, and what happens when nothing passes there."""
+    """A hook function to add at one point in a block, and what happens when nothing passes there."""
 
-    point: Any  # A HookPoint, or one of transformer_lens that stands in the model.
+    point: Any  # A HookPoint, or one of transformer_lens inside the model.
     function: HookFunction
     dir: str
     when_missing: str
 
 
 class Points:
-    """The hook points of one model, by name. Only the hooks that are on it hold the model."""
+    """The hook points of one model, by name. It refers to the model weakly; only added hooks hold it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -311,13 +262,13 @@ class Points:
         self._sites: dict[str, Site] = {}
         self._hooks: Hooks | None = None
         self._closed = False
-        self._names: dict[Any, str | None] = {}  # What the points were called that stand in the model itself.
+        self._names: dict[Any, str | None] = {}  # The earlier names of points that are in the model itself.
         self._levels: list[int] = []
         self._reading = threading.Lock()
 
     @property
     def model(self) -> nn.Module:
-        """The model itself."""
+        """The model that has the points."""
         model = self._model()
         if model is None or self._closed:
             raise HooklineError("this model was unwrapped, or is gone; hook it again with hl.auto_hook(model)")
@@ -325,15 +276,15 @@ class Points:
 
     @property
     def level(self) -> int:
-        """How many blocks are open on it."""
+        """How many blocks are open."""
         return max(self._levels, default=0)
 
     def belongs_to(self, model: nn.Module) -> bool:
-        """Whether these are the points of that very model, and not of one it was copied from."""
+        """Return True if these are the points of this model, and not of one it was copied from."""
         return self._model() is model and not self._closed
 
     def read(self) -> dict[str, HookPoint]:
-        """Return every point by name, as the model is now: new modules have one, those of old ones are gone."""
+        """Return every point by name, for the modules that the model has now."""
         with self._reading:
             before = self._found
             places = {name: (site, manual) for name, site, manual in _places(self.model)}
@@ -347,7 +298,7 @@ class Points:
                 point.name = name
                 found[name] = point
             self._sites = {name: site for name, (site, _) in places.items()}
-            self._found = found  # At once: other threads may read it meanwhile.
+            self._found = found  # In one assignment, since other threads may read it.
         for name, point in before.items():
             if found.get(name) is not point:
                 point.remove_hooks("both", including_permanent=True)
@@ -376,7 +327,7 @@ class Points:
 
     @contextmanager
     def opened(self, wanted: list[HookToAdd], reset: bool = True, clear_contexts: bool = False) -> Iterator[None]:
-        """Let hook functions act for a while on this thread, one level deeper; without `reset` they stay."""
+        """Let hook functions act in a block on this thread, one level deeper; without `reset` they stay."""
         level = self.level + 1
         self._levels.append(level)
         try:
@@ -400,7 +351,7 @@ class Points:
         block = short_form(self.model)
         placed: list[tuple[HookToAdd, HookCall]] = []
         for one in wanted:
-            if not isinstance(one.point, HookPoint):  # It calls its functions by itself.
+            if not isinstance(one.point, HookPoint):  # A point of transformer_lens calls its functions itself.
                 one.point.add_hook(one.function, dir=one.dir, level=level)
                 continue
             hook_call = HookCall(one.function, one.point, one.dir)
@@ -417,7 +368,7 @@ class Points:
                 raise NeverFired(f"{one.point.name!r} gives no tensor to hook, but {describe(hook_call.passed)}")
 
     def close(self) -> None:
-        """Take everything off the model, for good."""
+        """Remove every hook from the model for good."""
         for point in self._found.values():
             point.remove_hooks("both", including_permanent=True)
         for point, name in self._names.items():
@@ -428,13 +379,13 @@ class Points:
         point: HookPoint = as_point(HookPoint)()
         home = weakref.ref(self)
 
-        def place(point: HookPoint, port: str, hook_call: HookCall) -> Hooks:
+        def add_to_model(point: HookPoint, port: str, hook_call: HookCall) -> Hooks:
             points = home()
             if points is None:
                 raise HooklineError(f"{point.name!r} belongs to a hooked model that is gone; keep it in a variable")
             return points._stay(points.site(point, port), hook_call)
 
-        point._place = place
+        point._add_to_model = add_to_model
         return point
 
     def _stay(self, site: Site, hook_call: HookCall) -> Hooks:
@@ -447,12 +398,12 @@ class Points:
         return type(unwrap(self.model)).__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_points, ()  # A copy of a model makes its own.
+        return _no_points, ()  # A copy of the model makes its own points.
 
 
 def is_manual(point: nn.Module) -> bool:
-    """Whether a point stands in the model itself, where its author put it."""
-    return point._place is None if isinstance(point, HookPoint) else is_lens_point(point)
+    """Return True if a point is part of the model itself, where its author put it."""
+    return point._add_to_model is None if isinstance(point, HookPoint) else is_lens_point(point)
 
 
 def _near(where: str, found: dict[str, HookPoint]) -> str:
@@ -462,7 +413,7 @@ def _near(where: str, found: dict[str, HookPoint]) -> str:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, Site, Any]]:
-    """Yield the name and the site of every point, and the point itself where its author put one there."""
+    """Yield the name and the site of every point, and the point itself if it is part of the model."""
     seen: set[int] = set()
     for path, module in Names(model).once():
         prefix = path + "." if path else ""
@@ -474,16 +425,63 @@ def _places(model: nn.Module) -> Iterator[tuple[str, Site, Any]]:
         if not is_container(module) and not (path and type(module).forward is nn.Sequential.forward):
             yield prefix + "hook_point", Site(path), None
         for key, parameter in module._parameters.items() if not _is_layer(module) else ():
-            if parameter is not None and id(parameter) not in seen:  # A tied one has one point, as a tied module has.
+            # A tied parameter has one point, like a tied module.
+            if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{prefix}{key}.hook_point", Site(prefix + key, member="/*"), None
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is one of torch.nn's own, which uses its parameters by itself."""
+    """Return True if a module is one of torch.nn, which uses its parameters itself."""
     forward = type(module).forward
     return forward is not nn.Module.forward and str(getattr(forward, "__module__", "")).startswith("torch.")
 
 
 def _no_points() -> None:
     return None
+
+
+class Lens(NamedTuple):
+    """The two classes of transformer_lens that make up the interface."""
+
+    point: Any
+    root: Any
+
+
+@cache
+def lens() -> Lens | None:
+    """Return transformer_lens's HookPoint and HookedRootModule, or None if it is not installed."""
+    if importlib.util.find_spec("transformer_lens") is None:
+        return None
+    try:
+        package = importlib.import_module("transformer_lens")
+        points = importlib.import_module("transformer_lens.hook_points")
+    except Exception as error:  # It imports many packages, any of which may be broken.
+        warn(f"transformer_lens is installed but can't be imported ({error}); hookline's own hook points are used")
+        return None
+    root = getattr(package, "HookedRootModule", None) or points.HookedRootModule  # It was moved in version 3.
+    return Lens(points.HookPoint, getattr(root, "HookedRootModule", root))
+
+
+@cache
+def as_point(kind: Kind) -> Kind:
+    """Return a class of hook points, as a subclass of transformer_lens's HookPoint if that is installed."""
+    found = lens()
+    return kind if found is None else _both(kind, found.point)
+
+
+@cache
+def as_root(kind: Kind) -> Kind:
+    """Return a class of hooked models, as a subclass of transformer_lens's HookedRootModule if that is installed."""
+    found = lens()
+    return kind if found is None else _both(kind, found.root)
+
+
+def is_lens_point(module: nn.Module) -> bool:
+    """Return True if a module is a HookPoint of transformer_lens, which the model's author put there."""
+    points = sys.modules.get("transformer_lens.hook_points")
+    return points is not None and isinstance(module, points.HookPoint)
+
+
+def _both(kind: Any, other: type) -> Any:
+    return type(kind.__name__, (kind, other), {"__module__": kind.__module__, "__doc__": kind.__doc__})

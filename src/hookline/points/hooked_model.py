@@ -101,7 +101,7 @@ class HookedRoot(nn.Module):
 
     @context_level.setter
     def context_level(self, level: int) -> None:
-        """The constructor of transformer_lens sets it; here it is counted."""
+        """Ignore the value: the constructor of transformer_lens sets it, and here it is counted."""
 
     def hook_points(self) -> ValuesView[HookPoint]:
         """Return every hook point."""
@@ -116,7 +116,7 @@ class HookedRoot(nn.Module):
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Call `hook(tensor, hook=point)` at the point of that name, or at all whose name the filter takes.
+        """Call `hook(tensor, hook=point)` at the point of that name, or at all points that a filter of names accepts.
 
         What it returns, unless None, takes the tensor's place. It stays until `reset_hooks`.
         """
@@ -157,7 +157,7 @@ class HookedRoot(nn.Module):
         clear_contexts: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Run the model once under hooks. Backward hooks of it act in the backward pass that follows."""
+        """Run the model once under hooks. Backward hooks act in the backward pass that follows."""
         with HookedRoot.hooks(self, fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             return points_of(self).model(*args, **kwargs)
 
@@ -176,10 +176,10 @@ class HookedRoot(nn.Module):
         """Run the model once, and return its output and what passed at the points, by name.
 
         Args:
-            names_filter: A name, a list of names, or a function of a name; None is all of them.
+            names_filter: A name, a list of names, or a function of a name; None means all points.
             remove_batch_dim: Keep values without their first dimension, of a batch of one.
-            incl_bwd: Call backward() on the output too, and keep the gradients under the name and "_grad".
-            pos_slice: The positions to keep, of the last dimension but one: a number, a slice, or a list.
+            incl_bwd: Also call backward() on the output, and keep gradients under the name plus "_grad".
+            pos_slice: The positions to keep in the second to last dimension: a number, a slice, or a list.
         """
         refuse_flags(incl_bwd=incl_bwd, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts)
         points = points_of(self)
@@ -250,7 +250,7 @@ class HookedRoot(nn.Module):
             point.clear_context()
 
     def setup(self) -> None:
-        """Nothing is to be set up: `hook_dict` is always what the model is. Models of transformer_lens call this."""
+        """Do nothing: `hook_dict` is always up to date. Models of transformer_lens call this."""
 
     def unwrap(self) -> Any:
         """Remove every hook, permanent ones too, and return the model itself, as it was."""
@@ -258,10 +258,11 @@ class HookedRoot(nn.Module):
 
 
 class HookedModel(HookedRoot):
-    """The interface around a model. All else that is asked of it is asked of the model, under the model's own names."""
+    """The interface around a model. Every other attribute is the model's own, under its own name."""
 
     _own: frozenset[str] = frozenset()
-    _named: type[HookedModel]  # The class that was called; that of the instance has what its model needs besides.
+    # The class the user called. Instances have a subclass with extra methods for their model.
+    _named: type[HookedModel]
     _hooked_model: nn.Module
     _hook_points: Points
 
@@ -301,9 +302,9 @@ class HookedModel(HookedRoot):
         return _chained(self, value) if name in CHAINED and inspect.ismethod(value) else value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # A protocol of the model is not one of this: __deepcopy__ would lose the points.
+        if name.startswith("__"):  # The model's own __deepcopy__, for instance, would lose the points.
             raise AttributeError(f"'HookedModel' object has no attribute {name!r}")
-        return getattr(self._hooked_model, name)  # Again, so that the error is the model's own.
+        return getattr(self._hooked_model, name)  # A second time, so that the error is the model's own.
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self)._own:
@@ -321,7 +322,7 @@ class HookedModel(HookedRoot):
         return f"HookedModel({self._hooked_model!r})"
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        return self._named, (self._hooked_model,)  # A copy is unhooked, and has points of its own.
+        return self._named, (self._hooked_model,)  # A copy has no hooks, and its own points.
 
     def __copy__(self) -> HookedModel:
         return self._named(copy.copy(self._hooked_model))
@@ -352,7 +353,7 @@ def auto_hook(model: Any) -> Any:
 
 
 def _decorate(kind: type[nn.Module]) -> type[nn.Module]:
-    """Put the interface behind the bases of a class: it stays the same object, and `super()` in it goes on working."""
+    """Add the interface to the bases of a class. The class stays the same object, so its `super()` calls still work."""
     if issubclass(kind, HookedRoot):
         raise HooklineError(f"{kind.__name__} has hook points already, its own or those of a class it inherits from")
     if kind.__module__.partition(".")[0] == "torch":
@@ -385,7 +386,7 @@ def _delegate(name: str) -> Any:
 
 
 def _chained(hooked: HookedModel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of the model that gives the hooked one where it would give the model: `hooked.eval().cuda()`."""
+    """Return a method that returns the hooked model where the model's own returns the model: `hooked.eval().cuda()`."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -396,7 +397,7 @@ def _chained(hooked: HookedModel, method: Callable[..., Any]) -> Callable[..., A
 
 
 def _pairs(dir: str, given: Pairs) -> list[tuple[Any, Any, str]]:
-    """Return pairs of a name and a function, each with its direction; anything else is refused."""
+    """Return (name, function, direction) for each pair; raise for anything else."""
     found = [given] if isinstance(given, (str, Mapping, torch.Tensor)) else list(given)
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -412,7 +413,7 @@ def _when_missing(where: NameOrFilter, function: HookFunction) -> str:
 
 
 def points_of(hooked: HookedRoot) -> Points:
-    """Return the points of a hooked model; an instance of a decorated class gets them when they are first asked for."""
+    """Return the points of a hooked model. An instance of a decorated class gets them on first use."""
     if isinstance(hooked, HookedModel):
         return hooked._hook_points
     points = hooked.__dict__.get(KEY)
