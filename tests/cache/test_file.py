@@ -22,7 +22,8 @@ from torch import nn
 from hookline import _untrusted_files
 from hookline._cache import file as files
 from hookline.errors import StoreError
-from tests.support.cache_files import leftovers, raw, same
+from tests.support import states
+from tests.support.cache_files import leftovers, same
 
 DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_files.stored_dtype(dtype)]
 
@@ -352,7 +353,7 @@ def test_any_safetensors_reader_opens_the_file(path: Path) -> None:
     assert sorted(found, key=int) == [str(i) for i in range(len(flat))]
     for name, tensor in found.items():
         expected = flat[int(name)]
-        assert raw(tensor) == raw(expected)
+        assert states.bits(tensor) == states.bits(expected)
         assert tensor.dtype == expected.dtype or expected.dtype not in _untrusted_files.NAMES
     with safetensors.safe_open(path, framework="pt") as file:
         manifest = json.loads(file.metadata()["hookline"])

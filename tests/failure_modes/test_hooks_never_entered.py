@@ -28,7 +28,7 @@ SHORT_FORMS: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("verb", SHORT_FORMS)
 def test_a_short_form_that_is_never_entered_says_that_it_did_nothing(verb: str) -> None:
     model = mlp()
-    message = rf"hl\.{verb} at '0' and 1 more, made in test_unused.py:[0-9]+, was never entered"
+    message = rf"hl\.{verb} at '0' and 1 more, made in test_hooks_never_entered.py:[0-9]+, was never entered"
     message += rf".*`with hl\.{verb}\(.*hl\.Hooks\(model\).*\.{verb}\("
     with pytest.warns(hl.HooklineWarning, match=message) as found:
         SHORT_FORMS[verb](model)
@@ -189,7 +189,10 @@ def make(model: nn.Module, verb: str) -> None:
 @pytest.mark.parametrize("verb", CHANGES)
 def test_changes_that_a_function_makes_and_does_not_return_say_that_they_are_gone(verb: str) -> None:
     model = mlp()
-    message = r"the hooks at '0' and 1 more, made in test_unused.py:[0-9]+, are gone before the model ran, and changed"
+    message = (
+        r"the hooks at '0' and 1 more, made in test_hooks_never_entered.py:[0-9]+, "
+        r"are gone before the model ran, and changed"
+    )
     with pytest.warns(hl.HooklineWarning, match=message) as found:
         make(model, verb)
         model(torch.ones(1, 4))

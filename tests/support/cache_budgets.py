@@ -13,6 +13,7 @@ import hookline as hl
 from hookline._cache.budget import Budget, CountedValue, memories_of
 from hookline._cache.record import EMPTY
 from hookline._values.nested import children
+from tests.support.states import bits
 
 VALUE = 4 * 8 * 16  # The bytes of an activation of this model.
 
@@ -73,11 +74,6 @@ def same(one: Any, other: Any) -> bool:
     if parts is None or others is None:
         return bool(one == other)
     return type(one) is type(other) and list(parts) == list(others) and all(same(parts[k], others[k]) for k in parts)
-
-
-def bits(tensor: Tensor) -> bytes:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
-    return bytes(plain.untyped_storage().tolist())
 
 
 def agree(acts: hl.Cache, expected: hl.Cache) -> bool:

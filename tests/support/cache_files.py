@@ -10,19 +10,15 @@ from typing import Any
 import torch
 
 from hookline._cache import file as files
+from tests.support.states import bits
 
 TEMPORARY = files._TEMPORARY
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
-    return bytes(plain.reshape(-1).view(torch.uint8).tolist()) if plain.numel() else b""
 
 
 def same(left: Any, right: Any) -> bool:
     """Tell whether two values have the same types and the same bits."""
     if isinstance(left, torch.Tensor):
-        return (left.dtype, left.shape, raw(left)) == (right.dtype, right.shape, raw(right))
+        return (left.dtype, left.shape, bits(left)) == (right.dtype, right.shape, bits(right))
     if type(left) is not type(right):
         return False
     if isinstance(left, float):

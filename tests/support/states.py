@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ def _freeze(value: Any) -> Any:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes()
+    """Return the bytes of a tensor of any dtype on any device, in the order of its elements."""
+    memory = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().clone().untyped_storage()
+    return ctypes.string_at(memory.data_ptr(), memory.nbytes()) if memory.nbytes() else b""
 
 
 def same(one: Any, other: Any) -> bool:

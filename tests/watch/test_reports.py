@@ -30,7 +30,7 @@ def test_what_a_module_makes_itself_is_blamed_on_it_and_on_the_function():
     )
     assert "It was made here: nothing that went into Root is bad." in str(error)
     assert re.search(
-        r"'root/sqrt#0' made it, watched.py:\d+  return torch.sqrt\(self.first\(x\)\) \* 2\n.*min -", str(error)
+        r"'root/sqrt#0' made it, watch_models.py:\d+  return torch.sqrt\(self.first\(x\)\) \* 2\n.*min -", str(error)
     )
     assert 'hl.sites(model, "root/*", run=(...))' in str(error)
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LightningWatch", "TrainerWatch"]
 
-_HOMES = {"LightningWatch": "lightning", "TrainerWatch": "transformers_trainer"}  # Imported when first used.
+# Imported when asked for: each needs its trainer.
+_HOMES = {"LightningWatch": "lightning", "TrainerWatch": "transformers_trainer"}
 
 
 def __getattr__(name: str) -> Any:
