@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def folder(tmp_path_factory):
 def task(folder: Path, to: Path, at: str = "transformer.h.1", **options: object) -> harvest_command.Task:
     values = {"model": str(folder / "gpt2"), "data": str(folder / "corpus.txt"), "at": [at], "to": str(to), **options}
     return harvest_command.Task(**values)  # type: ignore[arg-type]
+
+
+def said_by(asked: harvest_command.Task) -> Iterator[str]:
+    """Run a harvest, and return what it prints: the estimate, then the store."""
+    return map(str, harvest_command.harvest_results(asked))
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,13 +69,13 @@ def test_a_store_is_gone_on_with_only_when_asked(folder, tmp_path):
     to = tmp_path / "acts"
     harvest_command.plan_of(task(folder, to, unit=2)).run_unit(1)
     with pytest.raises(hl.StoreError, match="has a store already; --resume goes on with it"):
-        list(harvest_command.run(task(folder, to, unit=2)))
-    list(harvest_command.run(task(folder, to, resume=True)))
+        list(said_by(task(folder, to, unit=2)))
+    list(said_by(task(folder, to, resume=True)))
     near(hl.Store(to).rows("transformer.h.1", sample=4), alone(of(gpt2), "transformer.h.1", SENTENCES[4]))
     with pytest.raises(hl.StoreError, match="is of another harvest"):
-        list(harvest_command.run(task(folder, to, resume=True, dtype="float16")))
+        list(said_by(task(folder, to, resume=True, dtype="float16")))
     (tmp_path / "more.txt").write_text("a cat ran")
-    list(harvest_command.run(task(folder, to, append=True, data=str(tmp_path / "more.txt"))))
+    list(said_by(task(folder, to, append=True, data=str(tmp_path / "more.txt"))))
     assert hl.Store(to).samples == 6
 
 
@@ -77,7 +83,7 @@ def test_of_several_ranks_one_speaks_and_none_is_refused(folder, tmp_path, monke
     harvest_command.plan_of(task(folder, tmp_path / "acts", unit=2)).run_unit(1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert list(harvest_command.run(task(folder, tmp_path / "acts"))) == []
+    assert list(said_by(task(folder, tmp_path / "acts"))) == []
     assert len(hl.Store(tmp_path / "acts")["transformer.h.1"]) == sum(len(text.split()) for text in SENTENCES)
 
 
@@ -102,25 +108,25 @@ def test_what_can_not_be_done_is_refused_in_words(folder, tmp_path, change, mess
     if ":" in change.get("model", ""):
         change["processor"] = str(folder / "gpt2")
     with pytest.raises(hl.HooklineError, match=message) as raised:
-        list(harvest_command.run(task(folder, tmp_path / "acts", **change)))
+        list(said_by(task(folder, tmp_path / "acts", **change)))
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_factory_without_a_processor_is_asked_for_one(folder, tmp_path):
     with pytest.raises(hl.HooklineError, match="'math:floor' has none; name one with --processor"):
-        list(harvest_command.run(task(folder, tmp_path / "acts", model="math:floor")))
+        list(said_by(task(folder, tmp_path / "acts", model="math:floor")))
 
 
 def test_a_folder_that_is_no_store_is_left_alone(folder, tmp_path):
     (tmp_path / "letters.txt").write_text("dear reader")
     with pytest.raises(hl.StoreError, match="is neither empty nor a store; give another --to"):
-        list(harvest_command.run(task(folder, tmp_path)))
+        list(said_by(task(folder, tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
 
 
 def test_a_dry_run_stores_nothing(folder, tmp_path):
-    (said,) = harvest_command.run(task(folder, tmp_path / "acts", dry_run=True))
+    (said,) = said_by(task(folder, tmp_path / "acts", dry_run=True))
     assert said.startswith("5 samples, about ")
     assert not (tmp_path / "acts").exists()
 
@@ -140,7 +146,7 @@ def test_of_texts_a_row_is_a_token_unless_a_place_names_a_position(folder, tmp_p
     plan = harvest_command.plan_of(task(folder, tmp_path / "acts", at="transformer.h.1[:, -1]"))
     assert plan._job.options.rows == {"transformer.h.1[:, -1]": "batch"}
     assert plan.data.tokenizer.padding_side == "left"
-    list(harvest_command.run(task(folder, tmp_path / "acts", at="transformer.h.1[:, -1]")))
+    list(said_by(task(folder, tmp_path / "acts", at="transformer.h.1[:, -1]")))
     expected = torch.stack([alone(of(gpt2), "transformer.h.1", text)[-1] for text in SENTENCES])
     near(hl.Store(tmp_path / "acts")["transformer.h.1[:, -1]"][:], expected)
     tokens = harvest_command.plan_of(task(folder, tmp_path / "acts", at="transformer.h.1", also=["input_ids"]))
@@ -156,7 +162,7 @@ def test_a_plan_travels_without_weights(folder, tmp_path):
 
 
 def test_generation_from_the_command_line(folder, tmp_path):
-    *_, shown = harvest_command.run(task(folder, tmp_path / "acts", generate=4, also=["input_ids"]))
+    *_, shown = said_by(task(folder, tmp_path / "acts", generate=4, also=["input_ids"]))
     assert "transformer.h.1" in shown
     store = hl.Store(tmp_path / "acts")
     assert store.rows("input_ids", sample=1).tolist()[:3] == numbers(SENTENCES[1])
@@ -175,8 +181,8 @@ def test_json_with_targets_for_an_encoder_decoder(tmp_path):
         column="de", targets="en",
     )  # fmt: skip
     with pytest.raises(hl.HooklineError, match="name the part"):  # A block of T5 gives a tuple.
-        list(harvest_command.run(asked))
-    list(harvest_command.run(task(tmp_path, tmp_path / "acts", "decoder.block.1[0]", model=asked.model, data=asked.data,
+        list(said_by(asked))
+    list(said_by(task(tmp_path, tmp_path / "acts", "decoder.block.1[0]", model=asked.model, data=asked.data,
                           column="de", targets="en")))  # fmt: skip
     assert hl.Store(tmp_path / "acts")["decoder.block.1[0]"].shape == (10, 16)
 
@@ -196,9 +202,7 @@ def test_a_folder_of_images_and_a_saved_dataset(tmp_path):
     found = []
     for data in ("pictures", "table"):
         to = tmp_path / f"acts-{data}"
-        list(
-            harvest_command.run(task(tmp_path, to, "layers.1", model=str(tmp_path / "vit"), data=str(tmp_path / data)))
-        )
+        list(said_by(task(tmp_path, to, "layers.1", model=str(tmp_path / "vit"), data=str(tmp_path / data))))
         found.append(hl.Store(to)["layers.1"][:])
     assert found[0].shape == (3, 17, 16)
     assert found[0].equal(found[1])
@@ -207,7 +211,7 @@ def test_a_folder_of_images_and_a_saved_dataset(tmp_path):
 def test_parquet_files_are_read_with_datasets(folder, tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": SENTENCES}).to_parquet(str(tmp_path / "corpus.parquet"))
-    list(harvest_command.run(task(folder, tmp_path / "acts", data=str(tmp_path / "corpus.parquet"))))
+    list(said_by(task(folder, tmp_path / "acts", data=str(tmp_path / "corpus.parquet"))))
     assert len(hl.Store(tmp_path / "acts")["transformer.h.1"]) == sum(len(text.split()) for text in SENTENCES)
 
 
@@ -215,4 +219,4 @@ def test_arrays_are_no_texts_and_go_in_through_a_function(folder, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("batch.npy").write_bytes(b"")
     with pytest.raises(hl.HooklineError, match=r"'batch.npy' holds no texts or images; .* --data module:function"):
-        list(harvest_command.run(task(folder, tmp_path / "acts", data="batch.npy")))
+        list(said_by(task(folder, tmp_path / "acts", data="batch.npy")))

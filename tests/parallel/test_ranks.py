@@ -37,30 +37,30 @@ from tests.support.ranks import on_two_ranks
     ],
 )
 def test_a_launcher_tells_the_rank(told):
-    assert ranks.ranks(told) == (1, 4)
+    assert ranks.rank_and_world(told) == (1, 4)
 
 
 def test_without_a_launcher_there_is_one_process():
-    assert ranks.ranks({"RANK": "3"}) == (0, 1)
+    assert ranks.rank_and_world({"RANK": "3"}) == (0, 1)
 
 
 @pytest.mark.parametrize("told", [("4", "4"), ("-1", "4"), ("one", "4"), ("0", "0")])
 def test_a_rank_that_can_not_be_is_refused(told):
     with pytest.raises(HooklineError, match="RANK=.* are not a rank and a number"):
-        ranks.ranks(dict(zip(("RANK", "WORLD_SIZE"), told, strict=True)))
+        ranks.rank_and_world(dict(zip(("RANK", "WORLD_SIZE"), told, strict=True)))
 
 
 def test_a_batch_script_of_slurm_is_one_process():
-    assert ranks.ranks({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == (0, 1)
+    assert ranks.rank_and_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == (0, 1)
 
 
 def test_torch_distributed_goes_before_the_launcher(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert ranks.ranks() == (1, 4)
+    assert ranks.rank_and_world() == (1, 4)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
-        assert ranks.ranks() == (0, 1)
+        assert ranks.rank_and_world() == (0, 1)
     finally:
         dist.destroy_process_group()
 

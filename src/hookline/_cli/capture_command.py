@@ -14,7 +14,7 @@ import typer
 from torch import nn
 
 import hookline as hl
-from hookline._cli.inputs import InputRequest, ModelInput, model_input, names_the_last
+from hookline._cli.inputs import InputRequest, ModelInput, add_labels, model_input, names_the_last
 from hookline._cli.models import ModelOptions, model_of
 from hookline._cli.options import (
     Attention,
@@ -32,7 +32,6 @@ from hookline._cli.options import (
     Shape,
     Text,
     TrustRemoteCode,
-    add_labels,
     asks_for_gradients,
     loss_of,
 )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import hookline as hl
-from hookline._cli.inputs import InputRequest, model_input
+from hookline._cli.inputs import InputRequest, add_labels, model_input
 from hookline._cli.models import ModelOptions, UserModel, is_function, model_of
 from hookline._cli.options import (
     Attention,
@@ -28,7 +28,6 @@ from hookline._cli.options import (
     Shape,
     Text,
     TrustRemoteCode,
-    add_labels,
     loss_of,
 )
 from hookline._cli.output import say, say_json, working

@@ -34,7 +34,7 @@ from hookline._harvest.texts_and_images import Texts
 from hookline._store.storage import open_storage
 from hookline._store.store import Store, is_store
 from hookline.errors import HooklineError, StoreError
-from hookline.parallel.ranks import ranks
+from hookline.parallel.ranks import rank_and_world
 
 EXAMPLES = """
 hookline harvest gpt2/ --data texts.txt --at 'transformer.h.*' --to store/
@@ -144,16 +144,11 @@ class Task:
     dry_run: bool = False
 
 
-def run(task: Task) -> Iterator[str]:
-    """Harvest, and yield the text to print: the estimate, then the store."""
-    yield from map(str, harvest_results(task))
-
-
 def harvest_results(task: Task) -> Iterator[Estimate | Store]:
     """Harvest, and yield the estimate, then the store."""
     _check_target(task)
     plan = plan_of(task)
-    speaks = ranks()[0] == 0  # Only the first of several processes prints.
+    speaks = rank_and_world()[0] == 0  # Only the first of several processes prints.
     if speaks and (task.engine is None or task.dry_run):  # Another engine needs no model here.
         yield plan.estimate()
     if task.dry_run:
@@ -255,7 +250,7 @@ def data_of(task: Task) -> Any:
 
 def _check_target(task: Task) -> None:
     """Refuse an existing store without --resume or --append. Several ranks may find one that another just began."""
-    if task.resume or task.append or ranks()[1] > 1:
+    if task.resume or task.append or rank_and_world()[1] > 1:
         return
     if is_store(task.to):
         raise StoreError(f"{task.to!r} has a store already; --resume goes on with it, --append adds to it")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hookline._cli.models import import_name, is_function, load_pretrained, transformers
 from hookline._cli.output import note
-from hookline._harvest.rows_and_padding import named_positions
+from hookline._harvest.rows_and_padding import NO_LABEL, named_positions
 from hookline._harvest.texts_and_images import SUFFIXES, Images, Texts
 from hookline._kernel import dtype_of, leaves, map_tensors, parse
 from hookline._tables import count
@@ -191,6 +191,18 @@ def model_input(wanted: InputRequest, model: nn.Module) -> ModelInput:
     else:
         found = _of_name(wanted, str(wanted.input), model)
     return found.without_cache(model).fitted(model)
+
+
+def add_labels(entry: ModelInput, loss: str | None) -> ModelInput:
+    """Return an input with labels for --loss lm: its own tokens, without padding."""
+    if loss != "lm" or "labels" in (entry.kwargs or {}):
+        return entry
+    if entry.kwargs is None or "input_ids" not in entry.kwargs:
+        raise HooklineError("--loss lm is for texts: the labels are the tokens that go in")
+    labels = entry.kwargs["input_ids"]
+    if "attention_mask" in entry.kwargs:
+        labels = labels.masked_fill(entry.kwargs["attention_mask"] == 0, NO_LABEL)
+    return replace(entry, kwargs={**entry.kwargs, "labels": labels})
 
 
 def _refuse_for_tensors(wanted: InputRequest, name: str) -> None:

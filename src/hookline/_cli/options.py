@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 from torch import Tensor
 
-from hookline._cli.inputs import ModelInput
 from hookline._cli.models import import_name, is_function
-from hookline._harvest.rows_and_padding import NO_LABEL
 from hookline._kernel import leaves, parse
 from hookline.errors import HooklineError
 
@@ -64,18 +61,6 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script, and
 
 
 LossFunction = Callable[[Any], Tensor]
-
-
-def add_labels(entry: ModelInput, loss: str | None) -> ModelInput:
-    """Return an input with labels for --loss lm: its own tokens, without padding."""
-    if loss != "lm" or "labels" in (entry.kwargs or {}):
-        return entry
-    if entry.kwargs is None or "input_ids" not in entry.kwargs:
-        raise HooklineError("--loss lm is for texts: the labels are the tokens that go in")
-    labels = entry.kwargs["input_ids"]
-    if "attention_mask" in entry.kwargs:
-        labels = labels.masked_fill(entry.kwargs["attention_mask"] == 0, NO_LABEL)
-    return replace(entry, kwargs={**entry.kwargs, "labels": labels})
 
 
 def asks_for_gradients(at: Sequence[str]) -> list[str]:

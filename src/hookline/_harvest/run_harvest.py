@@ -44,7 +44,7 @@ from hookline._tables import size as written
 from hookline._torch import may_be_a_stage
 from hookline.errors import HooklineError, NeverFired, StoreError, warn
 from hookline.parallel import Replica, meet, replica
-from hookline.parallel.ranks import ranks
+from hookline.parallel.ranks import rank_and_world
 
 _LARGEST, _SMALLEST, _UNITS = 128 << 20, 8 << 20, 64  # Bytes of an array in a unit; units to aim for.
 _LONGEST = 60.0  # Seconds that one unit may take.
@@ -135,14 +135,14 @@ class Job:
         """Return the progress of all processes that work on this harvest."""
         if not has_manifest(self.storage) and not self.append:
             return Status(0, self.ready.manifest.units, 0, 0)  # Asking for the status does not begin a store.
-        storage, manifest = self.ready.begun()
+        storage, manifest = self.ready.open_store()
         records = [read_record(storage, manifest, unit) for unit in sorted(committed(storage))]
         rows = sum(file.rows for record in records for file in record.files)
         return Status(len(records), unit_count(storage, manifest), rows, sum(len(record.skipped) for record in records))
 
     def pending(self) -> list[int]:
         """Return the units that are not done. The number of units must be known."""
-        storage, manifest = self.ready.begun()
+        storage, manifest = self.ready.open_store()
         units = unit_count(storage, manifest)
         if units is None:
             raise HooklineError(
@@ -154,7 +154,7 @@ class Job:
         """Begin a store or resume it: remove what killed processes left, and check that the rest fits on the disk."""
         if not has_manifest(self.storage):
             self._check_room(1.0)  # Before a manifest exists that later runs would be compared with.
-        storage, manifest = self.ready.begun()
+        storage, manifest = self.ready.open_store()
         remove_leftovers(storage)
         units = unit_count(storage, manifest)
         if units:
@@ -232,7 +232,7 @@ class ReadyModel:
         self.seconds = time.perf_counter() - began
         self.first_samples = len(batch.samples)
         self.manifest = self._manifest()
-        self._begun: tuple[Storage, Manifest] | None = None
+        self._opened: tuple[Storage, Manifest] | None = None
         self.busy = threading.RLock()  # Only one thread at a time may use the hooks of a job.
 
     def _run_first(self, batch: Batch) -> tuple[Batch, dict[str, BatchRows]]:
@@ -284,17 +284,17 @@ class ReadyModel:
         batches = max(1, min(largest // per_batch, int(_LONGEST / max(self.seconds, 1e-6))))
         return batches if source.batch_size is None else batches * source.batch_size
 
-    def begun(self) -> tuple[Storage, Manifest]:
+    def open_store(self) -> tuple[Storage, Manifest]:
         """Begin the store or resume it; return the storage that this job writes to, and its manifest."""
-        if self._begun is None:
+        if self._opened is None:
             job = self.job
-            self._begun = begin_or_resume(job.storage, self.manifest, self.digest, append=job.append, unit=job.unit)
-            self.manifest = self._begun[1]
-        return self._begun
+            self._opened = begin_or_resume(job.storage, self.manifest, self.digest, append=job.append, unit=job.unit)
+            self.manifest = self._opened[1]
+        return self._opened
 
     def forget_store(self) -> None:
         """Open the store again the next time it is needed."""
-        self._begun = None
+        self._opened = None
 
     @cached_property
     def batch_runner(self) -> BatchRunner:
@@ -302,9 +302,9 @@ class ReadyModel:
         names = [name for name in self.first if name not in (self.job.options.columns or {})]
         return BatchRunner(self.model, names, self.job.options, stop=self.stops)
 
-    def runner(self, listener: Listener) -> UnitRunner:
+    def unit_runner(self, listener: Listener) -> UnitRunner:
         """Return a runner of units that reports to the listener."""
-        storage, manifest = self.begun()
+        storage, manifest = self.open_store()
         threads = min(4, os.cpu_count() or 1)
         return UnitRunner(
             self.batch_runner, self.job.source, storage, manifest,
@@ -324,7 +324,7 @@ class ReadyModel:
 
 def run_job(job: Job) -> None:
     """Run what is left of a harvest. Other processes may run it at the same time."""
-    rank, world = ranks() if _takes_share(job) else (0, 1)
+    rank, world = rank_and_world() if _takes_share(job) else (0, 1)
     if world > 1 and job.source.units(1) is None:
         raise HooklineError("several processes can't share data of unknown length; give a dataset or a list of batches")
     job.renew()
@@ -342,7 +342,7 @@ def run_job(job: Job) -> None:
                 run_together(job, job.ready.together, progress)
             else:
                 order = _order(job, storage, units, rank, world, progress)
-                job.ready.runner(progress).run(order, manifest.plan["unit"], checked)
+                job.ready.unit_runner(progress).run(order, manifest.plan["unit"], checked)
     finally:
         job.ready.close()
         job.ready.note_writes()
@@ -355,7 +355,7 @@ def run_job(job: Job) -> None:
 
 def run_unit(job: Job, unit: int) -> Counts:
     """Run one unit unless it is done, and remove the hooks again; return the counts of what was done."""
-    storage, manifest = job.ready.begun()
+    storage, manifest = job.ready.open_store()
     counts, units = Counts(), unit_count(storage, manifest)
     if unit < 0 or (units is not None and unit >= units):
         raise HooklineError(f"there is no unit {unit}: the harvest has units 0 to {(units or 1) - 1}")
@@ -363,7 +363,7 @@ def run_unit(job: Job, unit: int) -> Counts:
         return counts
     with job.ready.busy:
         try:
-            job.ready.runner(counts).run([unit], manifest.plan["unit"], lambda *_: None)
+            job.ready.unit_runner(counts).run([unit], manifest.plan["unit"], lambda *_: None)
         finally:
             job.ready.close()
     return counts
@@ -428,7 +428,7 @@ def run_together(job: Job, together: Replica, listener: Listener) -> None:
 
 def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
     """Return this process's units, then those of every process with its own batches; all agree on what is left."""
-    storage, manifest = job.ready.begun()
+    storage, manifest = job.ready.open_store()
     units = unit_count(storage, manifest)
     assert units is not None
     left = sorted(set(range(units)) - committed(storage))
@@ -449,10 +449,10 @@ def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
 def _run_share(job: Job, together: Replica, shares: Sequence[list[int]], listener: Listener) -> None:
     """Run this process's share, then repeat a batch until it has run as many as the others."""
     ready = job.ready
-    _, manifest = ready.begun()
+    _, manifest = ready.open_store()
     size, (own, *every) = manifest.plan["unit"], shares
     if not together.alike or dist.get_rank() == together.alike[0] or not job.options.gather:
-        ready.runner(listener).run(own, size, lambda *_: None)
+        ready.unit_runner(listener).run(own, size, lambda *_: None)
     else:
         for _, batch in job.source.batches(own, size, lambda *_: None):
             ready.batch_runner.run(batch)

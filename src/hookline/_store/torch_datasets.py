@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from hookline._kernel import refuse_flags, refuse_numbers
 from hookline._store.rows import Rows
 from hookline.errors import HooklineError, StoreError
-from hookline.parallel.ranks import ranks
+from hookline.parallel.ranks import rank_and_world
 
 _ENTRY = struct.Struct("<qq")
 _SET = -1  # An entry (_SET, epoch) sets the next epoch; any other entry names an iteration.
@@ -63,7 +63,7 @@ def dataset(
     if (rank is None) != (world is None):
         raise HooklineError("rank= and world= go together")
     if rank is None or world is None:
-        rank, world = ranks()
+        rank, world = rank_and_world()
     if not 0 <= rank < world:
         raise HooklineError(f"there is no rank {rank} of {world}; ranks count from 0")
     return ShuffledRows(rows, seed=seed, window=window or _WINDOW, rank=rank, world=world, even=even)

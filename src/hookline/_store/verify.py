@@ -65,7 +65,7 @@ def check_sizes(storage: Storage, manifest: Manifest, index: UnitIndex) -> None:
     files = list(_files(manifest, index))
     sizes = _sizes(storage, files)
     problems = [(name, _wrong_size(sizes.get(name), file, array)) for name, file, array in files]
-    _refuse([f"'{storage}/{name}' {problem}" for name, problem in problems if problem])
+    _raise_problems([f"'{storage}/{name}' {problem}" for name, problem in problems if problem])
 
 
 def verify(parts: Sequence[StorePart]) -> Verified:
@@ -81,7 +81,7 @@ def verify(parts: Sequence[StorePart]) -> Verified:
         units += len(part.index)
         files += len(found)
         nbytes += sum(file.nbytes for _, file, _ in found)
-    _refuse(problems)
+    _raise_problems(problems)
     return Verified(units, files, nbytes)
 
 
@@ -147,7 +147,7 @@ def _wrong_bytes(storage: Storage, name: str, file: File, array: Array) -> str:
     return "" if checksum == file.crc32 else "is damaged: its rows do not fit their checksum"
 
 
-def _refuse(problems: list[str]) -> None:
+def _raise_problems(problems: list[str]) -> None:
     if problems:
         more = f"\n… and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         named = "\n".join(problems[:_MOST_NAMED])

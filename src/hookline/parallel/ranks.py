@@ -36,10 +36,10 @@ _changing = threading.Lock()
 _meetings: Counter[tuple[int, ...]] = Counter()  # How often this process has met these ranks.
 
 
-def ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+def rank_and_world(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     """Return the rank of this process and the number of processes: from torch.distributed, or from the launcher.
 
-    >>> ranks({"RANK": "1", "WORLD_SIZE": "4"}), ranks({})
+    >>> rank_and_world({"RANK": "1", "WORLD_SIZE": "4"}), rank_and_world({})
     ((1, 4), (0, 1))
     """
     if environment is None and is_running():

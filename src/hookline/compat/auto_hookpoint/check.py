@@ -1,4 +1,4 @@
-"""Try the hook points of a model class out: `check_auto_hook`, on `hl.check`."""
+"""Try out the hook points of a model class: `check_auto_hook`, built on `hl.check`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BUILT_IN_MODULES: list[type[nn.Module]] = [
 ]
 OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
 
-_with_points: Any = hl.HookedModel.__base__  # What models in a HookedModel and those of a decorated class are.
+_with_points: Any = hl.HookedModel.__base__  # The common base of a HookedModel and of instances of a decorated class.
 
 
 def auto_hook(module_or_class: Any) -> Any:
@@ -52,19 +52,19 @@ def auto_hook(module_or_class: Any) -> Any:
 def _decorated(kind: type[nn.Module]) -> Any:
     try:
         return hl.auto_hook(kind)
-    except hl.HooklineError:  # It has names of its own that are needed, or takes no further base: hook its instances.
+    except hl.HooklineError:  # The class uses those names itself, or takes no further base: hook its instances.
         return HookedClass(kind)
 
 
 class _Modules(type):
-    """Counts the instances of decorated classes among those of `HookedModule`."""
+    """Makes isinstance(x, HookedModule) true for instances of decorated classes."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or (cls is HookedModule and isinstance(instance, _with_points))
 
 
 class HookedModule(hl.HookedModel, metaclass=_Modules):
-    """A model with hook points. All but the interface of points is the model's own; `model` is the model itself."""
+    """A model with hook points. Everything else is the model's own; `model` is the model itself."""
 
     model: Any = None
 
@@ -94,11 +94,13 @@ class HookedModule(hl.HookedModel, metaclass=_Modules):
 
 
 def _model_of(hooked: Any) -> Any:
-    return hooked.model if HookedModule in type(hooked).__mro__ else hooked  # One of a decorated class is the model.
+    return (
+        hooked.model if HookedModule in type(hooked).__mro__ else hooked
+    )  # An instance of a decorated class is the model.
 
 
 class _Classes(type):
-    """Counts decorated classes among the instances of `HookedClass`."""
+    """Makes isinstance(x, HookedClass) true for decorated classes."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         is_decorated = isinstance(instance, type) and issubclass(instance, _with_points)
@@ -116,7 +118,12 @@ class HookedClass(metaclass=_Classes):
         return auto_hook(self.module_class(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("module_class", "__getstate__", "__setstate__", "__deepcopy__"):  # Copying means this object.
+        if name in (
+            "module_class",
+            "__getstate__",
+            "__setstate__",
+            "__deepcopy__",
+        ):  # Copy and pickle ask for these of this object.
             raise AttributeError(name)
         return getattr(self.module_class, name)
 
@@ -153,22 +160,22 @@ class HookedParameter(nn.Parameter):
 
     @property
     def param(self) -> nn.Parameter:
-        """The parameter: it was not copied."""
+        """The parameter itself, not a copy."""
         return self
 
     @property
     def hook_dict(self) -> dict[str, hl.HookPoint]:
-        """Its one point by name."""
+        """The one point, by name."""
         return self._hooked.hook_dict
 
     @property
     def mod_dict(self) -> dict[str, Any]:
-        """The parameter and its point by name."""
+        """The parameter and its point, by name."""
         return {"param": self, **self.hook_dict}
 
     @property
     def hook_point(self) -> hl.HookPoint:
-        """Its point."""
+        """The point of the parameter."""
         return self.hook_dict["hook_point"]
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -184,7 +191,7 @@ class HookedParameter(nn.Parameter):
         self._hooked.reset_hooks(*args, **kwargs)
 
     def setup(self) -> None:
-        """Nothing is to be set up."""
+        """Do nothing: there is nothing to set up."""
 
     def unwrap(self) -> nn.Parameter:
         """Remove every hook, and return the parameter as it was."""
@@ -203,7 +210,7 @@ class HookedParameter(nn.Parameter):
 
 
 def hook_factory(hook_point: Callable[[Any], Any]) -> Callable[[nn.Module, Any, Any], Any]:
-    """Return a forward hook for torch, by which what a module returns passes through a point."""
+    """Return a torch forward hook that passes the output of a module through a point."""
     return lambda module, args, output: hook_point(output)
 
 
@@ -217,7 +224,7 @@ def _operator(name: str, is_reflected: bool = False) -> Callable[..., Any]:
         if not is_reflected:
             result = plain(self, *others)
         elif isinstance(others[0], Tensor):
-            result = plain(*others, self)  # As it would be: torch's own x / W is not its W.__rtruediv__(x).
+            result = plain(*others, self)  # In torch, x / W is not the same as W.__rtruediv__(x).
         else:
             result = reflected(self, *others)
         if result is NotImplemented:

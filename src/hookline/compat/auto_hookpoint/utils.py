@@ -30,7 +30,7 @@ def iterate_module(module: nn.ModuleList | nn.Sequential | nn.ModuleDict) -> Ite
 
 def process_container_module(container: Container, process_func: Callable[[Any], Any]) -> Container:
     """Return a container of the same type, with `process_func(module)` in the place of each module."""
-    iterate_module(container)  # It refuses what is none.
+    iterate_module(container)  # Refuses what is not a container.
     processed = OrderedDict((name, process_func(module)) for name, module in container._modules.items())
     if isinstance(container, nn.ModuleList):
         return type(container)(processed.values())

@@ -1,8 +1,7 @@
-"""The user's hooks as hookline's: for each kind, how it is added and how it is called.
+"""The user's hooks as hookline's hooks: for each kind, how it is added and how it is called.
 
-hookline leaves out what wrappers add to names, so a function that it calls knows how the user calls each module, where
-that differs. It also holds the Hooks it is one of: a registration acts though nobody keeps what it returned, as
-torch's own does.
+hookline leaves out what wrappers add to names, so each function knows the user's name of a module where that differs.
+It also holds the Hooks that it belongs to: as in torch, a registration acts even if its handle is not kept.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ Key = tuple[str, str]  # The path and the member of a site.
 Names = dict[Key, str]
 Add = Callable[[list[hl.Site], Names, str], hl.Hooks]
 
-SAME: Names = {}  # All names are hookline's. One object, so that a hook registered twice is seen to be the same.
+SAME: Names = {}  # All names are hookline's. One object, so that a hook that is registered twice is recognized.
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """The hooks at one place, which go together."""
+    """The hooks at one place, which are removed together."""
 
     def __init__(self, hooks: list[hl.Hook]) -> None:
         self.hooks = hooks
@@ -106,7 +105,7 @@ def add_full_backward(
 
 
 def add_values(hooks: hl.Hooks, given: list[tuple[PathPlace, Any]]) -> None:
-    """Put given values in the place of outputs, or of the parts of them that an index names; None puts in nothing."""
+    """Replace outputs, or the parts that an index names, with given values; None changes nothing."""
     hooked = [place.name for place, _ in given if _has_hooks_of_torch(place)]
     if hooked:
         more = f" (and {len(hooked) - 1} more)" if hooked[1:] else ""
@@ -122,13 +121,13 @@ def add_values(hooks: hl.Hooks, given: list[tuple[PathPlace, Any]]) -> None:
 
 
 def spread(places: list[PathPlace], add: Add) -> list[Handle]:
-    """Add hooks at places, at many with one call of `add(sites, names, missing)`; return those of each place."""
+    """Add hooks at places, many with one call of `add(sites, names, missing)`; return a handle for each place."""
     groups = [(is_named, list(group)) for (_, is_named), group in groupby(places, _kind)]
     return [handle for is_named, group in groups for handle in _add(group, add, "warn" if is_named else "ignore")]
 
 
 def path_in(names: Names, site: hl.Site) -> ModulePath:
-    """Return the path of what passes at a site, by the name that the user has for it."""
+    """Return the path of what passes at a site, by the user's name of it."""
     return path_of(names.get((site.path, site.member)) or name_of(site), site)
 
 
@@ -139,7 +138,7 @@ def _add(places: list[PathPlace], add: Add, missing: str, names: Names = SAME) -
         by_place.setdefault((hook.site.path, hook.site.member), []).append(hook)
     are_same = all((place.site.path, place.site.member) in by_place for place in places)
     parts = [places]
-    if len(by_place) < len(places):  # Several are names of one module, which counts once in one call.
+    if len(by_place) < len(places):  # Some are names of one module, which hookline hooks only once per call.
         parts = [places[: len(places) // 2], places[len(places) // 2 :]]
     if len(parts) > 1 or (names is SAME and not are_same):
         added.remove()
@@ -150,18 +149,18 @@ def _add(places: list[PathPlace], add: Add, missing: str, names: Names = SAME) -
 
 
 def _kind(place: PathPlace) -> tuple[str, bool]:
-    """Return what places have to agree in to be hooked with one call."""
+    """Return what must be equal for places to be hooked with one call."""
     return place.site.index, place.is_named
 
 
 def _kind_of_value(pair: tuple[PathPlace, Any]) -> tuple[str, bool, int | None]:
-    """Return the same for values: whole ones go in together, parts of one value do."""
+    """Return the same for values: whole values go together, and parts with the same value."""
     place, value = pair
     return *_kind(place), id(value) if place.site.index else None
 
 
 def _name(hooks: hl.Hooks) -> str:
-    """Return a name for hooks that no others have: what is added twice in one go is meant so."""
+    """Return a unique name for hooks, so that the same function may be added twice."""
     return f"nice_hooks {len(hooks)}"
 
 
@@ -179,7 +178,7 @@ def _part(value: Any) -> Callable[..., Any]:
 
 
 def _written(new: Any, old: Any, site: hl.Site) -> Any:
-    """Write a new value over a part as torch does, which broadcasts and casts; what replaces a whole is left alone."""
+    """Write a new value over a part, with torch's broadcasting and casting. A whole value is replaced as it is."""
     if new is None or new is old or not site.index or not isinstance(old, Tensor):
         return new
     written = torch.empty_like(old)

@@ -1,4 +1,4 @@
-"""Paths: patterns of module names with an index, read here, and what they mean in a model."""
+"""Paths: patterns of module names with an optional index, and what they match in a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _methods: weakref.WeakKeyDictionary[type, dict[str, None]] = weakref.WeakKeyDict
 
 @dataclass
 class ModulePath:
-    """The name of a module, or a pattern of names, and an index into its output, or None.
+    """The name of a module, or a pattern of names, with an index into its output (or None).
 
     >>> ModulePath.parse("h.*[:, -1]")
     ModulePath(name='h.*', slice=(slice(None, None, None), -1))
@@ -37,7 +37,7 @@ class ModulePath:
 
     @staticmethod
     def parse(path: str) -> ModulePath:
-        """Read a path; its index, if it has one, is a tuple."""
+        """Parse a path. Its index, if it has one, is a tuple."""
         match = _PATH.fullmatch(path)
         if match is None:
             raise ValueError(f"{path!r} is not a path: a name, and at most one index behind it, as in 'h.0[0, :]'")
@@ -52,7 +52,7 @@ class ModulePath:
 
 
 def to_paths(paths: ModulePathsLike) -> list[str]:
-    """Return the paths that are meant: True is every module, False is none."""
+    """Return a list of paths: True is every module, False is none."""
     if isinstance(paths, bool):
         return ["**"] if paths else []
     if isinstance(paths, (str, ModulePath)):
@@ -63,7 +63,7 @@ def to_paths(paths: ModulePathsLike) -> list[str]:
 
 
 def expand_module_path(model: nn.Module, path: ModulePathsLike) -> list[tuple[ModulePath, nn.Module]]:
-    """Return the modules that paths mean, each with its path. `*` is any text without a dot, `**` any text.
+    """Return the modules that paths match, each with its path. `*` is any text without a dot, `**` any text.
 
     >>> [str(path) for path, _ in expand_module_path(nn.Sequential(nn.ReLU(), nn.ReLU()), "*[0]")]
     ['[0]', '0[0]', '1[0]']
@@ -86,8 +86,9 @@ def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
     >>> [str(path) for path, _ in expand_module_path(nn.Sequential(Twice()), "**")]
     ['', '0', '0.double']
     """
-    if not isinstance(cls, type):
-        kind = type(cls).__name__  # type: ignore[unreachable]
+    given: object = cls
+    if not isinstance(given, type):
+        kind = type(given).__name__
         raise TypeError(f"the method of a class is meant, not of one {kind}: patch_method_to_module({kind}, {fname!r})")
     if fname == "forward" or fname.startswith("__") or not callable(getattr(cls, fname)):
         raise ValueError(
@@ -97,16 +98,16 @@ def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
 
 
 class PathPlace(NamedTuple):
-    """What a path means in a model, by the user's name and by hookline's."""
+    """One match of a path in a model, with the user's name and hookline's site."""
 
     name: str
     site: hl.Site
-    module: nn.Module | None  # None: it is known to hookline alone, by another name than its first.
-    is_named: bool  # Written out, and not found by a wildcard.
+    module: nn.Module | None  # None if only hookline knows this name of the module.
+    is_named: bool  # True if its name was written out, not matched by a wildcard.
 
 
 class Tree:
-    """What paths can name in a model: its modules, and the methods that stand for one."""
+    """What paths can name in a model: its modules, and methods given to `patch_method_to_module`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -122,7 +123,7 @@ class Tree:
                 self.named[name_of(site)] = site, module
 
     def match(self, pattern: str) -> list[str]:
-        """Return the names that a pattern means."""
+        """Return the names that a pattern matches."""
         if "*" not in pattern:
             return [pattern] if pattern in self.named else []
         words = {"**": ".*", "*": "[^.]*"}
@@ -130,7 +131,7 @@ class Tree:
         return [name for name in self.named if matches(name)]
 
     def places(self, paths: ModulePathsLike) -> list[PathPlace]:
-        """Return what paths mean, of what can be hooked; warn of a path that means nothing."""
+        """Return the places that paths match and that can be hooked; warn about a path without a match."""
         found = []
         for path in map(ModulePath.parse, to_paths(paths)):
             index, is_named = _index_text(path.slice), "*" not in path.name
@@ -152,13 +153,15 @@ class Tree:
             warn(str(error))
             return []
         if any(site.function or site != hl.Site(site.path, member=site.member) for site in found):
-            warn(f"'{path}' names no module and no method")  # But a port, a call or a function, in hookline's language.
+            warn(
+                f"'{path}' names no module and no method"
+            )  # It is a port, a call or a function in hookline's language.
             return []
         return found
 
 
 def path_of(name: str, site: hl.Site) -> ModulePath:
-    """Return the path of a value that passes at a module the user knows by this name."""
+    """Return the path of a value that passes at a module, by the user's name of it."""
     if not site.index:
         return ModulePath(name, None)
     items = [item for one in site.subscripts for item in (one if isinstance(one, tuple) else (one,))]
@@ -173,7 +176,7 @@ def name_of(site: hl.Site) -> str:
 
 
 def _item(text: str, path: str) -> Any:
-    """Read one item of an index."""
+    """Parse one item of an index."""
     text = text.strip()
     if text in _WORDS:
         return _WORDS[text]
@@ -185,7 +188,7 @@ def _item(text: str, path: str) -> Any:
 
 
 def _index_text(index: AnySlice, comma: str = ", ") -> str:
-    """Return an index as it is written; hookline has a blank after the comma."""
+    """Return an index as nice_hooks writes it; hookline has a blank after the comma."""
     items = index if isinstance(index, tuple) else (index,)
     return "" if index is None else f"[{comma.join(map(_item_text, items))}]"
 

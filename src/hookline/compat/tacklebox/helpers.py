@@ -38,10 +38,10 @@ def get_named_modules_from_network(network: nn.Module, include_bn: bool = False)
 
 
 def set_torchvision_network_module(network: nn.Module, module_name: str, new_module: nn.Module) -> nn.Module:
-    """Put another module in the place of the one with this name, and return the network."""
+    """Replace the module with this name, and return the network."""
     path, _, name = module_name.rpartition(".")
     parent = network.get_submodule(path)
-    if not hasattr(parent, name):  # One that is None is a slot, which its forward asks for.
+    if not hasattr(parent, name):  # A name that is None is an optional module of the parent.
         if name.isdecimal():
             raise IndexError(f"index {name} is out of range")
         try:
@@ -61,7 +61,7 @@ def data_pass(
     pre_backward_hooks: Functions = (),
     pre_zero_grad_hooks: Functions = (),
 ) -> None:
-    """Run the network on each batch `(i, x, y)` or `(x, y)` of a loader, with a progress bar if tqdm is there.
+    """Run the network on each batch `(i, x, y)` or `(x, y)` of a loader, with a progress bar if tqdm is installed.
 
     Args:
         device: Where batches are moved; None is where the network is.
@@ -126,7 +126,7 @@ class CustomContext:
         return CustomContext().merge_context(other, inplace=True).merge_context(self, inplace=True)
 
     def merge_context(self, context: AbstractContextManager[Any], inplace: bool = False) -> CustomContext:
-        """Return a context that enters this one and then the other; `inplace` lets this one do so."""
+        """Return a context that enters this one and then the other; with `inplace`, change this one."""
         if not (hasattr(context, "__enter__") and hasattr(context, "__exit__")):
             raise AssertionError(f"context object '{context}' is missing '__enter__' or '__exit__' methods")
         if not inplace:
@@ -136,13 +136,13 @@ class CustomContext:
 
     @staticmethod
     def wrap_exit_fn(fn: Callable[[], Any]) -> Callable[..., Any]:
-        """Return a function that is called with the exception of a block, and calls this one without."""
+        """Return a function that takes the exception of a block, and calls this one without it."""
         return lambda *exc_vars: fn()
 
     def _exit_with(self, function: Callable[..., Any]) -> Callable[..., None]:
         leave = function if self.handle_exc_vars else self.wrap_exit_fn(function)
 
-        def leave_only(*error: Any) -> None:  # What it returns would swallow the exception.
+        def leave_only(*error: Any) -> None:  # Returns None: a true value would swallow the exception.
             leave(*error)
 
         return leave_only
@@ -161,7 +161,7 @@ class Protocol:
         self.overwrite_protocol(**overwrite_protocol)
 
     def overwrite_protocol(self, **overwrite_protocol: Any) -> None:
-        """Change settings; each has to be there."""
+        """Change existing settings."""
         for key, value in overwrite_protocol.items():
             if key not in self.proto_dict:
                 raise AssertionError(f"cannot overwrite protocol '{key}'. '{key}' is not contained in proto_dict.")
@@ -198,7 +198,7 @@ class Protocol:
         (self.proto_dict if key in self.proto_dict else self.__dict__)[key] = value
 
     def add_from_json(self, path: str) -> None:
-        """Take settings from a file; a name that is not among the defaults is kept, with a warning."""
+        """Take settings from a file. A name that is not among the defaults is kept, with a warning."""
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         unknown = [key for key in found if key not in self.proto_dict]
@@ -207,7 +207,7 @@ class Protocol:
         self.proto_dict.update(found)
 
     def add_from_namespace(self, namespace: object) -> None:
-        """Take those settings that the attributes of an object name, such as parsed arguments."""
+        """Take the settings that are attributes of an object, such as parsed arguments."""
         self.proto_dict.update({key: value for key, value in vars(namespace).items() if key in self.proto_dict})
 
 
@@ -218,7 +218,7 @@ def _move(value: Any, device: torch.device | str | int | None) -> Any:
 def _progress(loader: Iterable[Any]) -> AbstractContextManager[Any]:
     try:
         from tqdm import tqdm
-    except ImportError:  # It is only the bar.
+    except ImportError:  # Only the bar needs it.
         return nullcontext()
     bar: AbstractContextManager[Any] = tqdm(loader)
     return bar

@@ -66,12 +66,12 @@ class Sequential(nn.Sequential):
 
 
 def _module(one: Any) -> Any:
-    """Make a layer of a function; what is neither is for torch to refuse."""
+    """Make a layer of a function. torch refuses anything that is neither a module nor a function."""
     return Lambda(one) if callable(one) and not isinstance(one, nn.Module) else one
 
 
 def _name(function: Any) -> str:
-    """Write a function as code would name it."""
+    """Return the name of a function, as in code."""
     if isinstance(function, functools.partial):
         bound = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
         return f"functools.partial({', '.join([_name(function.func), *bound])})"

@@ -39,7 +39,7 @@ UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
 
 @contextmanager
 def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module]) -> Iterator[Collected]:
-    """Collect the indices of max-pooling layers, as a mapping from name to tensor; the layers return what they did.
+    """Collect the indices of max-pooling layers, by name. The layers return what they did before.
 
     They are those of the latest forward: of the module that was given, or of a part of it that is called by itself. A
     layer that runs several times in it has a list of tensors, oldest first. Where layers are given by themselves, in
@@ -91,7 +91,7 @@ def use_indices_in_maxunpool(
 
 
 class LatestIndices:
-    """The indices of pools, of the latest forward that each of them ran in."""
+    """The indices of each pool in the latest forward that it ran in."""
 
     def __init__(self, whole: nn.Module, pools: list[tuple[Any, nn.Module]]) -> None:
         self.indices = Collected()
@@ -103,8 +103,8 @@ class LatestIndices:
         self._forward: object = None
 
     def add(self, name: Any, value: Any, call: Any) -> None:
-        """Add those of a call; those of an earlier forward of the same pools go."""
-        indices = value[1] if isinstance(value, tuple) else call.notes["indices"]  # A block within this one has them.
+        """Add the indices of a call; drop those of an earlier forward of the same pools."""
+        indices = value[1] if isinstance(value, tuple) else call.notes["indices"]  # A block inside this one took them.
         running = outermost_call(self._modules)
         if running is None or running.mark is not self._forward:
             self._forward = running and running.mark
@@ -118,7 +118,7 @@ class LatestIndices:
 
 
 class GivenIndices:
-    """The indices for one unpool, or a list of them, and which of these were used in the forward that is running."""
+    """The indices for one unpool, or a list of them, and which were used in the current forward."""
 
     def __init__(self, whole: object, name: Any, indices: Tensor | list[Tensor]) -> None:
         self._whole = {id(whole)}
@@ -129,11 +129,13 @@ class GivenIndices:
         self._forward: object = None
 
     def __call__(self, inputs: dict[str, Any], call: Any) -> dict[str, Any]:
-        """Return the inputs of the layer with the indices among them."""
+        """Return the inputs of the layer, with the indices."""
         given = inputs.get("indices")
-        if isinstance(given, Tensor) and given is not call.notes.get("indices"):  # Else of a block around this one.
+        if isinstance(given, Tensor) and given is not call.notes.get(
+            "indices"
+        ):  # Otherwise a block around this one gave them.
             raise AssertionError(f"{self._name!r} was called with indices, but gets those of the block")
-        if not isinstance(given, Tensor):  # What comes after the input is the size here.
+        if not isinstance(given, Tensor):  # Without indices, the second argument is the size.
             inputs = {"output_size": given, **inputs}
         call.notes["indices"] = indices = self._choose(inputs["input"], call.number)
         return {**inputs, "indices": indices}
@@ -142,7 +144,7 @@ class GivenIndices:
         """Return the indices of the pooling that this call undoes."""
         if isinstance(self._indices, Tensor):
             return self._indices
-        if number in self._chosen:  # A checkpoint calls with the same number again.
+        if number in self._chosen:  # A checkpoint repeats the call with the same number.
             return self._chosen[number]
         running = outermost_call(self._whole)
         if running and running.mark is not self._forward:
@@ -160,18 +162,18 @@ class GivenIndices:
 
 
 class Running(NamedTuple):
-    """A call of a module that is running, and what no other call has."""
+    """A call of a module that is running, and an object that only this call has."""
 
     module: nn.Module
     mark: object
 
 
 def outermost_call(modules: set[int]) -> Running | None:
-    """Return the outermost call of these modules, by their ids, that is running here."""
+    """Return the outermost running call of these modules, which are given by id."""
     found = None
     for held in map(variables, frames_of(CALL)):
         if id(held["self"]) in modules:
-            found = Running(held["self"], held["kwargs"])  # Python makes that dict for each call.
+            found = Running(held["self"], held["kwargs"])  # Python makes a new dict for each call.
     return found
 
 
@@ -185,7 +187,7 @@ def _layers(given: nn.Module | Mapping[str, nn.Module], kinds: tuple[type[nn.Mod
 
 
 def _function(name: str, pool: nn.Module) -> str:
-    """Return the place of the function that a layer calls: torch has another one for when the indices are wanted."""
+    """Return the site of the function that a layer calls: torch calls another one to return indices."""
     function = next((function for kind, function in FUNCTIONS.items() if isinstance(pool, kind)), "")
     if not function:
         raise hl.HooklineError(f"{name!r} is a {type(pool).__name__}, not a max-pooling layer")
@@ -193,7 +195,7 @@ def _function(name: str, pool: nn.Module) -> str:
 
 
 def _without_indices(value: Any, call: Any) -> Any:
-    """Return what the layer would have got by itself."""
+    """Return the result that the layer would have got by itself."""
     if not isinstance(value, tuple):
         return None
     output, call.notes["indices"] = value

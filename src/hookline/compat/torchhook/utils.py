@@ -11,7 +11,7 @@ WIDTH = 80
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
-    """Count the parameters of a model; one that is shared counts once."""
+    """Count the parameters of a model; shared ones once."""
     _refuse_other(model)
     return _count(model, trainable_only, recurse=True)
 
@@ -70,7 +70,7 @@ def _count(module: nn.Module, trainable_only: bool, recurse: bool) -> int:
 
 
 def _below(module: nn.Module, max_depth: int, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Return the layers below one, each before its own. One that several hold comes with each of them."""
+    """Return the layers below one, parents first. A shared layer comes once for each parent."""
     for name, child in module.named_children():
         path = prefix + name
         if max_depth != -1 and path.count(".") > max_depth:
