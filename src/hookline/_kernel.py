@@ -83,7 +83,7 @@ from hookline._hooks.for_clients import (
 )
 from hookline._engine.shadowed_forward import (
     is_shadow as is_shadow,  # True if an attribute of an instance is hookline's own.
-    running as running,  # The calls of modules that are running now, innermost first.
+    running_calls as running_calls,  # The calls of modules that are running now, innermost first.
 )
 
 # Hooks, blocks and caches.

@@ -259,7 +259,7 @@ def a_skipped_module_runs() -> Any:
         called.forward(module, *passed)
         return real(tap, called, module, passed)
 
-    return instead(run_call, "skipped", skipped)
+    return instead(run_call, "_skip", skipped)
 
 
 @mutation()
@@ -287,7 +287,7 @@ def the_input_is_the_last_argument() -> Any:
 
 @mutation()
 def a_gradient_of_an_input_counts_all_its_uses() -> Any:
-    return instead(gradients, "_follow", lambda real, *given: real(*given[:-1], lambda tensor: tensor))
+    return instead(gradients, "_hook_gradients", lambda real, *given: real(*given[:-1], lambda tensor: tensor))
 
 
 @mutation()

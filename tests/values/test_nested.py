@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hookline as hl
 from hookline._values.copies import share
-from hookline._values.fit import agree
+from hookline._values.fit import check_same_structure
 from hookline._values.nested import STAR, describe, expand, get_part, leaves, map_tensors, put_part, split
 from hookline.errors import EditError, HooklineError, SiteError
 from tests.support.nested_values import Frozen, Holder, Pair, Result, photo, tensors, trees
@@ -102,13 +102,13 @@ def test_mapping_keeps_the_structure_and_meets_every_tensor_in_order(value: Any)
 @settings(deadline=None)
 @given(trees())
 def test_a_value_agrees_with_itself_and_not_with_one_of_another_shape(value: Any) -> None:
-    agree(value, value)
-    agree(map_tensors(torch.clone, value), value)
+    check_same_structure(value, value)
+    check_same_structure(map_tensors(torch.clone, value), value)
     other = map_tensors(lambda tensor: tensor.unsqueeze(0), value)
     if not leaves(value) or any(isinstance(part, Holder) for part in _parts(value)):
         return
     with pytest.raises(EditError, match="shape"):
-        agree(other, value)
+        check_same_structure(other, value)
 
 
 def _parts(value: Any) -> list[Any]:

@@ -216,7 +216,7 @@ class Record:
         for record in (self.family or {}).values():
             record.explain(reason)
 
-    def settle(self) -> None:
+    def copy_out_of_graph(self) -> None:
         """Copy what a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
         self.is_traced = False
         if isinstance(self.value, StoredValue):  # Python kept it, where the graph broke.
@@ -242,7 +242,7 @@ class Record:
         """Return the latest value."""
         self.guard()
         if self.is_traced:
-            self.settle()
+            self.copy_out_of_graph()
         if self.repeated and self.keep == 1:
             self.repeated = False
             warn(
@@ -270,7 +270,7 @@ class Record:
     def _held(self) -> list[Any]:
         self.guard()
         if self.is_traced:
-            self.settle()
+            self.copy_out_of_graph()
         if self.keep == 1:
             return [] if self.value is EMPTY else [self.value]
         return [value for _, value in self.calls]

@@ -17,7 +17,7 @@ from hookline._engine.tracing_guards import refuse_tracers
 from hookline._open_blocks import call_user
 from hookline._sites.language import Site
 from hookline._values.copies import Loan, copy_all, is_private, share
-from hookline._values.fit import agree, as_returned, fit, returns_another_structure
+from hookline._values.fit import as_returned, check_same_structure, fit, returns_another_structure
 from hookline._values.nested import Arguments, children, describe, map_tensors
 from hookline.errors import EditError
 from hookline.parallel.gather import Gathering, replicate, whole
@@ -164,10 +164,10 @@ class Apply:
                 raise EditError("the function wrote into its argument but returned None; return the changed value")
             return value
         if self.check and is_whole:
-            agree(result, value, call)
+            check_same_structure(result, value, call)
         if self.check and not is_whole:
             return value if result is loan.given and loan.take_back(result) is value else fit(result, value, call)
-        if isinstance(result, Tensor):
+        if isinstance(result, Tensor):  # `is_private` counts references: no other variable may hold the result here.
             return result if is_private(result) else loan.take_back(result)
         return map_tensors(loan.take_back, result, in_objects=True)
 
@@ -177,7 +177,7 @@ class Apply:
         if result is None or result is value:
             return value
         if self.check and is_whole:
-            agree(result, value, call)
+            check_same_structure(result, value, call)
         return fit(result, value, call) if self.check and not is_whole else result
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 from hookline._engine import parameters
 from hookline._engine.compiled import code_for, keep_dynamo_out
 from hookline._engine.functions import Pause, entries_of, pauses_below
-from hookline._engine.gradients import settled
+from hookline._engine.gradients import following_gradients
 from hookline._engine.model_forward import ModelTap
 from hookline._engine.shadowed_forward import (
     CODE,
@@ -102,7 +102,7 @@ def _attach(tap: Tap) -> None:
 
 
 def _put_on(tap: Tap) -> None:
-    tap.attached = attached
+    tap.attach_for_now = attached_for_now
     if tap.holders:
         parameters.attach(tap)
         for module, _ in tap.holders:
@@ -252,18 +252,18 @@ def copy_as_before(session: Session) -> None:
 def strip(module: nn.Module) -> None:
     """Take everything of hookline's off a module, also what no `Hooks` knows of any more."""
     with _changing:
-        detach(attached_to(module))
+        detach(taps_on(module))
         strip_shadows(module)
         parameters.strip(module)
 
 
 @contextmanager
-def attached(taps: list[Tap]) -> Iterator[None]:
+def attached_for_now(taps: list[Tap]) -> Iterator[None]:
     """Let taps act for a while."""
     missing = [tap for tap in taps if tap.shadow is None]
     try:
         attach(missing)
-        with settled():
+        with following_gradients():
             yield
     finally:
         detach(missing)
@@ -271,7 +271,7 @@ def attached(taps: list[Tap]) -> Iterator[None]:
             copy_as_before(session)
 
 
-def attached_to(module: nn.Module) -> tuple[Tap, ...]:
+def taps_on(module: nn.Module) -> tuple[Tap, ...]:
     """Return the taps on a module, its methods and parameters, also when somebody has wrapped its forward since."""
     found: tuple[Tap, ...] = ()
     names = module.__dict__
@@ -281,10 +281,10 @@ def attached_to(module: nn.Module) -> tuple[Tap, ...]:
         shadow = shadow_of(candidate, module)
         if shadow is not None:
             found += (*shadow.around, *shadow.taps)
-    return found + parameters.attached_to(module)
+    return found + parameters.parameter_taps_on(module)
 
 
-def following(model: nn.Module) -> tuple[ModelTap, ...]:
+def model_taps(model: nn.Module) -> tuple[ModelTap, ...]:
     """Return the taps that follow the forwards of a model: one of each `Hooks` that acts on it."""
     shadow = shadow_of(model.__dict__.get("forward"), model)
     return shadow.around if shadow is not None else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -74,7 +75,7 @@ class Event:
     def exchange(self, port: str) -> Exchange:
         """Return what writes into the containers of a value: those of arguments are restored when the call is over.
 
-        Of an output, only what nobody else holds is written to: it would stay changed.
+        In an output only containers that nobody else holds are written into: nothing restores them afterwards.
         """
         if port in ("output", "grad_output"):
             return Exchange(self.own)
@@ -109,7 +110,8 @@ class Event:
         tensors = [tensor.detach().double() for tensor in leaves(value) if tensor.is_floating_point()]
         marks = [torch.stack((tensor.mean(), tensor.abs().mean())) for tensor in tensors]
         first = self.marks.setdefault(tap, marks)
-        if self.is_replayed and not all(map(_is_close, marks, first)):
+        is_close = partial(torch.allclose, rtol=1e-3, equal_nan=True)
+        if self.is_replayed and not all(map(is_close, marks, first)):
             raise HooklineError(
                 f"'{tap.site}': the edit made another value when checkpointing ran the forward again; it must not "
                 "depend on state that changes, but may on call.number (with_call=True)"
@@ -173,7 +175,3 @@ def _log(called: Any, event: Event) -> int:
     for replay in wrapped(running):
         replay.events.setdefault(called, []).append(event.again(kept, -1))
     return len(running)
-
-
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, equal_nan=True)

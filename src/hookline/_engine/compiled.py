@@ -37,15 +37,15 @@ from hookline._engine import apply_to_part as acting
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip
 from hookline._engine.functions import is_followed, may_give_tensors, read_name
 from hookline._engine.keep import Save
-from hookline._engine.parameter_operand import Follow, Role, as_operands, make_operand
+from hookline._engine.parameter_operand import OnOperation, Role, as_operands, make_operand
 from hookline._engine.run_call import Shadowed
 from hookline._engine.tap import Tap
 from hookline._engine.tracing_guards import refuse_tracing
 from hookline._open_blocks import OtherRuns, call_user, current_task
 from hookline._torch import has_compiled, is_dynamo_loaded, uncompiled
+from hookline._values import copies
 from hookline._values.containers import Exchange
-from hookline._values.copies import Loan, address, state_of
-from hookline._values.fit import agree, fit
+from hookline._values.fit import check_same_structure, fit
 from hookline._values.nested import Arguments, get_part, map_tensors, put_part, rebuild, split
 from hookline.errors import HooklineError
 
@@ -221,7 +221,7 @@ def _apply(action: Apply, value: Any, is_whole: bool) -> Any:
     if action.check and not is_whole:
         return fit(result, value)
     if action.check:
-        agree(result, value)
+        check_same_structure(result, value)
     return result if action.clone is False else _copied(result)
 
 
@@ -234,20 +234,20 @@ class ParameterTaps(Protocol):
 
 
 def read_traced(
-    reads: ParameterTaps, name: str, value: Tensor, follow: Follow, read_uncompiled: Callable[..., Tensor]
+    reads: ParameterTaps, name: str, value: Tensor, on_operation: OnOperation, read_uncompiled: Callable[..., Tensor]
 ) -> Tensor:
     """Return what is read in place of a parameter: see `Reads.read` in parameters.py."""
     if name in reads.untraceable and reads.taps.get(name):
         return read_uncompiled(reads, name, value)
     for tap in reads.taps.get(name, ()):
         value = act_traced(tap, value)
-    return make_operand(value, ((reads, name),), follow) if reads.operations.get(name) else value
+    return make_operand(value, ((reads, name),), on_operation) if reads.operations.get(name) else value
 
 
 def operate_traced(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role], run_uncompiled: Callable[..., Any]
 ) -> Any:
-    """Run an operation that takes a parameter with taps on such operations: see `follow` in parameters.py."""
+    """Run an operation that takes a parameter with taps on such operations: see `on_operation` in parameters.py."""
     if not may_give_tensors(function):
         return function(*args, **kwargs)
     name = read_name(function)
@@ -265,7 +265,7 @@ def operate_traced(
             skips.append(tap.action)
     result = _skipped(skips[-1], None, args[0]) if skips and not follows else function(*args, **kwargs)
     if follows:  # Dynamo can't make a subclass of the very same tensor.
-        return as_operands(result, lambda one: make_operand(one.view_as(one), origins, found[0].follow))
+        return as_operands(result, lambda one: make_operand(one.view_as(one), origins, found[0].on_operation))
     if not isinstance(result, Tensor):
         return result
     for tap in taps:
@@ -304,11 +304,11 @@ def keep_dynamo_out() -> None:
 
     It takes whole files: a function that moves to a file that is not among them drops out, and nothing tells.
     """
-    ours = (acting, run_call, activation_checkpoint, call_event, functions, gradients, model_forward, stop)
+    ours = (acting, run_call, activation_checkpoint, call_event, functions, gradients, model_forward, stop, copies)
     found = [function for one in ours for function in vars(one).values()]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
-    found += [Tap.pass_by, *vars(OtherRuns).values(), *vars(Loan).values()]
-    found += [current_task, call_user, state_of, address]
+    found += [Tap.pass_by, Exchange.remember, Skip.output, *vars(Apply).values()]
+    found += [*vars(OtherRuns).values(), *vars(copies.Loan).values(), current_task, call_user]
     for function in found:
         if isinstance(function, FunctionType):
             _torch.keep_out_of_graphs(function.__code__)

@@ -181,10 +181,10 @@ _KINDS: dict[type, tuple[str, ...]] = {
 _schemas = lru_cache(maxsize=1024)(operator_schemas)
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 Numbered = list[tuple[Tap, int]]
-RunFunction = Callable[["Function", nn.Module, Arguments, Event], Any]  # `pass_through` or `run_event` in call.py.
+RunFunction = Callable[["Function", nn.Module, Arguments, Event], Any]  # `pass_through` or `run_event`.
 
 
-def run(
+def run_seeing_functions(
     called: Called,
     module: nn.Module,
     passed: Arguments,
@@ -195,11 +195,10 @@ def run(
     """Run a module's forward, or a method that is called by itself, with taps on the functions that it calls."""
     refuse_fx(taps[0][0].site)
     if isinstance(module, FUSED_MODULES) and not module.training and may_be_fused() and not event.changes:
-        return called.forward(
-            module, *passed
-        )  # To look is not to change it: the reason says how to turn that path off.
+        # A capture must not turn off the fast path. diagnose.py tells the user how to.
+        return called.forward(module, *passed)
     inside = FunctionMode(called, module, taps, event, run_function)
-    inside.home = frame_at(0)
+    inside.home = frame_at(0)  # This very frame: `_is_own` looks for frames inside it.
     output = None
     try:
         with inside:
@@ -218,7 +217,7 @@ def run(
 
 
 class Pause(Observer):
-    """Acts at a child that computes otherwise while any mode is on, and takes ours away while it runs."""
+    """Take our function modes away while a fused-attention child runs, which computes otherwise under any mode."""
 
     kind = "pause"
 
@@ -232,9 +231,9 @@ def pauses_below(tap: Tap) -> list[Tap]:
 
 
 class MethodEntry(Observer):
-    """Acts at the methods of a module that has a tap on a function: called by itself, one counts as a forward.
+    """Watch a module's methods: functions inside a method count as the module's own if no forward is running.
 
-    For a change of one method it acts at the others, and notes which of them ran instead.
+    For a change of one method it watches the others, and notes which of them ran instead.
     """
 
     kind = "entry"
@@ -407,18 +406,25 @@ def _is_method(frame: FrameType) -> bool:
     return getattr(inspect.unwrap(own), "__code__", None) is code
 
 
-# What runs inside these is not the module's own: it is a child's, a user's function's or hookline's.
+# What runs inside these is not the module's own: it is a child's, a user's function's or hookline's. A function of
+# hookline's that calls torch, or a user's function, between `FunctionMode` and the user's code has to be among them.
 _FOREIGN = frozenset(
     id(code)  # Code that dynamo made can't be hashed.
     for code in (
         *MODULE_CALLS,
-        *(one.__code__ for one in (call_user, act, gradients._follow, Event.check, Skip.output, run)),
+        *(
+            one.__code__
+            for one in (call_user, act, gradients._hook_gradients, Event.check, Skip.output, run_seeing_functions)
+        ),
     )
 )
 
 
 def refuse_in_autograd_function(event: Event) -> None:
-    """Raise for a change inside a torch.autograd.Function, whose backward would not know of it."""
+    """Raise for a change inside a torch.autograd.Function, whose backward would not know of it.
+
+    Called directly by what torch calls for an operation, whose caller is frame 2.
+    """
     changing = next((tap for tap, _ in event.taps if tap.changes), None)
     around = autograd_function_around(frame_at(2)) if changing is not None else None
     if changing is not None and around is not None:
@@ -435,7 +441,7 @@ def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
 
 
 class Function:
-    """One call of a function, as call.py runs it: like the forward of a hooked module."""
+    """One call of a function, as run_call.py runs it: like the forward of a hooked module."""
 
     is_function = True
     is_method = False

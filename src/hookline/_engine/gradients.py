@@ -27,7 +27,7 @@ from hookline._sites.language import Site, write_subscripts
 from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant_checkpoint, is_view, version_of
 from hookline._values.containers import Exchange, mutable_containers
 from hookline._values.copies import Alias, alias_of
-from hookline._values.fit import agree
+from hookline._values.fit import check_same_structure
 from hookline._values.nested import Arguments, held_by, leaf_places, leaves, map_tensors, split, take_part
 from hookline.errors import EditError, HooklineError, NeverFired, warn
 
@@ -82,15 +82,14 @@ def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Te
             return alias_of(tensor)
         return Alias.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
-    aliases = _follow(tap, value, call, event, alias)
+    aliases = _hook_gradients(tap, value, call, event, alias)
     return _with_aliases(value, aliases, Exchange({**event.own, **came})) if aliases else value
 
 
 def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) -> set[int]:
-    """Return the tensors of an output in whose place no alias can be put, by their ids.
+    """Return the ids of output tensors that can't be replaced by an alias, as others hold their list, dict or object.
 
-    They are in a list, a dict or an object that others hold too. Only a container that came with the arguments gets an
-    alias, of what the call itself has written there.
+    Except those that this call has written into a container among its arguments.
     """
     entered = {id(one) for one in given}
     found: set[int] = set()
@@ -111,7 +110,7 @@ def follow_input(
     value = call_arguments.take(passed, parameters, tap.site.port)
     if value is NOTHING:
         return passed
-    event.aliases |= _follow(tap, value, call, event, alias_of)
+    event.aliases |= _hook_gradients(tap, value, call, event, alias_of)
     if not event.aliases:
         return passed
     exchange = event.exchange(tap.site.port)
@@ -130,10 +129,10 @@ def _with_aliases(value: Any, aliases: Aliases, exchange: Exchange) -> Any:
 
 
 @contextmanager
-def settled() -> Iterator[None]:
-    """Follow gradients through a forward; at its end see to those of values that were written in place.
+def following_gradients() -> Iterator[None]:
+    """Follow gradients through one forward; at its end, move hooks off views that were overwritten in place.
 
-    Within one that is followed already, the end is that one's: what is around a module may write into what it returns.
+    A context inside another leaves this to the outermost: what is around a module may write into what it returns.
     """
     views: list[View] = []
     before = _views.get()
@@ -145,17 +144,19 @@ def settled() -> Iterator[None]:
         yield
         # What lies downstream first: later calls, and of one call the output before the input.
         for view in sorted(views, key=lambda view: (-view.stamp, view.tap.site.port != "grad_output")):
-            _settle(view)
+            _rehook_view(view)
     finally:
         _views.set(before)
 
 
-def is_unsettled() -> bool:
-    """Return True if no `settled` block is open here, which would see to gradients at its end."""
+def is_outermost() -> bool:
+    """Return True if no `following_gradients` context is open here."""
     return _views.get() is None
 
 
-def _follow(tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Tensor], Tensor | None]) -> Aliases:
+def _hook_gradients(
+    tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Tensor], Tensor | None]
+) -> Aliases:
     """Follow the tensors that a tap is at; return the aliases that have to take their places."""
     if tap.action.observes:
         tap.fired = True
@@ -163,13 +164,13 @@ def _follow(tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Ten
         refuse_tracers(value)
         aliases: Aliases = {}
         for subscripts in tap.places(value):
-            _follow_part(tap, value, subscripts, call, event, alias, aliases)
+            _hook_part(tap, value, subscripts, call, event, alias, aliases)
         return aliases
     except HooklineError as error:
         blame(tap.site, error)
 
 
-def _follow_part(
+def _hook_part(
     tap: Tap,
     value: Any,
     subscripts: tuple[Any, ...],
@@ -201,7 +202,7 @@ def _follow_part(
         base = _private_base(tensor, call) if is_view(tensor) else None
         passed = tensor
         if event.written and is_view(tensor) and any([tensor is one for one in event.written]):
-            _follow_written(tensor, hook, tap)
+            _hook_written(tensor, hook, tap)
         elif base is not None:
             base.register_hook(_reshaped(hook, tensor.shape))
         else:
@@ -212,7 +213,10 @@ def _follow_part(
                 continue
             passed = taken
             passed.register_hook(hook)
-            _note_view(passed, hook, tap, event)
+            views = _views.get()
+            base = base_of(passed) if views is not None and is_view(passed) else None
+            if views is not None and base is not None:
+                views.append(View(passed, version_of(passed), base.grad_fn, hook, tap, event.stamp))
         followed.add(id(tensor))
         own.append(passed)
         if passed is not tensor:
@@ -251,7 +255,7 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     return base if base.is_contiguous() and tensor.is_contiguous() else None
 
 
-def _follow_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:
+def _hook_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:
     """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
     base = base_of(tensor)
     if base is None or not base.is_contiguous():
@@ -344,7 +348,10 @@ class Arrival:
         return Call(site, module, (), {}, self.number, self.notes, self.model())
 
     def _refuse_second_part(self, number: int) -> None:
-        """A value that is used and then written in place gets its gradient in two parts, which can only be summed."""
+        """Raise if an edit meets the second half of a gradient; only captures can add the two.
+
+        Torch delivers two halves when the value was used and then overwritten in place.
+        """
         part = (graph_task(), number)
         if part in self.came and not (self.action.observes and self.action.transform is None):
             raise HooklineError(
@@ -381,7 +388,7 @@ class Arrival:
 def _check_gradient(new: Any, old: Tensor) -> None:
     """Raise if torch would not accept a gradient in the place of another."""
     try:
-        agree(new, old)
+        check_same_structure(new, old)
     except EditError as error:
         raise EditError(f"{error}; a gradient keeps its shape, dtype and device, also with check=False") from None
 
@@ -403,14 +410,7 @@ def _plain(kept: Any) -> Any:
     return kept.peek() if isinstance(kept, StoredValue) else kept
 
 
-def _note_view(tensor: Tensor, hook: TensorHook, tap: Tap, event: Event) -> None:
-    views = _views.get()
-    base = base_of(tensor) if views is not None and is_view(tensor) else None
-    if views is not None and base is not None:
-        views.append(View(tensor, version_of(tensor), base.grad_fn, hook, tap, event.stamp))
-
-
-def _settle(view: View) -> None:
+def _rehook_view(view: View) -> None:
     """Lead the gradient of a view that was written in place since back to its hook.
 
     Torch makes such a write a node of the view's base, CopySlices, whose own gradient is that of the value before.

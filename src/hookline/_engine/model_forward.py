@@ -1,4 +1,7 @@
-"""The forwards of a whole model: they are counted, and modules that were replaced since are noticed."""
+"""The forwards of a whole model: `run_model_forward` runs one, counts it, and ends it early where stops are reached.
+
+It also notices modules that were replaced, wrapped or added since the hooks were made.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from torch import nn
 
 from hookline import _why_nothing_passed as why
 from hookline._cache.record import INSIDE_TRANSFORM
+from hookline._engine import parameter_operand
 from hookline._engine.action import NOTHING, Observer, Skip
-from hookline._engine.gradients import settled
+from hookline._engine.gradients import following_gradients
 from hookline._engine.keep import Save
 from hookline._engine.stop import STOPPED, run_until
 from hookline._engine.tap import IGNORE, RAISE, Tap
@@ -30,7 +34,8 @@ from hookline._torch import (
     microbatch,
     reshard_after_stop,
 )
-from hookline._values.nested import leaves
+from hookline._values.copies import RunningForward, current_forward
+from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError, StopForward, warn
 
 # What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
@@ -48,7 +53,7 @@ class Forward(Observer):
     kind = "forward"
 
     def __init__(self) -> None:
-        self.owner: Any = None  # The ledger, while its hooks are attached: the model keeps it alive.
+        self.owner: Any = None  # The `Lifecycle`, while its hooks are attached: the model keeps it alive.
         self.taps: list[Tap] = []
         self.stops: list[Tap] = []  # All of these have to fire before the forward may end.
         self.has_gradients = False
@@ -57,10 +62,10 @@ class Forward(Observer):
         # In which dicts and under which names their modules and shadows are, and what was found there last.
         self.links, self.held = UNKNOWN
         self.linked: list[Tap | None] = []  # For each of these the tap whose shadow it is, or None for a module.
-        self.settled: dict[Tap, Any] = {}  # What replaced a shadow, once it is known whether that calls the shadow.
-        self.parents: list[
-            Children
-        ] = []  # For patterns: the children of each module, and in `sizes` how many there were.
+        # What replaced a shadow, once it is known whether that calls the shadow.
+        self.known_wrappers: dict[Tap, Any] = {}
+        # For patterns: the children of each module, and in `sizes` how many there were.
+        self.parents: list[Children] = []
         self.sizes: list[int] = []
 
     def follow_active(self, changed: Iterable[Tap]) -> None:
@@ -68,7 +73,7 @@ class Forward(Observer):
         for tap in changed:
             if not tap.active:
                 self.active.pop(tap, None)
-                self.settled.pop(tap, None)
+                self.known_wrappers.pop(tap, None)
             elif tap not in self.active:
                 self.active[tap] = None
                 self.links, self.held = UNKNOWN
@@ -80,7 +85,7 @@ class Forward(Observer):
         return all(map(_is, map(_get, *self.links), self.held))
 
     def is_relinked(self) -> bool:
-        """Return True if only our own shadows were exchanged, as other hooks came and went; note the new ones."""
+        """Return True if the only changes are hookline's own shadows, and remember the new ones."""
         links = self.links
         if links is UNKNOWN[0]:
             return False
@@ -103,7 +108,7 @@ class Forward(Observer):
         holders, keys, held, self.linked = map(list, zip(*each, strict=True)) if each else ([], [], [], [])
         self.links, self.held = (holders, keys), held
         covered = [tap for tap in shadowed if tap.is_covered and tap not in lost]
-        return lost, [tap for tap in covered if self.settled.get(tap) is not tap.module.__dict__.get(tap.method)]
+        return lost, [tap for tap in covered if self.known_wrappers.get(tap) is not tap.module.__dict__.get(tap.method)]
 
     def has_grown(self) -> bool:
         """Return True if a module has got further children since the hooks were made, or since the last warning."""
@@ -134,7 +139,7 @@ def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
     ]
 
 
-def following(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
+def acting_here(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
     """Return those who follow a forward that runs here, and let the others know that one ran elsewhere."""
     found = []
     for tap in around:
@@ -145,8 +150,23 @@ def following(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
     return found
 
 
-def follow(following: list[ModelTap], opened: Blocks, run: Callable[[], Any]) -> Any:
-    """Run the forward of a model: count it for those who follow it, and let it end when all their stops are reached."""
+def run_model_forward(
+    around: Iterable[ModelTap], opened: Blocks, model: nn.Module, passed: Arguments, run: Callable[[], Any]
+) -> Any:
+    """Run the forward of a model for the hooks that act here; `run` calls the model itself."""
+    following = acting_here(around, opened)
+    if not following:
+        return run()
+    token = current_forward.set(RunningForward(model, *passed))
+    try:
+        output = _run_followed(following, opened, run)
+    finally:
+        current_forward.reset(token)
+    return parameter_operand.plain(output) if parameter_operand.in_use else output
+
+
+def _run_followed(following: list[ModelTap], opened: Blocks, run: Callable[[], Any]) -> Any:
+    """Count a forward for those who follow it, and let it end when all their stops are reached."""
     waiting: set[Tap] = set()
     has_gradients = False
     beside: tuple[OtherRuns, ...] = ()
@@ -175,7 +195,7 @@ def follow(following: list[ModelTap], opened: Blocks, run: Callable[[], Any]) ->
             if tap.session.generator is not None:
                 _warn_of_generator(tap)
     try:
-        with settled() if has_gradients else _UNFOLLOWED:
+        with following_gradients() if has_gradients else _UNFOLLOWED:
             output = run_until(waiting, run, following[0].module) if waiting else run()
     except StopForward:
         for tap in following:
@@ -274,12 +294,12 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
 
 
 def _passed_by(covered: list[Covered]) -> list[Covered]:
-    """Return those that nothing has passed since: what stands in the place of a shadow may call it, or not."""
+    """Return the taps that saw nothing in this forward: the wrapper over their shadow does not call it."""
     found = []
     for one in covered:
         forward, tap, seen, fired = one
         if tap.fired or tap.seen != seen:
-            forward.settled[tap] = tap.module.__dict__.get(tap.method)
+            forward.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
         else:
             found.append(one)
         tap.fired = tap.fired or fired
@@ -289,7 +309,7 @@ def _passed_by(covered: list[Covered]) -> list[Covered]:
 def _warn_of_covered(covered: list[Covered]) -> None:
     """Warn of hooks that saw nothing since somebody replaced the forward that their module had on the instance."""
     for forward, tap, *_ in covered:
-        forward.settled[tap] = tap.module.__dict__.get(tap.method)
+        forward.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
     for _, tap, *_ in covered:
         if tap.active and tap.is_covered and tap.missing != IGNORE:
             warn(f"nothing passed '{tap.site}': {why.why_covered(tap)}")

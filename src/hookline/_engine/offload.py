@@ -1,7 +1,7 @@
 """Copies from a CUDA device to host memory, while the model runs on. Only reading a value waits for its copy.
 
 A large value is copied into pinned memory, on a stream of its own. Small ones wait on the device until there are enough
-of them, or their block ends, or one is read: for the model, each copy takes longer than the value.
+of them, or their block ends, or one is read: starting a copy costs more than copying a small value.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Pinned:
         self.is_moving = False  # Whether it runs.
         self.held: dict[int, tuple[Buffer, int]] = {}  # What is held, by the id of its reference, and its size.
         self.freed: deque[Buffer] = deque()  # Memory may be freed at any moment, so nothing else is done then.
-        self.buffers: Counter[int] = Counter()  # How many of each size are held,
-        self.most: Counter[int] = Counter()  # and were at most: torch keeps those that were let go.
+        self.buffers: Counter[int] = Counter()  # Buffers in use, by size.
+        self.most: Counter[int] = Counter()  # The most ever in use, by size: torch keeps freed ones.
         self.leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # Large copies and their sizes, oldest first.
         self.leaving_bytes = 0
         self.immortal: list[torch.UntypedStorage | None] = []

@@ -18,7 +18,7 @@ _SPARE = torch.empty(0)
 living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # The operands that somebody holds.
 changing = threading.RLock()  # Guards `living`.
 in_use: set[int] = set()  # The hooks at operations on parameters, each by its `id`.
-Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Role"]], Any]
+OnOperation = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Role"]], Any]
 
 
 class Role(NamedTuple):
@@ -26,11 +26,11 @@ class Role(NamedTuple):
 
     plain: Tensor
     origins: tuple[Any, ...]  # Which parameters it comes from: see parameters.py.
-    follow: Follow
+    on_operation: OnOperation
 
 
 class Operand(Tensor):
-    """An alias of a parameter, or of a view or cast of one. Every operation that takes it goes through `follow`."""
+    """An alias of a parameter, or of a view or cast of one. Operations that take it go through `on_operation`."""
 
     role: Role
 
@@ -50,10 +50,10 @@ class Operand(Tensor):
         if not found:  # It is in a value of a kind that is not looked into.
             with unseen_by_subclasses():
                 return function(*args, **(kwargs or {}))
-        return found[0].follow(function, plain_args, plain_kwargs, found)
+        return found[0].on_operation(function, plain_args, plain_kwargs, found)
 
 
-def operand_of(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tensor:
+def operand_of(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Tensor:
     """Return the operand of a tensor, the same for as long as it lives: models ask whether two weights are one.
 
     What has no plain memory, such as a DTensor, stays what it is.
@@ -63,7 +63,7 @@ def operand_of(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tens
         made = living.get(key)
         if made is None or made.role.plain is not tensor:
             try:
-                made = _make(tensor, origins, follow)
+                made = _make(tensor, origins, on_operation)
             except RuntimeError:  # A sparse one.
                 return tensor
             if made is not None:
@@ -71,21 +71,21 @@ def operand_of(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Tens
     return tensor if made is None else made
 
 
-def _make(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand | None:
+def _make(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Operand | None:
     if type(tensor) in (Tensor, torch.nn.Parameter):
-        return make_operand(tensor, origins, follow)
+        return make_operand(tensor, origins, on_operation)
     if type(tensor).__name__ == "FakeTensor":
-        return _fill(make_subclass(Operand, _SPARE), tensor, origins, follow)
+        return _fill(make_subclass(Operand, _SPARE), tensor, origins, on_operation)
     return None
 
 
-def make_operand(tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
+def make_operand(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Operand:
     """Make an operand of a tensor."""
-    return _fill(tensor.as_subclass(Operand), tensor, origins, follow)
+    return _fill(tensor.as_subclass(Operand), tensor, origins, on_operation)
 
 
-def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], follow: Follow) -> Operand:
-    made.role = Role(tensor, origins, follow)
+def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Operand:
+    made.role = Role(tensor, origins, on_operation)
     made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance.
     return made
 

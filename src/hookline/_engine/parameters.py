@@ -78,11 +78,14 @@ class Reads:
             call = Call(tap.site, module, (), {}, number, event.notes, tap.session.model())
             value = act(tap, value, call, event)
         if operations and (is_replaying() or any(tap.acts(opened) for tap in operations)):
-            return value if self._is_fused(operations) else operand_of(value, ((self, name),), follow)
+            return value if self._is_fused(operations) else operand_of(value, ((self, name),), on_operation)
         return value
 
     def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
-        """Return True if attention that may take a fast path reads this, and taps only look: it stays on that path."""
+        """Return True if attention that may take a fast path reads this, and taps only look: it stays on that path.
+
+        Called directly by `read`, and that by the property: what reads the property is frame 3.
+        """
         return id(frame_at(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
 
     def put(self, taps: tuple[Tap, ...], name: str) -> None:
@@ -166,7 +169,7 @@ def _release() -> None:
             one.__dict__.clear()  # Last: on another thread an operation may be looking at it.
 
 
-def attached_to(module: nn.Module) -> tuple[Tap, ...]:
+def parameter_taps_on(module: nn.Module) -> tuple[Tap, ...]:
     """Return the taps on the parameters of a module."""
     reads = module.__dict__.get(KEY)
     if reads is None:
@@ -221,13 +224,15 @@ def _reader(name: str) -> property:
         reads = held.get(KEY)
         tensors = held["_parameters"] if name in held["_parameters"] else held["_buffers"]
         if name not in tensors:
-            return _attribute(self, name)
+            if name not in held:
+                raise AttributeError(name)  # nn.Module then says it in its own words.
+            return held[name]
         value = tensors[name]
         if value is None or reads is None or reads.module is not self:
             return value
         if is_dynamo_compiling():
-            return compiled.read_traced(reads, name, value, _follow_traced, _read_uncompiled)
-        if frame_at(1).f_code in _REGISTERING:  # Asks whether there is such a name, and reads nothing.
+            return compiled.read_traced(reads, name, value, _on_operation_traced, _read_uncompiled)
+        if frame_at(1).f_code in _REGISTERING:  # What reads the property only asks whether there is such a name.
             return value
         try:
             return reads.read(name, value)
@@ -238,12 +243,6 @@ def _reader(name: str) -> property:
         self.__dict__[name] = value  # No parameter or buffer any more: nn.Module sees to those.
 
     return property(read, write)
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    if name not in module.__dict__:
-        raise AttributeError(name)  # nn.Module then says it in its own words.
-    return module.__dict__[name]
 
 
 def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
@@ -276,8 +275,11 @@ def _copier(kind: Any) -> Callable[..., Any]:
     return deepcopy
 
 
-def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
-    """Run an operation that takes operands. A view or cast of one is an operand too; taps act on all others."""
+def on_operation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
+    """Run an operation that takes operands. A view or cast of one is an operand too; taps act on all others.
+
+    Called directly by `Operand.__torch_function__`: what runs the operation is frame 2.
+    """
     name = name_of(function)
     origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
     if name == "grad_fn" and frame_at(2).f_code in _REGISTERING and (taps := origins[0][0].of(origins[0][1])):
@@ -286,7 +288,7 @@ def follow(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: 
     if not gives_tensors(function) or is_only_backward():
         return function(*args, **kwargs)
     if is_followed(name, args):
-        return as_operands(function(*args, **kwargs), lambda one: operand_of(one, origins, follow))
+        return as_operands(function(*args, **kwargs), lambda one: operand_of(one, origins, on_operation))
     return _tapped(function, name, args, kwargs, origins)
 
 
@@ -311,7 +313,7 @@ def _tapped(
     return operate(Function(function, name, args, kwargs, event), first.module, run_event)
 
 
-def _follow_traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
+def _on_operation_traced(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
     return compiled.operate_traced(function, args, kwargs, found, _tapped_uncompiled)
 
 

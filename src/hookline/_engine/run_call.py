@@ -1,24 +1,24 @@
 """One call of a hooked module, method or function: inputs, the call or what stands in for it, outputs.
 
-`run` is what the shadows in shadow.py call; compiled.py does the same inside a graph that dynamo is tracing.
+`run` is what the shadows in shadowed_forward.py call; compiled.py does the same inside a graph that dynamo is tracing.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from hookline._engine import call_arguments, functions, gradients, parameter_operand
+from hookline._engine import call_arguments, functions, gradients
 from hookline._engine.action import NOTHING, Call, Skip
 from hookline._engine.apply_to_part import act, blame
 from hookline._engine.call_event import Called, Event, event_of
-from hookline._engine.model_forward import ModelTap, follow, following
+from hookline._engine.model_forward import ModelTap, run_model_forward
 from hookline._engine.tap import Sequences, Tap
 from hookline._engine.tracing_guards import refuse_tracing
 from hookline._open_blocks import Blocks, is_called_in_backward, note_skip, open_blocks
 from hookline._torch import graph_task, is_rehearsal, is_traced, is_transformed
-from hookline._values import copies
 from hookline._values.containers import private_containers
 from hookline._values.copies import is_private
 from hookline._values.fit import wraps_own
@@ -61,14 +61,8 @@ def _run(shadow: Shadowed, around: tuple[ModelTap, ...], taps: Taps, module: nn.
     if is_traced():
         refuse_tracing()
     if around and (graph_task() == -1 or is_called_in_backward(opened)):
-        followed = following(around, opened)
-        if followed:
-            token = copies.begin(module, *passed)
-            try:
-                output = follow(followed, opened, lambda: _run_taps(shadow, taps, module, passed, opened))
-            finally:
-                copies.running.reset(token)
-            return parameter_operand.plain(output) if parameter_operand.in_use else output
+        run_taps = partial(_run_taps, shadow, taps, module, passed, opened)
+        return run_model_forward(around, opened, module, passed, run_taps)
     return _run_taps(shadow, taps, module, passed, opened)
 
 
@@ -84,14 +78,17 @@ def _run_taps(shadow: Shadowed, taps: Taps, module: nn.Module, passed: Arguments
 
 def run_event(called: Called, module: nn.Module, passed: Arguments, event: Event) -> Any:
     """Run a call with its taps, and see to the gradients of what is written in place."""
-    if any([tap.site.port[0] == "g" for tap, _ in event.taps]) and gradients.is_unsettled():
-        with gradients.settled():  # The model's own forward does not run: settle at the end of this call.
+    if any([tap.site.port[0] == "g" for tap, _ in event.taps]) and gradients.is_outermost():
+        with gradients.following_gradients():  # The model's own forward does not run: this call is the outermost.
             return pass_through(called, module, passed, event)
     return pass_through(called, module, passed, event)
 
 
 def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Event) -> Any:
-    """Inputs, then the call or what stands in for it, then outputs; in each, taps in the order they were added."""
+    """Inputs, then the call or what stands in for it, then outputs; in each, taps in the order they were added.
+
+    `running_calls` reads the variables `called`, `module`, `passed` and `event` out of its frame, by these names.
+    """
     skip: Tap | None = None
     taps, inside = event.taps, []
     if not called.is_function and any([tap.is_inside for tap, _ in taps]):
@@ -111,9 +108,10 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
         if skip is not None:
             output = _skip(skip, called, module, passed)
         elif inside:
-            output = functions.run(called, module, passed, inside, event, pass_through)
+            output = functions.run_seeing_functions(called, module, passed, inside, event, pass_through)
         else:
             output = called.forward(module, *passed)
+            # These count references to `output`: no other variable may hold it here.
             if type(output) is Tensor:
                 event.new = output if is_private(output) else None
             elif event.changes:

@@ -100,6 +100,9 @@ def hot_path(held: HotTap) -> Any:
 
     It looks at nothing but the tap and its record: no loop, no text, nothing allocated but the value. What can be
     worked out when hooks change is not worked out here.
+
+    Two things bind its code. `running_calls` reads the variables `tap`, `self`, `args` and `kwargs` out of its frame.
+    And one more variable that holds `output` raises its count of references, so that everything would be copied.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -347,7 +350,7 @@ class Shadow:
                 names[self.name] = self.before
             if self.name == "forward":
                 names.pop(REPLICATE, None)
-        # The module first: see `run` in call.py. All of it: a copy of the module may hold the shadow for longer.
+        # The module first: see `run` in run_call.py. All of it: a copy of the module may hold the shadow for longer.
         self.module = self.method = None
         self.taps = ()
         if self.around:
@@ -446,11 +449,12 @@ def is_shadow(held: object) -> bool:
     return False
 
 
-def running() -> list[Call]:
+def running_calls() -> list[Call]:
     """Return the calls of modules that are running here, innermost first, from their frames.
 
     The hot path hands an action nothing but the value; what else there is of its call is of use when something is
-    wrong. The call of a module without hooks has the site ''.
+    wrong. The call of a module without hooks has the site ''. Variables of `hot_path` and `pass_through` are read by
+    their names.
     """
     found = []
     for frame in frames(frame_at(1)):

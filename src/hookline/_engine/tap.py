@@ -17,6 +17,7 @@ from hookline._engine.keep import Save
 from hookline._open_blocks import RESTING, Blocks, Rest, Session, acting
 from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline._sites.members import Holders
+from hookline._sites.resolve import Found
 from hookline._sites.tree import Children, Named
 from hookline._values import copies
 from hookline._values.nested import STAR, expand, leaves
@@ -37,7 +38,7 @@ class Sequences:
     is_second = False  # Whether several came after that.
 
     def number(self, number: int) -> int:
-        """Return the number of the call that runs, as one that can't be compared by a range if that would mislead."""
+        """Return the number of the call. After a second sequence began it is a `_Number`, which refuses < and >."""
         length = _tokens()
         self.is_second = self.is_second or (self.generates and length > 1)
         self.generates = self.generates or length == 1 < self.length
@@ -59,7 +60,7 @@ class _Number(int):
 
 def _tokens() -> int:
     """Return how many tokens the running forward of the model was given, 0 if that is unknown."""
-    run = copies.running.get()
+    run = copies.current_forward.get()
     if run is None:
         return 0
     args, kwargs = run.given
@@ -123,7 +124,7 @@ class Tap:
     misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
     helpers: list[Tap] | None = None  # What one on a function needs at other places: see functions.py.
     # Lets taps act for a while. Who attaches this one sets it; a recomputation needs it when the taps are off again.
-    attached: Callable[[list[Tap]], AbstractContextManager[None]] | None = None
+    attach_for_now: Callable[[list[Tap]], AbstractContextManager[None]] | None = None
     counts: dict[str, int] | None = None  # How often each operation on its parameter ran, in this forward.
     counted = -1  # The forward in which that was counted.
     ran: dict[str, None] | None = None  # The functions that ran while it waited for one of its own.
@@ -262,6 +263,15 @@ class Tap:
         if site not in record.family:
             record.family[site] = Record(site, record.keep)
         return record.family[site]
+
+
+def tap_at(place: Found, action: Action, session: Session, name: str = "") -> Tap:
+    """Make a tap at a place in a model."""
+    tap = Tap(place.site, place.module, action, session, place.exact, name)
+    tap.siblings = place.siblings
+    if place.holders:
+        tap.hold(place.holders)
+    return tap
 
 
 class HotTap(Tap):

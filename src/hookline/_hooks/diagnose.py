@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline import _why_nothing_passed as why
 from hookline._engine.action import Skip, Stop
-from hookline._engine.attach import attached_to
+from hookline._engine.attach import taps_on
 from hookline._engine.model_forward import departed
 from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
 from hookline._open_blocks import Session
@@ -119,7 +119,7 @@ def _skipped_above(tap: Tap, model: nn.Module, skipped: frozenset[int]) -> str:
         module = names.find(above)
         if module is None:
             continue
-        skips = [one for one in attached_to(module) if isinstance(one.action, Skip) and not one.site.member]
+        skips = [one for one in taps_on(module) if isinstance(one.action, Skip) and not one.site.member]
         if skips or id(module) in skipped:
             return why.why_skipped(tap.site, above)
     return ""

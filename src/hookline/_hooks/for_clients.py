@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hookline._engine.action import Apply, Call, Observer, OutputObserver, Set, Skip
-from hookline._engine.attach import attached, attached_to
+from hookline._engine.attach import attached_for_now, taps_on
 from hookline._engine.call_arguments import bind, parameters_of
-from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps
+from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps, tap_at
 from hookline._hooks.hooks import PLAIN, Hook, Hooks
 from hookline._open_blocks import Session, open_block, open_blocks
 from hookline._sites.language import Site
@@ -37,27 +37,17 @@ _to_front = itertools.count(-1, -1)
 @contextmanager
 def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
     """Let observers see what passes on this thread, also where `resting` lets all hooks rest."""
-    taps, block = _taps(places, Session()), object()
+    session, block = Session(), object()
+    taps = [tap_at(place, observer, session) for place, observer in places]
     for tap in taps:
         tap.blocks = frozenset((block,))
     before = open_blocks.get()
-    with attached(taps):
+    with attached_for_now(taps):
         try:
             open_block(block)
             yield
         finally:
             open_blocks.set(before)
-
-
-def _taps(places: Iterable[tuple[Found, Observer]], session: Session) -> list[Tap]:
-    taps: list[Tap] = []
-    for place, observer in places:
-        tap = Tap(place.site, place.module, observer, session, place.exact, "")
-        tap.siblings = place.siblings
-        if place.holders:
-            tap.hold(place.holders)
-        taps.append(tap)
-    return taps
 
 
 def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> None:
@@ -70,7 +60,7 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
         if place.site[1:] == PLAIN and isinstance(observer, OutputObserver):
             tap = hot_taps([(place.site.path, place.module, place.siblings)], False, observer, session)[0]
         else:
-            tap = _taps([(place, observer)], session)[0]
+            tap = tap_at(place, observer, session)
         tap.missing = WARN if place.exact else IGNORE
         taps.append(tap)
     hooks._add(taps)
@@ -78,7 +68,7 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
 
 def changes_in(modules: Iterable[nn.Module]) -> list[Hook]:
     """Return the hooks on these modules that put other values in, have done so, and act here."""
-    here, taps = open_blocks.get(), [tap for module in modules for tap in attached_to(module)]
+    here, taps = open_blocks.get(), [tap for module in modules for tap in taps_on(module)]
     changes = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
     return [Hook(tap, lifecycle) for tap in changes if (lifecycle := tap.session.lifecycle()) is not None]
 

@@ -22,7 +22,7 @@ from hookline._cache.record import Record, spread
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
 from hookline._engine.compiled import number_tensor
 from hookline._engine.keep import CaptureOptions, Save
-from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, hot_taps
+from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, hot_taps, tap_at
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
 from hookline._open_blocks import Blocks, open_blocks
 from hookline._option_checks import bytes_of, device_here, dtype_of, refuse_flags, refuse_flags_or_none, refuse_texts
@@ -484,10 +484,8 @@ class Hooks(Tabular):
         return taps
 
     def _tap(self, place: Found, action: Action, name: str, group: object = None) -> Tap:
-        tap = Tap(place.site, place.module, action, self._lifecycle.session, place.exact, name)
-        tap.siblings, tap.group = place.siblings, group
-        if place.holders:
-            tap.hold(place.holders)
+        tap = tap_at(place, action, self._lifecycle.session, name)
+        tap.group = group
         return tap
 
     def _capture_at(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:

@@ -31,7 +31,7 @@ from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, Record
 from hookline._engine import offload
 from hookline._engine.action import Stop
-from hookline._engine.attach import attach, attached_to, copy_as_before, detach, following, forget_locks
+from hookline._engine.attach import attach, copy_as_before, detach, forget_locks, model_taps, taps_on
 from hookline._engine.keep import Save
 from hookline._engine.model_forward import Forward, ModelTap
 from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
@@ -231,7 +231,7 @@ class Lifecycle:
             )
         if not is_dynamo_loaded():
             return
-        others = any([not tap.blocks <= here for tap in following(self.model)])
+        others = any([not tap.blocks <= here for tap in model_taps(self.model)])
         if others and is_any_compiled(self.wrapped):
             raise HooklineError("a compiled graph acts for all threads, and another one has a block open on this model")
 
@@ -305,7 +305,7 @@ class Lifecycle:
         is_over = not (self.blocks or block.restores or self.around.active)  # A short form: nothing acts any more.
         block.restore()
         if is_over:
-            self._settle(block.taps)
+            self._copy_out_of_graphs(block.taps)
             self.around.blocks = NO_BLOCKS
             self._unfollow(block.taps)
         else:
@@ -314,7 +314,7 @@ class Lifecycle:
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
-        self._settle(taps)
+        self._copy_out_of_graphs(taps)
         forward = self.forward
         if forward.active or any([tap.active for tap in taps]):
             forward.follow_active(taps)
@@ -328,11 +328,11 @@ class Lifecycle:
         if not acting:
             self._follow()
 
-    def _settle(self, taps: list[Tap]) -> None:
+    def _copy_out_of_graphs(self, taps: list[Tap]) -> None:
         """Take what compiled graphs have stored out of their memory: what runs next may use that."""
         for tap in taps if is_dynamo_loaded() else ():
             if tap.record is not None and tap.record.is_traced:
-                tap.record.settle()
+                tap.record.copy_out_of_graph()
 
     def _follow(self) -> None:
         """Follow the model's forwards while any tap acts."""
@@ -397,7 +397,7 @@ def _warn_of_same_hook(taps: list[Tap]) -> None:
     """Warn about a second hook that does the same at the same place, as after running a notebook cell twice."""
     for tap in taps:
         is_watched = tap.holders or tap.method in tap.module.__dict__
-        for other in attached_to(tap.module) if is_watched else ():
+        for other in taps_on(tap.module) if is_watched else ():
             same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
             added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
             if same and added_before and _label(other) == _label(tap):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, overload
 
 from torch import nn
 
-from hookline._engine.attach import attached_to, strip
+from hookline._engine.attach import strip, taps_on
 from hookline._engine.model_forward import Forward
 from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.tap import NO_BLOCKS
@@ -60,7 +60,7 @@ def attached(model: nn.Module) -> Attached:
     found: list[Attachment] = []
     listed = set[int]()  # A hook on a tied parameter is found at each that holds it.
     for name, module in Names(model).once():
-        for tap in attached_to(module):
+        for tap in taps_on(module):
             if not isinstance(tap.action, Forward) and id(tap) not in listed:
                 listed.add(id(tap))
                 found.append(Attachment(str(tap.site), tap.action.kind, "hookline", repr(tap.action)))
@@ -77,7 +77,7 @@ def clear(model: nn.Module) -> int:
     removed = 0
     lifecycles = []
     for _, module in Names(model).once():
-        for tap in attached_to(module):
+        for tap in taps_on(module):
             if isinstance(tap.action, Forward) and tap.action.owner is not None:
                 lifecycles.append(tap.action.owner)
             tap.active = False

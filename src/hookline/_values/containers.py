@@ -1,4 +1,4 @@
-"""Other leaves in the same containers: a value that passes keeps the lists, dicts and objects that it is made of.
+"""Swap tensors inside a passing value, and keep the lists, dicts and objects that it is made of.
 
 A caller that gives a module a list, a dict or a key-value cache expects the module to write into that very object. So
 a leaf is exchanged in the container that holds it. Only what can't be written to, such as a tuple, is built again.

@@ -1,12 +1,24 @@
-"""Copies of tensors: on write where torch does that right, else now.
+"""Which tensors are copied, when and how: on write where torch does that right, else now. No other file decides.
+
+The caller says what the copy is for:
+
+copy_captured       a value that a capture keeps
+share, share_tensor a value that somebody else may write into: what a transform is given, a skipped module's output
+share_detached      the same, cut off the graph
+share_for_now       a value that is hookline's own, or a copy that ends with this run
+Loan                a value that a user's function is given, and may return
+copy_all            a value that a user has given, and may write into at any time
+copy_tensor         a value that is certain to be overwritten, or a part that would hold the whole
 
 `lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a public
-function of torch: where there is none, everything is copied at once.
+function of torch: where there is none, everything is copied at once. Two files copy by themselves: `hot_path` in
+shadowed_forward.py does the usual case of `copy_captured`, which saves a call for each module, and compiled.py clones,
+since dynamo can't trace a lazy clone.
 """
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from sys import getrefcount
 from typing import Any
 
@@ -21,6 +33,7 @@ from hookline._torch import (
     current_transform,
     is_lazy_clone,
     is_view,
+    known_version,
     lazy_clone,
     may_be_of_cuda_graph,
     raw_stream,
@@ -36,9 +49,9 @@ from hookline.errors import HooklineError
 
 
 def references_in_call() -> int:
-    """Count the references in a call to what one variable of its caller holds, as they are counted at this moment.
+    """Return the refcount that a callee sees for an object which one local variable of its caller holds.
 
-    After dynamo has compiled something, Python may run every function in a way that holds arguments once more.
+    It is measured every time: after dynamo has compiled something, Python may hold arguments once more.
     """
     held: list[Any] = []
     return _count(held)
@@ -54,11 +67,11 @@ class RunningForward:
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.model = model
         self.given = args, kwargs
-        self.outer = running.get()
+        self.outer = current_forward.get()
         self._outside: set[int] | None = None
 
     def made(self, tensor: Tensor) -> bool:
-        """Return True if neither an argument nor the model has the memory of a tensor, nor anybody an array of it."""
+        """Return True if this forward allocated a tensor: no argument, attribute or numpy array has its memory."""
         memory = memory_of(tensor)
         if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # A copy is cheaper than looking closer.
             return False
@@ -71,22 +84,17 @@ class RunningForward:
         return is_new and (self.outer is None or self.outer.made(tensor))
 
 
-running: ContextVar[RunningForward | None] = ContextVar("running", default=None)
-
-
-def begin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token[RunningForward | None]:
-    """Note that a forward of a model begins here; `running.reset` ends it."""
-    return running.set(RunningForward(model, args, kwargs))
+current_forward: ContextVar[RunningForward | None] = ContextVar("current_forward", default=None)
 
 
 def may_move(tensor: Tensor) -> bool:
-    """Return True if a tensor may move to other memory when somebody writes: nobody outside torch has its address.
+    """Return True if a later write may move the tensor to new memory, because only torch knows its address.
 
-    What is copied on write already has given its address to nobody: torch copies it before it gives it away.
+    That is always so for a copy-on-write tensor: torch copies it before it gives its address away.
     """
     if is_copied_on_write(tensor):
         return True
-    run = running.get()
+    run = current_forward.get()
     return run is not None and run.made(tensor)
 
 
@@ -106,7 +114,7 @@ def is_private(tensor: Tensor) -> bool:
 
 
 def is_result(tensor: Tensor) -> bool:
-    """Return True if torch has just made the memory of a tensor, given that one variable alone holds the tensor."""
+    """Return True if nothing else uses the tensor's memory. The caller has checked that one variable holds it."""
     if not _is_alone_in_memory(tensor):
         return False
     base = None if tensor.is_inference() else base_of(tensor)
@@ -134,7 +142,7 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter, or a view of one.
+    """Return True if a tensor is a parameter, or a view of one.
 
     CUDA graphs and FSDP hold the address of their memory.
     """
@@ -217,12 +225,12 @@ def share_tensor(tensor: Tensor, moves: bool | None = None) -> Tensor:
 
 
 def share_detached(tensor: Tensor) -> Tensor:
-    """The same, detached from the graph."""
+    """Copy a tensor on write, detached from the graph."""
     return share_tensor(tensor.detach(), may_move(tensor))
 
 
 def share_for_now(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write, wherever its memory comes from: it is hookline's own, or the copy is gone after a run."""
+    """Copy a tensor on write without asking `may_move`: for hookline's own memory, or a copy for this run."""
     # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see `copy_captured`.
     if not tensor.is_cpu or tensor.is_quantized or current_transform() is not None or is_parameter(tensor):
         return copy_tensor(tensor)
@@ -282,7 +290,7 @@ def copy_tensor(tensor: Tensor) -> Tensor:
 
 
 def unexpanded(tensor: Tensor) -> Tensor:
-    """Return what a tensor is expanded from: its dimensions of stride 0 have the size 1, and all there is, is there."""
+    """Return the tensor with its expanded (stride 0) dimensions cut to size 1; no element is lost."""
     if 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
@@ -298,13 +306,13 @@ def address(tensor: Tensor) -> int:
 
 def versions(value: Any) -> list[Any]:
     """Return what changes when somebody writes into the tensors of a value."""
-    return [-1 if tensor.is_inference() else version_of(tensor) for tensor in leaves(value)]
+    return [known_version(tensor) for tensor in leaves(value)]
 
 
 def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
     """Return what changes when somebody writes into a value: its parts, and its tensors' versions."""
     if isinstance(value, Tensor):
-        return id(value), -1 if value.is_inference() else version_of(value), value.requires_grad
+        return id(value), known_version(value), value.requires_grad
     parts = parts_of(value)
     if parts is None or id(value) in _inside:
         return id(value)
@@ -340,9 +348,10 @@ class Loan:
 
 
 def _is_untouched(copy: Tensor, own: Tensor) -> bool:
-    """Return True if a copy is certain to be as it was lent: a write through `.data` or numpy moves no version.
+    """Return True if a copy surely has its original numbers.
 
-    It moves copy-on-write memory. Reading through numpy does so too, and what was copied at once was never there.
+    Versions miss writes through `.data` or numpy, so compare addresses, and then the numbers: reading through numpy
+    moves a copy on write too, and a real copy is elsewhere from the start.
     """
     if not own.is_cpu:
         return False

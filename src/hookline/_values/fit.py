@@ -1,4 +1,4 @@
-"""Whether a new value can stand where an old one passes: `fit` makes it so, `agree` insists on it."""
+"""Whether a new value can stand where an old one passes: `fit` makes it so, `check_same_structure` insists on it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any
 
     Args:
         call: Where it passes, for an error.
-        keys: Of which part of that `old` is.
+        keys: The subscripts that lead to `old`, for an error.
     """
     if isinstance(old, Tensor):
         return _fit_tensor(new, old)
@@ -90,7 +90,7 @@ def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any
     return rebuild(old, {key: fit(new_parts[key], part, call, (*keys, key)) for key, part in parts.items()})
 
 
-def agree(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> None:
+def check_same_structure(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> None:
     """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`; see `fit` for the others."""
     if isinstance(old, Tensor):
         if not isinstance(new, Tensor):
@@ -111,7 +111,7 @@ def agree(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> N
         either = ", or return all of it" if hint else ""
         raise EditError(f"{describe(new)} given where {describe(old)} passes{hint}{either}")
     for key, part in parts.items():
-        agree(new_parts[key], part, call, (*keys, key))
+        check_same_structure(new_parts[key], part, call, (*keys, key))
 
 
 def _name_part(old: Any, call: Any, keys: tuple[Any, ...]) -> str:
@@ -168,17 +168,13 @@ def _fit_tensor(new: Any, old: Tensor) -> Tensor:
     if not isinstance(new, (Tensor, int, float)) and isinstance(new, Number) and hasattr(new, "item"):
         new = new.item()  # A number of numpy's.
     check_fits(new, old)
-    if not isinstance(new, Tensor):
-        return _filled(new, old)
-    return copy_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
-
-
-def _filled(number: complex, old: Tensor) -> Tensor:
+    if isinstance(new, Tensor):
+        return copy_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
     try:
-        return torch.full_like(old, number, requires_grad=False)
+        return torch.full_like(old, new, requires_grad=False)
     except (TypeError, NotImplementedError) as error:  # A subclass that torch can't fill, such as a MaskedTensor.
         kind = type(old).__name__
-        raise EditError(f"{number!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
+        raise EditError(f"{new!r} given where a {kind} passes, which torch can't fill; give a {kind}") from error
 
 
 def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Arguments) -> Any:
@@ -218,16 +214,13 @@ def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torc
     if not isinstance(value, Tensor):
         return (dtypes[0] if dtypes else sources[0].dtype), devices[0]
     device = value.device if value.device in devices else devices[0]
-    is_free = not dtypes or value.dtype in dtypes or _casts(device)
+    casts = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    is_free = not dtypes or value.dtype in dtypes or casts
     return (value.dtype if is_free else dtypes[0]), device
 
 
 def _is_float_or_complex(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _casts(device: torch.device) -> bool:
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def _shape_returned(module: nn.Module | None, first: Tensor, passed: Arguments) -> tuple[int, ...] | None:
@@ -262,7 +255,7 @@ def _shape_returned(module: nn.Module | None, first: Tensor, passed: Arguments) 
 
 
 def wraps_own(forward: Any, module: nn.Module) -> bool:
-    """Whether what an instance has as its `forward` is nothing, or says that it wraps that of the class."""
+    """Return True if what an instance has as its `forward` is nothing, or says that it wraps that of the class."""
     own = type(module).forward
     held = own if forward is None else inspect.unwrap(forward)
     return getattr(held, "__func__", held) in (own, inspect.unwrap(own))

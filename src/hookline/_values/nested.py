@@ -84,7 +84,7 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
 _rebuild = rebuild
 
 
-def members(value: Any) -> dict[str, Any] | None:
+def object_parts(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object, not a container, that holds what may change: a distribution, a KV cache."""
     if isinstance(value, (Tensor, *ATOMS, *CLOSED)):
         return None
@@ -96,7 +96,7 @@ def members(value: Any) -> dict[str, Any] | None:
 def parts_of(value: Any) -> dict[Any, Any] | None:
     """Return what a value is made of: the parts of a container, or the members of an object."""
     parts = children(value)
-    return members(value) if parts is None else parts
+    return object_parts(value) if parts is None else parts
 
 
 def held_by(value: Any) -> dict[Any, Any] | None:
@@ -147,14 +147,14 @@ def put_part(
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value has no elements, or a list or tuple no items."""
+    """Return True if a value has no elements, or a list or tuple no items."""
     if isinstance(value, Tensor):
         return value.numel() == 0
     return isinstance(value, (tuple, list)) and len(value) == 0
 
 
 def selects_nothing(value: Any, subscripts: Iterable[Any]) -> bool:
-    """Whether a slice among the subscripts leaves nothing of a value that is not empty itself."""
+    """Return True if a slice among the subscripts leaves nothing of a value that is not empty itself."""
     for subscript in subscripts:
         part = _get_one(value, subscript)
         slices = [one for one in (subscript if isinstance(subscript, tuple) else (subscript,)) if type(one) is slice]
@@ -190,7 +190,8 @@ def expand(value: Any, subscripts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         found = []
         for choice in _choices(here, items):
             one = choice if isinstance(subscript, tuple) else choice[0]
-            found += [(*head, *rest) for rest in _expand_tail(here, one, tail)]
+            rests = expand(_get_one(here, one), tail) if tail else [()]
+            found += [(*head, one, *rest) for rest in rests]
         return found
     return [subscripts]
 
@@ -218,7 +219,9 @@ def map_tensors(
     parts = children(value)
     if parts is None:
         # Inside a copied object copy every object, even one without tensors: an empty key-value cache will get some.
-        parts = _own_attributes(value) if in_objects and not isinstance(value, (*ATOMS, *CLOSED)) else members(value)
+        parts = (
+            _own_attributes(value) if in_objects and not isinstance(value, (*ATOMS, *CLOSED)) else object_parts(value)
+        )
         in_objects = parts is not None
     if parts is None or len(_inside) > DEEPEST:
         is_buffer = type(value) is bytearray or type(value).__name__ == "ndarray"  # Somebody may write into it.
@@ -389,12 +392,6 @@ def _put_slice(value: Any, where: slice, rest: tuple[Any, ...], new: Any, rebuil
     return rebuild(value, dict(enumerate(items)))
 
 
-def _expand_tail(here: Any, one: Any, tail: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    if not tail:
-        return [(one,)]
-    return [(one, *rest) for rest in expand(_get_one(here, one), tail)]
-
-
 def _choices(value: Any, items: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Replace each STAR among the items of one subscript by every index it can take."""
     if not isinstance(value, Tensor):
@@ -427,11 +424,13 @@ def _holds_tensor(value: Any, depth: int) -> bool:
 
 def check_fits(new: Any, old: Tensor) -> None:
     """Raise unless `new` can be written over `old`: a number it can hold, or a tensor of its kind that broadcasts."""
-    if isinstance(new, Tensor):
-        check_kind(new, old)
-        _check_broadcast(new, old)
-    else:
+    if not isinstance(new, Tensor):
         check_number(new, old)
+        return
+    check_kind(new, old)
+    offset = old.dim() - new.dim()
+    if offset < 0 or any(size not in (1, old.shape[offset + i]) for i, size in enumerate(new.shape)):
+        raise other_shape(new, old, "does not fit")
 
 
 def check_kind(new: Tensor, old: Tensor) -> None:
@@ -444,13 +443,6 @@ def check_kind(new: Tensor, old: Tensor) -> None:
         raise EditError(
             f"a value on {new.device} given where one on {old.device} passes; move it with .to('{old.device}')"
         )
-
-
-def _check_broadcast(new: Tensor, old: Tensor) -> None:
-    offset = old.dim() - new.dim()
-    fits = offset >= 0 and all(size in (1, old.shape[offset + i]) for i, size in enumerate(new.shape))
-    if not fits:
-        raise other_shape(new, old, "does not fit")
 
 
 def other_shape(new: Tensor, old: Tensor, did: str) -> EditError:

@@ -32,7 +32,7 @@ from hookline._kernel import (
     leaf_places,
     leaves,
     refuse_flags,
-    running,
+    running_calls,
     short_form,
     unwrap,
     warn_unless_entered,
@@ -302,7 +302,7 @@ class ValueCheck(OutputObserver):
         if finding is None:
             return
         watcher.check_graphs()  # Values inside a compiled module came before this one.
-        calls = running()
+        calls = running_calls()
         call = call or calls[0]
         site = call.site._replace(index=call.site.index + _index(value, plain))
         raise watcher.error_for(site, finding, value, call._replace(number=number), calls)

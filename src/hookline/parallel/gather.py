@@ -187,7 +187,7 @@ class Gathering:
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
         self._agreed: set[Site] = set()
-        self._is_settled = False
+        self._has_looked = False
         self.alike: tuple[int, ...] = ()  # The ranks among which values may be cut and left without a mark.
         self._look()
 
@@ -199,7 +199,7 @@ class Gathering:
     @property
     def is_alone(self) -> bool:
         """Whether it is known that the model's values are whole here, but for those that say otherwise."""
-        return self._is_settled and not self.alike
+        return self._has_looked and not self.alike
 
     def whole(self, value: Any, site: Site) -> Any:
         """Return a value whole, the very same if it is; raise if it may be a part that nothing marks as one."""
@@ -207,8 +207,8 @@ class Gathering:
 
     def _whole(self, value: Any, site: Site) -> tuple[Any, tuple[int, ...]]:
         """Return a value whole, and the ranks that have just met over it."""
-        if not self._is_settled:
-            self._is_settled = True
+        if not self._has_looked:
+            self._has_looked = True
             self._look()
         if type(value) is Tensor and not self.alike:
             return value, ()
