@@ -38,7 +38,8 @@ KERNEL = [
 KERNEL += ["parallel", "_open_blocks", "_why_nothing_passed", "_cache", "_engine", "_hooks", "_kernel"]
 CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
 ORDER = [*KERNEL, *CLIENTS, "__main__"]
-# What a client may import beside hookline's public names and the clients above it.
+# What a client may import beside hookline's public names and the clients above it. `_plot` stands among them and not
+# among the clients: `Cache` and `Store` are plottable, and it knows sites and values, but no engine, cache or hooks.
 FOUNDATIONS = {"errors", "_tables", "_stats", "_progress", "_untrusted_files", "_plot", "_kernel", "_torch"}
 
 NAMES = {

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parent.parent
 PROSE = re.sub(r"```.*?```|`[^`]*`", "", " ".join((ROOT / "docs" / "errors.md").read_text().split()))
 QUOTED = re.findall(r'"([^"]+)"', PROSE)
 CODE = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src" / "hookline").rglob("*.py"))}
+WHY = CODE[ROOT / "src" / "hookline" / "_why_nothing_passed.py"]
+SENTENCES = {node.name: node for node in WHY.body if isinstance(node, ast.FunctionDef)}
 
 
 def literals(node: ast.AST) -> str:
@@ -19,9 +21,15 @@ def literals(node: ast.AST) -> str:
     )
 
 
+def text_of(call: ast.Call) -> str:
+    """Return the text of a warning, with that of the sentences it asks `_why_nothing_passed.py` for."""
+    asked = {node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)}
+    return "\n".join([literals(call), *(literals(node) for name, node in SENTENCES.items() if name in asked)])
+
+
 def test_every_warning_can_be_found_on_the_page() -> None:
     calls = [
-        (path.name, node.lineno, literals(node))
+        (path.name, node.lineno, text_of(node))
         for path, tree in CODE.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "warn" and "compat" not in path.parts

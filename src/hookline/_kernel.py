@@ -97,11 +97,13 @@ from hookline._hooks.for_clients import (
     Miss as Miss,  # A hook whose subscripts selected nothing in a block.
     put_first as put_first,  # Let hooks act before all others at their places.
     raise_if_all_miss as raise_if_all_miss,  # Raise if nothing passes at any place of some hooks.
-    warn_unless_entered as warn_unless_entered,  # Warn if nobody enters some hooks, and name the call that made them.
     take_misses as take_misses,  # The hooks whose subscripts selected nothing; the block's end won't warn.
     what_ran as what_ran,  # What ran in the block of some hooks: the model, a compiled graph, or the model elsewhere.
 )
 from hookline._open_blocks import resting as resting  # Pause all hooks while hookline itself runs the model.
+from hookline._hooks.hooks import (
+    warn_unless_entered as warn_unless_entered,  # Warn if nobody enters some hooks, and name the call that made them.
+)
 from hookline._hooks.short_forms import (
     short_form as short_form,  # Hooks that are attached on entering and detached on leaving.
 )

@@ -31,11 +31,6 @@ RESTING: object = object()  # In the set while any `Rest` is: the hot path looks
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
 
-def open_block(token: object) -> None:
-    """Open a block here."""
-    open_blocks.set(not_left() | {token})
-
-
 def note_skip(module: nn.Module) -> None:
     """Note in the open blocks that a module was skipped: its hook may be gone when they end."""
     for token in open_blocks.get():

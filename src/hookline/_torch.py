@@ -15,12 +15,13 @@ Names such as `graph_task` are bound to torch's own C function, so that using th
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from operator import attrgetter
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any, cast
 
 import torch
@@ -37,7 +38,7 @@ from torch.utils import _python_dispatch, checkpoint
 
 # Python frames.
 
-# Return a frame of this thread: frame_at(0) is that of the caller itself, frame_at(1) that of whoever called it.
+# Return a frame of this thread: frame_at(0) is that of the caller itself, frame_at(1) that of its caller.
 frame_at: Callable[[int], FrameType] = sys._getframe
 # Return the frame that called another one, None for the outermost.
 caller_of: Callable[[FrameType], FrameType | None] = attrgetter("f_back")
@@ -79,6 +80,61 @@ def outside(packages: Collection[str], frame: FrameType) -> tuple[FrameType | No
 def first_argument(frame: FrameType) -> Any:
     """Return the first argument of the function that a frame runs, such as a method's `self`; None without one."""
     return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+
+
+def cell_content(cell: CellType) -> Any:
+    """Return what a variable of a closure holds; None if it holds nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+# The user's own code.
+
+_NOT_THE_USERS = ("hookline", "torch", "contextlib", "functools", "_collections_abc", "copy")
+Line = tuple[CodeType, int]  # A line of a program, by its code and number.
+
+
+def user_frame() -> tuple[FrameType | None, int]:
+    """Return the nearest frame of the user's own code, and its stacklevel for a warning that the caller gives."""
+    frame, steps = outside(_NOT_THE_USERS, frame_at(2))
+    return frame, 2 + steps
+
+
+def user_line() -> Line | None:
+    """Return the line of the user's code that runs now."""
+    frame = user_frame()[0]
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def calling_line() -> Line:
+    """Return the line that called the caller of this function."""
+    frame = frame_at(2)
+    return frame.f_code, frame.f_lineno
+
+
+def line_text(line: Line) -> str:
+    """Return a line as its file's name and its number."""
+    return f"{os.path.basename(line[0].co_filename)}:{line[1]}"
+
+
+def is_thrown_away(line: Line | None) -> bool:
+    """Return True if the statement on this line runs now and drops what it has made, not what a variable held."""
+    frame = user_frame()[0]
+    if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
+        return False  # By identity: a cell of a notebook that runs again has other code that is equal.
+    return not _gives_up_variable(frame)
+
+
+def is_given_up() -> bool:
+    """Return True if the user's statement that runs now drops what a variable held on purpose, by `del` or `=`."""
+    frame = user_frame()[0]
+    return frame is not None and _gives_up_variable(frame)
+
+
+def _gives_up_variable(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("STORE", "DELETE"))
 
 
 # Calls of modules and functions.
@@ -155,7 +211,7 @@ _MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
 
 
 def is_traced() -> bool:
-    """Whether torch.jit.trace, torch.export or make_fx runs the model to make a graph of it."""
+    """Return True if torch.jit.trace, torch.export or make_fx runs the model to make a graph of it."""
     if _tracing_state() is not None:
         return True
     if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:

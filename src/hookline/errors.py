@@ -1,19 +1,13 @@
-"""The exceptions, as a tree: one base class, and each also the built-in it resembles."""
+"""The exceptions, as a tree: one base class, and each also the built-in it resembles. And how hookline warns."""
 
 from __future__ import annotations
 
 import difflib
-import dis
-import os
 import warnings
 from collections.abc import Iterable, Mapping
-from types import CodeType, FrameType
 from typing import Any
 
-from hookline._torch import frame_at, outside
-
-_NOT_THE_USERS = ("hookline", "torch", "contextlib", "functools", "_collections_abc", "copy")
-Line = tuple[CodeType, int]  # A line of a program, by its code and number.
+from hookline._torch import user_frame
 
 
 class HooklineError(Exception):
@@ -93,48 +87,7 @@ class StopForward(BaseException):
 
 def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
     """Warn at the line of the user: the nearest that is neither hookline's nor torch's."""
-    warnings.warn(message, category, stacklevel=_user_frame()[1])
-
-
-def user_line() -> Line | None:
-    """Return the line of the user that runs."""
-    frame = _user_frame()[0]
-    return None if frame is None else (frame.f_code, frame.f_lineno)
-
-
-def calling_line() -> Line:
-    """Return the line that called the function that asks."""
-    frame = frame_at(2)
-    return frame.f_code, frame.f_lineno
-
-
-def is_thrown_away(line: Line | None) -> bool:
-    """Whether a statement on this line runs and drops what it has made itself, and not what a variable held."""
-    frame = _user_frame()[0]
-    if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
-        return False  # By identity: a cell of a notebook that runs again has other code that is equal.
-    return not _gives_up_variable(frame)
-
-
-def is_given_up() -> bool:
-    """Whether the user's statement that runs drops what a variable held on purpose: by `del`, or for something else."""
-    frame = _user_frame()[0]
-    return frame is not None and _gives_up_variable(frame)
-
-
-def _gives_up_variable(frame: FrameType) -> bool:
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("STORE", "DELETE"))
-
-
-def line_text(line: Line) -> str:
-    """Return a line as its file's name and its number."""
-    return f"{os.path.basename(line[0].co_filename)}:{line[1]}"
-
-
-def _user_frame() -> tuple[FrameType | None, int]:
-    """Return the nearest frame of the user's own code, and its stacklevel as seen by the caller."""
-    frame, steps = outside(_NOT_THE_USERS, frame_at(2))
-    return frame, 2 + steps
+    warnings.warn(message, category, stacklevel=user_frame()[1])
 
 
 def first_line(said: object) -> str:
@@ -143,13 +96,11 @@ def first_line(said: object) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def note_stop(error: BaseException, model: str) -> None:
-    """Add to an error of a caller that can't go on with None why a model that was stopped has returned that."""
-    if isinstance(error, (TypeError, AttributeError)) and "None" in str(error) and hasattr(error, "add_note"):
-        error.add_note(  # Python 3.11.
-            f"hookline: the call of {model} returned None, since its forward was stopped. To stop what calls it too, "
-            "give that to hl.run: hl.run(model.generate, ..., capture=..., stop=True)"
-        )
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error, unless hookline has added one. Python 3.10 has no notes."""
+    is_noted = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
+    if hasattr(error, "add_note") and not is_noted:
+        error.add_note(f"hookline: {text}")
 
 
 def did_you_mean(text: str, names: Iterable[str], written: Mapping[str, str] | None = None) -> str:

@@ -31,7 +31,7 @@ def filled(keep: int | None, stamps: list[int], forward: int = 0) -> Record:
 def test_the_latest_calls_are_kept_in_the_order_in_which_they_began(stamps: list[int], keep: int | None) -> None:
     record = filled(keep, stamps)
     expected = [f"call {stamp}" for stamp in sorted(stamps)]
-    assert record.all() == (expected if keep is None else expected[-keep:])
+    assert list(record.each()) == (expected if keep is None else expected[-keep:])
     assert record.latest() == expected[-1]
     assert record.count == len(stamps)
 
@@ -47,13 +47,13 @@ def test_calls_that_began_together_can_be_dropped_without_comparing_their_tensor
     record = Record(SITE, 2)
     for _ in range(4):
         record.put(torch.ones(2), (1, 1), 0)
-    assert len(record.all()) == 2
+    assert len(list(record.each())) == 2
 
 
 def test_an_empty_record_has_no_calls() -> None:
     record = Record(SITE)
     assert record.value is EMPTY
-    assert record.all() == []
+    assert list(record.each()) == []
 
 
 @pytest.mark.parametrize(("forwards", "warns"), [([1, 1], True), ([1, 2], False), ([0, 0], False)])
@@ -69,14 +69,14 @@ def test_several_calls_in_one_forward_warn_when_only_the_latest_is_kept(forwards
 
 def test_several_calls_in_one_forward_are_nothing_to_warn_of_when_all_are_kept() -> None:
     assert filled(None, [1, 2, 3], forward=1).latest() == "call 3"
-    assert filled(2, [1, 2, 3], forward=1).all() == ["call 2", "call 3"]
+    assert list(filled(2, [1, 2, 3], forward=1).each()) == ["call 2", "call 3"]
 
 
 @pytest.mark.parametrize("keep", [1, 3, None])
 def test_a_cleared_record_is_like_a_new_one(keep: int | None) -> None:
     record = filled(keep, [5, 6], forward=1)
     record.clear()
-    assert record.all() == []
+    assert list(record.each()) == []
     assert (record.count, record.order, record.value is EMPTY) == (0, 0, True)
     record.put("again", 1, 1)
     assert record.latest() == "again"
@@ -84,8 +84,8 @@ def test_a_cleared_record_is_like_a_new_one(keep: int | None) -> None:
 
 def test_records_do_not_share_their_calls() -> None:
     one, other = filled(None, [1]), Record(SITE, None)
-    assert other.all() == []
-    assert one.all() == ["call 1"]
+    assert list(other.each()) == []
+    assert list(one.each()) == ["call 1"]
 
 
 def test_a_reference_is_read_until_somebody_writes_to_it() -> None:
@@ -125,17 +125,17 @@ def test_a_guarded_value_is_checked_in_every_call_that_is_listed() -> None:
     record = Record(SITE, None)
     record.put(Guarded(source, [(source, source._version, None)]), 1, 0)
     record.put("later", 2, 0)
-    assert len(record.all()) == 2
+    assert len(list(record.each())) == 2
     source.zero_()
     with pytest.raises(hl.StaleValue):
-        record.all()
+        list(record.each())
     assert record.latest() == "later"
 
 
 def test_a_value_that_is_lost_keeps_its_shape_and_says_why_it_can_not_be_read() -> None:
     record = Record(SITE)
     record.put(Lost((torch.ones(2, 3), "kept")), 0, 0)
-    for read in (record.latest, record.all):
+    for read in (record.latest, lambda: list(record.each())):
         with pytest.raises(hl.StaleValue, match="'h.0' is gone: it was in the memory of a CUDA graph"):
             read()
     shape, text = record.peek()

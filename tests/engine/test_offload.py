@@ -142,6 +142,15 @@ def held_by(copies: list[offload.Copy], size: int) -> None:
         offload.pinned.hold(kept.tensor, size)
 
 
+def test_the_limit_of_pinned_memory_is_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hl.pinned, "limit", "1 MiB")
+    assert hl.pinned.limit == 1 << 20
+    for given in ("x", -1, None, True):
+        with pytest.raises(hl.HooklineError, match=r"limit=.* is not a number of bytes"):
+            hl.pinned.limit = given  # type: ignore[assignment]
+    assert hl.pinned.limit == 1 << 20
+
+
 def test_the_oldest_values_that_nobody_has_read_move_until_half_the_limit_is_held(monkeypatch: Any) -> None:
     monkeypatch.setattr(offload.pinned, "limit", 1024)
     before = offload.pinned.count()

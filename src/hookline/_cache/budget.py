@@ -90,7 +90,7 @@ def _check(tensor: Tensor) -> None:
     try:
         check(tensor)
     except Problem as problem:
-        raise Unwritable(str(problem).partition(", but")[0]) from None
+        raise Unwritable(problem.what) from None
 
 
 def _order(tensor: Tensor) -> list[int]:
@@ -122,7 +122,7 @@ class CountedValue(StoredValue):
     """A value that counts, in memory or with its tensors on disk. Tensors on disk are read again each time."""
 
     shell: Any = None  # What is left of a value on disk, to put its tensors in.
-    files: Sequence[OnDisk] = ()  # These are they.
+    files: Sequence[OnDisk] = ()  # Its tensors, as files.
     stale = ""  # Why it can't be read any more.
     stuck = ""  # Why it can't be on disk.
 

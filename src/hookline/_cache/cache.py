@@ -125,7 +125,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return record.latest()
 
     def _warn_of_old(self, record: Record) -> None:
-        """Warn where the very value is read again that was read before the latest forward, which did not pass here."""
+        """Warn if this value was read before the latest forward already, and that forward did not pass the site."""
         forwards = self._session.forwards
         is_old = -1 < record.read_at < forwards and record.stamp == record.read_stamp and record.keep == 1
         if is_old and not record.is_traced and not record.site.is_gradient:
@@ -136,7 +136,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return (str(record.site) for record in self._fired())
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same sites and calls, in any order, with the same values: a NaN equals a NaN."""
+        """Return True if both hold the same sites and calls, in any order, with the same values: a NaN equals a NaN."""
         if not isinstance(other, Cache):
             return NotImplemented
         try:
@@ -160,7 +160,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 
     def calls(self, key: Key) -> list[Any]:
         """Return every value kept of a site, oldest call first; empty if it has not fired."""
-        return self._find(key).all()
+        return list(self._find(key).each())
 
     def select(self, *where: Selected) -> Cache:
         """Return the sites that match, or all, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
@@ -442,14 +442,14 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return not (record.value is EMPTY or record.reason or self._session.forked or self._was_missed(record))
 
     def _was_missed(self, record: Record) -> bool:
-        """Whether the value is from before the latest forward, which failed before it came to this site."""
+        """Return True if the value is from before the latest forward, which failed before it came to this site."""
         session = self._session
         if session.was_full and record.keep != 1:
             return False  # What fitted was asked for call by call, and is there.
         return 0 < session.broke == session.forwards != record.seen and not record.site.is_gradient
 
     def _is_tied(self, one: Site, other: Site) -> bool:
-        """Whether two sites are one place of one module that has several names."""
+        """Return True if two sites are one place of one module that has several names."""
         if self._names is None or one._replace(path="") != other._replace(path=""):
             return False
         module = self._names.find(one.path)
@@ -460,8 +460,9 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 
     def _why_unknown(self, key: Key) -> str:
         name = f"{type(key).__name__}" if isinstance(key, nn.Module) else repr(str(key))
+        path = parse(key).path if isinstance(key, str) else key.path if isinstance(key, Site) else None
         for site, record in self._records.items():
-            if record.family == {} and site.path == (key.path if isinstance(key, Site) else _path(key)):
+            if record.family == {} and site.path == path:
                 return why.why_unmet(name, site, record.reason)
             if record.family is not None and str(site) == str(key):
                 first = next(iter(record.family.values())).site
@@ -526,10 +527,6 @@ def _with_several(records: Iterable[Record]) -> Record | None:
     return next((record for record in records if len(record.stamps()) > 1), None)
 
 
-def _path(key: Key) -> str | None:
-    return parse(key).path if isinstance(key, str) else None
-
-
 def _natural(site: str) -> list[tuple[int, int | str]]:
     """Sort "h.2" before "h.10"."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", site) if part]
@@ -554,7 +551,7 @@ def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
 
 
 def _means(asked: Any, had: Any) -> bool:
-    """Whether a subscript that was asked for is the one that was captured: `*` is any index."""
+    """Return True if a subscript that was asked for is the one that was captured: `*` is any index."""
     if asked is STAR or asked == had:
         return True
     both = isinstance(asked, tuple) and isinstance(had, tuple) and len(asked) == len(had)
@@ -634,7 +631,7 @@ def _device_or_dtype(name: str) -> torch.device | torch.dtype:
 
 
 def _is_real(value: Any) -> bool:
-    """Whether a value is one number that has a place on an axis."""
+    """Return True if a value is one number that has a place on an axis."""
     return isinstance(value, (int, float)) or (
         isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() and not value.is_meta
     )

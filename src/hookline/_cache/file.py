@@ -263,6 +263,8 @@ _MOST_KINDS = 1000  # Of records in one file: each makes a type, which takes lon
 class Problem(Exception):
     """What is wrong with a value or a file; `write_file` and `read_file` put the path in front of it."""
 
+    what = ""  # Of a tensor that no file takes: only what it is.
+
 
 class Later:
     """A tensor that is elsewhere, and is read when it is to be written."""
@@ -432,7 +434,10 @@ _BUILDERS = {kind.__name__: build for kind, (_, build) in _KINDS.items()} | {"re
 
 def _refusal(what: str) -> Problem:
     allowed = "plain tensors, numbers, text, None, and tuples, lists, dicts and records of these"
-    return Problem(f"{what}, but a file takes {allowed}; change it with cache.map(...), or cache.select(...) the rest")
+    advice = "change it with cache.map(...), or cache.select(...) the rest"
+    problem = Problem(f"{what}, but a file takes {allowed}; {advice}")
+    problem.what = what
+    return problem
 
 
 def check(tensor: Tensor) -> None:

@@ -26,7 +26,7 @@ class _Empty:
 
 
 EMPTY: Any = _Empty()
-Source = tuple[Tensor, int, Tensor | None]  # Memory that is shared: by whom, at which version, and with which copy.
+Source = tuple[Tensor, int, Tensor | None]  # A tensor whose memory is shared, its version at the capture, and the copy.
 NEVER = 1 << 62
 INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"
 ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
@@ -94,9 +94,9 @@ class Guarded(StoredValue):
 
 
 def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str:
-    """Say that a value was overwritten, or may have been: a copy on write whose writer got no copy looks the same.
+    """Return the error text. For a copy on write we only know that torch counted a write, not that bytes changed.
 
-    Then a CUDA foreach function has written through it, or torch has counted a write that changes no memory, such as
+    A CUDA foreach function may have written through it, or torch has counted a write that changes no memory, such as
     `x.copy_(x)` or `x.unsqueeze_(0)`. Both leave the same count, the same address and the same sharing behind. Only the
     bytes differ, and to know those of before, every value would have to be read when it is captured.
     """
@@ -110,7 +110,7 @@ def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str
 
 
 def _has_parted(own: Tensor, spare: Tensor) -> bool:
-    """Whether a tensor was written into where no version moves, by `.data`; reading alone may part them too."""
+    """Return True if a tensor was written through `.data`, which no version counts. Reading alone may part them too."""
     if not own.is_cpu or address(own) == address(spare):
         return False
     return not torch.equal(own, spare)
@@ -145,10 +145,10 @@ class Record:
     __slots__ = ("__dict__", "__weakref__", "count", "order", "path", "seen", "stamp", "value", "version")
 
     path: str  # The path of a plain tap's site: see tap.py.
-    value: Any  # The latest, by the time its call began.
-    version: int  # Of a value that is a reference: torch's count of the writes into it, when it was captured.
-    stamp: Any
-    count: int
+    value: Any  # The value of the call that began last.
+    version: int  # For a reference to the model's own tensor: torch's count of writes into it at the capture; else -1.
+    stamp: Any  # When the call of that value began.
+    count: int  # Calls so far.
     seen: int  # The forward of the model in which it last fired; NEVER if `put` has to look closer.
     order: int  # When it first fired.
     keep: int | None = 1
@@ -160,6 +160,7 @@ class Record:
     family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site met so far.
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
+        # `plain_taps` in _engine/tap.py sets the same fields itself: keep both in step.
         self.site = site
         self.path = site.path
         self.value = EMPTY
@@ -171,7 +172,7 @@ class Record:
 
     @cached_property
     def site(self) -> Site:
-        """What it is of. That of a plain tap is made when first asked for."""
+        """The site it keeps. For a plain tap it is made when first asked for."""
         return Site(self.path)
 
     def put(self, value: Any, stamp: Any, forward: int, version: int = -1) -> None:
@@ -195,7 +196,7 @@ class Record:
             self.version = -1
 
     def leaving(self, value: Any, stamp: Any) -> Any:
-        """Return what goes when this value is put: one that is there, EMPTY for none, or the value itself."""
+        """Return the value that is dropped when this one is put: an older one, EMPTY for none, or this one itself."""
         if not self.order or (self.keep != 1 and (self.keep is None or len(self.calls) < self.keep)):
             return EMPTY
         first, there = (self.stamp, self.value) if self.keep == 1 else self.calls[0]
@@ -251,20 +252,16 @@ class Record:
             )
         return read_value(self.value, self.site)
 
-    def all(self) -> list[Any]:
-        """Return the values kept, oldest call first."""
-        return list(self.each())
-
     def each(self) -> Iterator[Any]:
-        """Return them one by one, so that those on disk need not be in memory together."""
+        """Yield the values kept, oldest first, one by one: those on disk need not be in memory together."""
         return (read_value(value, self.site) for value in self._held())
 
     def stored(self) -> list[Any]:
-        """Return them to write them to a file."""
+        """Return the values kept, to write them to a file."""
         return [read_value(value, self.site, "stored") for value in self._held()]
 
     def unread(self) -> list[Any]:
-        """Return them to keep them elsewhere: what has to be seen to is, when it is read there."""
+        """Return the stored values for another cache. Checks and loads still happen when that cache is read."""
         return [value if isinstance(value, StoredValue) else read_value(value, self.site) for value in self._held()]
 
     def _held(self) -> list[Any]:
@@ -349,7 +346,7 @@ def spread(record: Record | None) -> Histogram | None:
 
 
 def _is_right(record: Record) -> bool:
-    """Whether the value is what passed; a HooklineError says no."""
+    """Return True if the value is what passed; raise a HooklineError if not."""
     record.guard()
     value = record.value
     if isinstance(value, StoredValue) and not any(tensor.is_meta for tensor in leaves(value.peek())):

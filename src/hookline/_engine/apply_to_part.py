@@ -20,7 +20,7 @@ from hookline._engine.tracing_guards import refuse_tracers
 from hookline._sites.language import Site
 from hookline._values.containers import Exchange
 from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split, take_part
-from hookline.errors import EditError, HooklineError, SiteError
+from hookline.errors import EditError, HooklineError, SiteError, add_note
 from hookline.parallel.gather import Gathering
 
 
@@ -142,10 +142,8 @@ def blame(site: Site, error: Exception) -> NoReturn:
     """Raise an error that came up at a site: hookline's own with the site in it, a user's as it is with a note."""
     if isinstance(error, HooklineError) and not str(error).startswith("'"):
         raise type(error)(f"'{site}': {error}") from None
-    # A hook inside this one may have added its note already.
-    is_noted = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
-    if hasattr(error, "add_note") and not isinstance(error, HooklineError) and not is_noted:  # Python 3.11.
-        error.add_note(f"hookline: raised at '{site}'")
+    if not isinstance(error, HooklineError):
+        add_note(error, f"raised at '{site}'")
     try:
         raise error
     finally:

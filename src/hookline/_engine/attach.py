@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -41,7 +41,7 @@ from hookline._engine.tracing_guards import refuse_scripting
 from hookline._open_blocks import Blocks, Session
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
-from hookline._torch import REPLICATE, is_dynamo_loaded
+from hookline._torch import REPLICATE, cell_content, is_dynamo_loaded
 
 # The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
 _reducers: dict[type, tuple[Any, set[Session]]] = {}
@@ -276,7 +276,8 @@ def taps_on(module: nn.Module) -> tuple[Tap, ...]:
     found: tuple[Tap, ...] = ()
     names = module.__dict__
     forward = names.get("forward")
-    buried = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or () if _is_filled(cell)]
+    cells = getattr(forward, "__closure__", None) or ()
+    buried = [held for cell in cells if (held := cell_content(cell)) is not None]
     for candidate in (*names.values(), getattr(forward, "__wrapped__", None), *buried):
         shadow = shadow_of(candidate, module)
         if shadow is not None:
@@ -294,10 +295,3 @@ def forget_locks() -> None:
     """Make a new lock in a process that was forked: the thread that held the old one may not exist there."""
     global _changing
     _changing = threading.RLock()
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

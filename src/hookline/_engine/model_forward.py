@@ -36,7 +36,7 @@ from hookline._torch import (
 )
 from hookline._values.copies import RunningForward, current_forward
 from hookline._values.nested import Arguments, leaves
-from hookline.errors import HooklineError, StopForward, warn
+from hookline.errors import HooklineError, StopForward, add_note, warn
 
 # What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
 _OF_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
@@ -231,13 +231,12 @@ def _note_skips(forward: Forward, error: BaseException) -> None:
         for tap in forward.taps
         if isinstance(tap.action, Skip) and tap.skipped_in == tap.session.forwards
     ]
-    is_noted = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
-    if not skips or is_noted or type(error) not in _OF_MODELS or not hasattr(error, "add_note"):  # Python 3.11.
+    if not skips or type(error) not in _OF_MODELS:
         return
     (site, value), more = skips[0], f" and {len(skips) - 1} more" if len(skips) > 1 else ""
     what = "its first argument" if value is NOTHING else "the given value"
     advice = f"if that does not fit, give one that does: skip={{'{site}': value}}"
-    error.add_note(f"hookline: '{site}'{more} was skipped, and {what} stood for its result; {advice}")
+    add_note(error, f"'{site}'{more} was skipped, and {what} stood for its result; {advice}")
 
 
 def _note_backward(output: Any, following: list[ModelTap]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hookline._cache.record import Guarded, StoredValue
+from hookline._option_checks import bytes_of
 from hookline._sites.language import Site
 from hookline._torch import current_transform, empty_pinned_cache, raw_stream
 from hookline._values.copies import refuse_recording, unexpanded
@@ -30,7 +31,7 @@ class Pinned:
     """The pinned memory that copies hold. Torch itself sees to it that none is used again while anybody holds it."""
 
     def __init__(self) -> None:
-        self.limit = 2 << 30  # Bytes. A quarter of them may be on their way from a device at one time.
+        self._limit = 2 << 30
         self.changed = threading.Condition()  # Guards all of this, and is notified when memory was freed.
         self.unread: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()  # Oldest first.
         self.numbers = itertools.count()
@@ -44,6 +45,15 @@ class Pinned:
         self.leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # Large copies and their sizes, oldest first.
         self.leaving_bytes = 0
         self.immortal: list[torch.UntypedStorage | None] = []
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that copies hold. A quarter of them may be on their way from a device at one time."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int | str) -> None:
+        self._limit = bytes_of(limit)
 
     def enter(self, copy: Copy) -> None:
         """Note a copy that nobody has read yet."""

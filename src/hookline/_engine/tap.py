@@ -265,10 +265,10 @@ class Tap:
         return record.family[site]
 
 
-def tap_at(place: Found, action: Action, session: Session, name: str = "") -> Tap:
+def tap_at(place: Found, action: Action, session: Session, name: str = "", group: object = None) -> Tap:
     """Make a tap at a place in a model."""
     tap = Tap(place.site, place.module, action, session, place.exact, name)
-    tap.siblings = place.siblings
+    tap.siblings, tap.group = place.siblings, group
     if place.holders:
         tap.hold(place.holders)
     return tap

@@ -21,8 +21,8 @@ from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
 from hookline._open_blocks import Session
 from hookline._sites.resolve import Where, find_places
 from hookline._sites.tree import Names
-from hookline._torch import most_graphs, version_of
-from hookline.errors import HooklineError, Line, NeverFired, is_given_up, is_thrown_away, line_text, warn
+from hookline._torch import Line, cell_content, is_given_up, is_thrown_away, line_text, most_graphs, version_of
+from hookline.errors import HooklineError, NeverFired, warn
 
 Gradients = dict[int, tuple[Callable[[], Any], int]]  # By the id of each: the tensor, held weakly, and its version.
 
@@ -220,3 +220,37 @@ def warn_of_unkept(taps: list[Tap], session: Session, made_at: Line) -> None:
 def _where(taps: list[Tap]) -> str:
     first, *others = taps
     return f"'{first.site}' and {len(others)} more" if others else f"'{first.site}'"
+
+
+def warn_of_same_hook(taps: list[Tap]) -> None:
+    """Warn about a second hook that does the same at the same place, as after running a notebook cell twice."""
+    for tap in taps:
+        is_watched = tap.holders or tap.method in tap.module.__dict__
+        for other in taps_on(tap.module) if is_watched else ():
+            same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
+            added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
+            if same and added_before and _what_it_does(other) == _what_it_does(tap):
+                whose = " from another Hooks" if other.session is not tap.session else ""
+                warn(
+                    f"'{tap.site}' has the same {tap.action.kind} hook{whose} already; "
+                    "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"
+                )
+                return
+
+
+def _what_it_does(tap: Tap) -> object:
+    """Return what a tap does, the same for a function that was defined twice by the same lines."""
+    function = getattr(tap.action, "function", None)
+    code = getattr(function, "__code__", None)
+    if function is not None and code is None:
+        return id(function)  # A callable object: nobody can say what it does.
+    if code is None:
+        return repr(tap.action)
+    cells = getattr(function, "__closure__", None) or ()
+    owner = getattr(function, "__self__", None)
+    defaults = [
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    ]
+    held = [*(id(cell_content(cell)) for cell in cells), *map(id, defaults)]
+    return code.co_code, code.co_consts, code.co_names, held, id(owner)

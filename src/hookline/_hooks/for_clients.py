@@ -6,7 +6,6 @@ changes_in           the hooks that have changed something in some modules
 arguments_by_name    the arguments of a call by the names of its parameters
 what_ran             what ran in the block of some hooks
 take_misses          the hooks whose subscripts selected nothing in a block
-warn_unless_entered  name the call whose block has to be entered
 raise_if_all_miss    raise if nothing passes at any place of some hooks
 put_first            let hooks act before all others
 """
@@ -25,11 +24,10 @@ from hookline._engine.attach import attached_for_now, taps_on
 from hookline._engine.call_arguments import bind, parameters_of
 from hookline._engine.tap import IGNORE, TOGETHER, WARN, Tap, hot_taps, tap_at
 from hookline._hooks.hooks import PLAIN, Hook, Hooks
-from hookline._open_blocks import Session, open_block, open_blocks
+from hookline._open_blocks import Session, not_left, open_blocks
 from hookline._sites.language import Site
 from hookline._sites.resolve import Found
 from hookline._why_nothing_passed import ran_elsewhere
-from hookline.errors import Line
 
 _to_front = itertools.count(-1, -1)
 
@@ -44,7 +42,7 @@ def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
     before = open_blocks.get()
     with attached_for_now(taps):
         try:
-            open_block(block)
+            open_blocks.set(not_left() | {block})
             yield
         finally:
             open_blocks.set(before)
@@ -114,14 +112,6 @@ def take_misses(hooks: Hooks) -> list[Miss]:
         Miss(tap.site, tap.problem, tap.hint, tap.record.peek() if tap.record is not None and tap.count == 1 else None)
         for tap in missed
     ]
-
-
-def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
-    """Warn if these hooks are dropped and nobody has entered them: the user made them by `hl.<verb>` on that line.
-
-    Without a verb, nothing is said any more.
-    """
-    hooks._lifecycle.verb, hooks._lifecycle.added_at = verb, line
 
 
 def raise_if_all_miss(hooks: Hooks) -> None:

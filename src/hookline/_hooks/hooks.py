@@ -30,8 +30,9 @@ from hookline._sites.language import Site, matches_name
 from hookline._sites.resolve import Found, Where, find_modules, find_places
 from hookline._sites.tree import Names, refuse_other_model, unwrap
 from hookline._tables import Table, Tabular, count
-from hookline._torch import frame_at
-from hookline.errors import EditError, HooklineError, SiteError, did_you_mean, note_stop, warn
+from hookline._torch import Line, frame_at
+from hookline._why_nothing_passed import why_none_returned
+from hookline.errors import EditError, HooklineError, SiteError, add_note, did_you_mean, warn
 from hookline.parallel.gather import gathering_of
 from hookline.parallel.ranks import is_sharded
 
@@ -71,7 +72,7 @@ class Hook:
     @property
     def active(self) -> bool:
         """Whether it acts here: everywhere, or in a block that is open on this thread."""
-        return self._lifecycle.acts_here(self._tap)
+        return self._tap.acts(open_blocks.get()) and not self._tap.removed
 
     @property
     def fired(self) -> bool:
@@ -102,10 +103,10 @@ class Hook:
 
 
 class Leaving(partial[None]):
-    """What a `with` statement calls at its end: a bound `__exit__` that leaves the block even if it is never called.
+    """The bound `__exit__` of one `with` statement. If Ctrl-C keeps Python from calling it, it leaves the block itself.
 
     Only the statement holds it. If Ctrl-C comes just before it is called, or just before `__enter__` returns, Python
-    drops it. A traceback that somebody keeps holds the `Hooks`, but not this.
+    drops it, and its `__del__` leaves the block. A traceback that somebody keeps holds the `Hooks`, but not this.
     """
 
     before: Blocks | None = None  # The blocks that were open before the statement.
@@ -319,7 +320,8 @@ class Hooks(Tabular):
         given, group = [(place, value[place.site]) for place in places], object()
         # A module that has returned None or a number once may do so again.
         actions = [(place, Skip(one, check and isinstance(one, Tensor))) for place, one in given]
-        return self._add([self._tap(place, action, name, group) for place, action in actions], [where])
+        session = self._lifecycle.session
+        return self._add([tap_at(place, action, session, name, group) for place, action in actions], [where])
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
         """End the forward when all these places have fired; the model's call returns None."""
@@ -346,7 +348,7 @@ class Hooks(Tabular):
 
     def at(self, *where: Where) -> Hooks:
         """Return those at these places; a place without port and subscripts means any at that module."""
-        self._lifecycle.verb = ""  # Somebody looks at what it would do.
+        self._lifecycle.verb = ""  # Somebody looks at these hooks, so they need not be entered.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
         taps = self._taps
         chosen: set[int] = set()
@@ -409,8 +411,8 @@ class Hooks(Tabular):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if error is not None and self._lifecycle.session.stopped:
-            note_stop(error, type(self._lifecycle.model).__name__)
+        if isinstance(error, (TypeError, AttributeError)) and self._lifecycle.session.stopped and "None" in str(error):
+            add_note(error, why_none_returned(type(self._lifecycle.model).__name__))
         blocks, here = self._still_open(), open_blocks.get()
         if not blocks:
             return
@@ -426,11 +428,11 @@ class Hooks(Tabular):
         return list(self._open)
 
     def __iter__(self) -> Iterator[Hook]:
-        self._lifecycle.verb = ""  # Somebody looks at what it would do.
+        self._lifecycle.verb = ""  # Somebody looks at these hooks, so they need not be entered.
         return (Hook(tap, self._lifecycle) for tap in self._taps)
 
     def __len__(self) -> int:
-        self._lifecycle.verb = ""  # Somebody looks at what it would do.
+        self._lifecycle.verb = ""  # Somebody looks at these hooks, so they need not be entered.
         return len(self._taps)
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
@@ -471,8 +473,8 @@ class Hooks(Tabular):
         return narrow
 
     def _make(self, places: list[Found], action: Action, name: str) -> list[Tap]:
-        group = object()
-        return [self._tap(place, action, name, group) for place in places]
+        group, session = object(), self._lifecycle.session
+        return [tap_at(place, action, session, name, group) for place in places]
 
     def _stops(self, places: list[Found], name: str) -> list[Tap]:
         taps = self._make(places, Stop(), name)
@@ -483,16 +485,11 @@ class Hooks(Tabular):
                 )
         return taps
 
-    def _tap(self, place: Found, action: Action, name: str, group: object = None) -> Tap:
-        tap = tap_at(place, action, self._lifecycle.session, name)
-        tap.group = group
-        return tap
-
     def _capture_at(self, place: Found, action: Save, calls: int | None, name: str) -> Tap:
         if calls == 1 and action.is_plain and place.site[1:] == PLAIN:
             module = place.site.path, place.module, place.siblings
             return hot_taps([module], place.exact, action, self._lifecycle.session, name)[0]
-        tap = self._tap(place, action, name)
+        tap = tap_at(place, action, self._lifecycle.session, name)
         tap.record = Record(place.site, calls)
         if tap.star or tap.is_family:
             tap.record.family = {}
@@ -512,6 +509,14 @@ class Hooks(Tabular):
     def _add(self, taps: list[Tap], asked: Iterable[Where] = ()) -> Hooks:
         self._lifecycle.add(taps, self._active, self._brief, asked)
         return self._narrow(taps)
+
+
+def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
+    """Warn if these hooks are dropped and nobody has entered them: the user made them by `hl.<verb>` on that line.
+
+    Without a verb, nothing is said any more.
+    """
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = verb, line
 
 
 def _calls_of(keep: str | int) -> int | None:
@@ -582,12 +587,12 @@ def _refuse_call(model: nn.Module, given: Any) -> None:
 
 
 def _names_output(where: Any) -> bool:
-    """Whether a place says ":output" itself, where one without a port means any."""
+    """Return True if a place says ":output" itself; a place without a port means any."""
     return ":output" in str(where[-1] if type(where) is tuple else where)
 
 
 def _is_at(tap: Tap, place: Found, only_output: bool) -> bool:
-    """Whether a hook is at a place; one without port and subscripts means any at that module."""
+    """Return True if a hook is at a place; a place without port and subscripts means any at that module."""
     if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
         return False
     site = place.site

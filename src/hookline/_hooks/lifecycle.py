@@ -23,7 +23,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from functools import cache
-from types import CellType, FrameType
+from types import FrameType
 
 from torch import nn
 
@@ -31,7 +31,7 @@ from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, Record
 from hookline._engine import offload
 from hookline._engine.action import Stop
-from hookline._engine.attach import attach, copy_as_before, detach, forget_locks, model_taps, taps_on
+from hookline._engine.attach import attach, copy_as_before, detach, forget_locks, model_taps
 from hookline._engine.keep import Save
 from hookline._engine.model_forward import Forward, ModelTap
 from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
@@ -53,8 +53,8 @@ from hookline._open_blocks import (
 from hookline._sites.language import Site
 from hookline._sites.resolve import Where
 from hookline._sites.tree import unwrap
-from hookline._torch import frames, is_any_compiled, is_dynamo_loaded
-from hookline.errors import HooklineError, Line, user_line, warn
+from hookline._torch import Line, frames, is_any_compiled, is_dynamo_loaded, user_line
+from hookline.errors import HooklineError, warn
 
 NO_HOOKS = "there are no hooks here: they were removed, or none were added"
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -79,7 +79,7 @@ class OpenBlock(Token):
         self.hides_values = False  # Whether values of an earlier block wait to be written over.
 
     def is_on(self, model: nn.Module) -> bool:
-        """Whether it is open on this model, on a part of it or on one that it is a part of."""
+        """Return True if the block is open on this model, on a part of it or on a model that holds it."""
         own = self.model()
         return bool(self.taps) and own is not None and overlap(own, model)
 
@@ -146,18 +146,14 @@ class Lifecycle:
             return
         self.added_at = user_line()
         try:
-            _warn_of_same_hook(taps)
+            diagnose.warn_of_same_hook(taps)
             self.activate(taps)
         except BaseException:
             self.remove(taps)
             raise
 
-    def acts_here(self, tap: Tap) -> bool:
-        """Whether a tap acts on this thread now."""
-        return tap.acts(open_blocks.get()) and not tap.removed
-
     def is_inactive(self, record: Record) -> bool:
-        """Whether what would fill this record acts nowhere."""
+        """Return True if the hook that fills this record acts nowhere."""
         return any(tap.record is record and not (tap.active or tap.blocks) for tap in self.taps)
 
     def activate(self, taps: Iterable[Tap]) -> None:
@@ -195,7 +191,7 @@ class Lifecycle:
         self._forget_removed()
 
     def _forget_removed(self) -> None:
-        """Forget what was asked for of which all hooks were removed."""
+        """Forget the patterns whose hooks were all removed."""
         self.asked = [one for one in self.asked if not all([tap.removed for tap in one[1]])]
 
     def enter(self, taps: list[Tap], renew: bool) -> OpenBlock:
@@ -329,7 +325,7 @@ class Lifecycle:
             self._follow()
 
     def _copy_out_of_graphs(self, taps: list[Tap]) -> None:
-        """Take what compiled graphs have stored out of their memory: what runs next may use that."""
+        """Copy what compiled graphs have stored: what runs next may use their memory again."""
         for tap in taps if is_dynamo_loaded() else ():
             if tap.record is not None and tap.record.is_traced:
                 tap.record.copy_out_of_graph()
@@ -353,7 +349,7 @@ class Lifecycle:
         self._unfollow(self.taps)
 
     def _unfollow(self, taps: Iterable[Tap] = ()) -> None:
-        """Take taps off the model, and last what follows its forwards, which is attached first."""
+        """Detach the taps, then the tap that follows the model's forwards: it was attached first."""
         detach((*taps, self.around))
         self.forward.owner = None
         _living.pop(id(self), None)
@@ -391,47 +387,6 @@ class Lifecycle:
             diagnose.warn_of_unentered(self.taps, self.verb, self.added_at)
         elif self.added_at is not None and self.forward.active and not self.session.any_forward:
             diagnose.warn_of_unkept(self.taps, self.session, self.added_at)
-
-
-def _warn_of_same_hook(taps: list[Tap]) -> None:
-    """Warn about a second hook that does the same at the same place, as after running a notebook cell twice."""
-    for tap in taps:
-        is_watched = tap.holders or tap.method in tap.module.__dict__
-        for other in taps_on(tap.module) if is_watched else ():
-            same = other.active and other.site == tap.site and other.action.kind == tap.action.kind
-            added_before = other.session is not tap.session or (other not in taps and other.name == tap.name)
-            if same and added_before and _label(other) == _label(tap):
-                whose = " from another Hooks" if other.session is not tap.session else ""
-                warn(
-                    f"'{tap.site}' has the same {tap.action.kind} hook{whose} already; "
-                    "hl.attached(model) lists all hooks, hl.clear(model) removes hookline's"
-                )
-                return
-
-
-def _label(tap: Tap) -> object:
-    """Return what a tap does, the same for a function that was defined twice by the same lines."""
-    function = tap.action.function
-    code = getattr(function, "__code__", None)
-    if function is not None and code is None:
-        return id(function)  # A callable object: nobody can say what it does.
-    if code is None:
-        return repr(tap.action)
-    cells = getattr(function, "__closure__", None) or ()
-    owner = getattr(function, "__self__", None)
-    defaults = [
-        *(getattr(function, "__defaults__", None) or ()),
-        *(getattr(function, "__kwdefaults__", None) or {}).values(),
-    ]
-    held = [*map(_held_by, cells), *map(id, defaults)]
-    return code.co_code, code.co_consts, code.co_names, held, id(owner)
-
-
-def _held_by(cell: CellType) -> int:
-    try:
-        return id(cell.cell_contents)
-    except ValueError:  # Nothing yet.
-        return 0
 
 
 class Owner:
@@ -481,7 +436,7 @@ def yielding(frame: FrameType) -> Generating | None:
 
 
 def lifecycles() -> list[Lifecycle]:
-    """Return those that have hooks on a model now."""
+    """Return the life cycles of all hooks that are on a model now."""
     return [lifecycle for reference in list(_living.values()) if (lifecycle := reference()) is not None]
 
 

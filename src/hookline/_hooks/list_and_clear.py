@@ -111,7 +111,7 @@ def _foreign(name: str, module: nn.Module) -> list[Attachment]:
 
 
 def _is_own(forward: Any, module: nn.Module) -> bool:
-    """Whether this is just the class's forward, as unpickling a hooked module leaves it on the copy."""
+    """Return True if this is just the class's forward, as unpickling a hooked module leaves it on the copy."""
     return getattr(forward, "__self__", None) is module and getattr(forward, "__name__", "") == "forward"
 
 

@@ -14,15 +14,15 @@ from hookline._cache.cache import Cache
 from hookline._engine.action import NOTHING
 from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.stop import STOPPED, run_until
-from hookline._hooks.hooks import Hooks
+from hookline._hooks.hooks import Hooks, warn_unless_entered
 from hookline._hooks.lifecycle import look_at_exit
 from hookline._open_blocks import open_blocks
 from hookline._option_checks import refuse_flags
 from hookline._sites.resolve import Where
 from hookline._sites.tree import Names
-from hookline._torch import is_running, reshard_after_stop
+from hookline._torch import calling_line, is_running, reshard_after_stop
 from hookline._values.nested import describe
-from hookline.errors import EditError, HooklineError, NeverFired, SiteError, calling_line, did_you_mean
+from hookline.errors import EditError, HooklineError, NeverFired, SiteError, did_you_mean
 
 KEYWORDS = ("capture", "patch", "edit", "skip", "stop", "model")
 Options = ParamSpec("Options")
@@ -61,7 +61,7 @@ def capture(model: nn.Module, *where: Any, **options: Any) -> Hooks:
     """
     hooks = short_form(model)
     hooks.capture(*where, **options)
-    hooks._lifecycle.verb, hooks._lifecycle.added_at = "capture", calling_line()
+    warn_unless_entered(hooks, "capture", calling_line())
     return hooks
 
 
@@ -75,7 +75,7 @@ def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Ho
     """
     hooks = short_form(model)
     hooks.patch(values, check=check)
-    hooks._lifecycle.verb, hooks._lifecycle.added_at = "patch", calling_line()
+    warn_unless_entered(hooks, "patch", calling_line())
     return hooks
 
 
@@ -97,7 +97,7 @@ def edit(
     """
     hooks = short_form(model)
     hooks.edit(where, function, with_call=with_call, check=check, clone=clone, gather=gather)
-    hooks._lifecycle.verb, hooks._lifecycle.added_at = "edit", calling_line()
+    warn_unless_entered(hooks, "edit", calling_line())
     return hooks
 
 
@@ -111,7 +111,7 @@ def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = Tru
     """
     hooks = short_form(model)
     hooks.skip(where, value, check=check)
-    hooks._lifecycle.verb, hooks._lifecycle.added_at = "skip", calling_line()
+    warn_unless_entered(hooks, "skip", calling_line())
     return hooks
 
 

@@ -132,6 +132,9 @@ def text_of(site: Site) -> str:
     return module + dot + site.member + call + port + site.index
 
 
+PARAM_ALONE = "':param' is a parameter as it is read: it has no calls and no members"
+
+
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Pattern:
     """Read one text of the site language."""
@@ -153,7 +156,7 @@ def parse(text: str) -> Pattern:
     if position < len(text):
         _refuse(text, position, f"unexpected {text[position]!r}{_hint(text, position, before, member)}")
     if port == "param" and (member or call is not None):
-        _refuse(text, text.index(":param"), "':param' is a parameter as it is read: it has no calls and no members")
+        _refuse(text, text.index(":param"), PARAM_ALONE)
     literal = all(names is not None and len(names) == 1 and len(names[0]) == 1 for names in segments)
     path = ".".join(names[0][0] for names in segments if names) if literal else None
     return Pattern(text, path, segments, port, index, call, member, within)
@@ -184,12 +187,12 @@ def alternatives_of(name: str) -> Alternatives:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name has wildcards."""
+    """Return True if a name has wildcards."""
     return "*" in name or "{" in name
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Whether a name is meant by the name of a method or a function, wildcards and all."""
+    """Return True if a name matches the name of a method or function, which may have wildcards."""
     if name == pattern or not is_pattern(pattern):
         return name == pattern
     mark = "/" if pattern[0] == "/" else ""  # Of a member as a site has it.
@@ -413,14 +416,14 @@ def _match_names(names: list[str], segments: Segments) -> bool:
 
 
 def match_name(name: str, alternatives: Alternatives) -> bool:
-    """Whether a name is one of the alternatives."""
+    """Return True if a name matches one of the alternatives."""
     if alternatives == _ANY_NAME:
         return True
     return any(name == pieces[0] if len(pieces) == 1 else _match_pieces(name, pieces) for pieces in alternatives)
 
 
 def _match_pieces(name: str, pieces: tuple[str, ...]) -> bool:
-    """Whether the pieces occur in this order, at the ends too, with at least one character in each gap."""
+    """Return True if the pieces occur in this order, at the ends too, with at least one character in each gap."""
     first, *middle, last = pieces
     if not (name.startswith(first) and name.endswith(last)):
         return False

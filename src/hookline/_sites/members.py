@@ -19,23 +19,25 @@ Holders = tuple[tuple[nn.Module, str], ...]  # Who holds a parameter, and under 
 
 
 class ParameterPlace(NamedTuple):
-    """A parameter or buffer: its path, and all who hold it, the one of that path first."""
+    """A parameter or buffer: its path, and all modules that hold it, the one of that path first."""
 
     path: str
     holders: Holders
-    siblings: Children | None = None  # Of the module that holds it: by this a replaced one is noticed.
+    siblings: Children | None = None  # The siblings of the module that holds it: by these a replaced one is noticed.
 
 
 def methods(path: str, module: nn.Module, name: str) -> list[str]:
-    """Return the methods of a module that a name or pattern means; a name that means none is refused."""
+    """Return the methods of a module that a name or pattern means; raise for a name that means none."""
     if not is_pattern(name):
-        refuse_method(path, module, name)
+        problem = _why_no_method(path, module, name)
+        if problem:
+            raise SiteError(problem)
         return [name]
     return [one for one in method_names(module) if matches_name(one, name)]
 
 
 def method_names(module: nn.Module) -> list[str]:
-    """Return the methods that a module's classes define, but for torch's own, and the callables it holds itself."""
+    """Return the methods that a module's classes define, except torch's own, and the callables that it holds itself."""
     written: dict[str, Any] = {}
     for base in type(module).__mro__:
         if base is not object and not base.__module__.startswith("torch."):
@@ -45,15 +47,8 @@ def method_names(module: nn.Module) -> list[str]:
 
 
 def has_method(module: nn.Module, name: str) -> bool:
-    """Whether a module has a method of that name that can be hooked."""
+    """Return True if a module has a method of that name that can be hooked."""
     return _why_no_method("", module, name) == ""
-
-
-def refuse_method(path: str, module: nn.Module, name: str) -> None:
-    """Raise unless calls of that method can be seen on the instance."""
-    problem = _why_no_method(path, module, name)
-    if problem:
-        raise SiteError(problem)
 
 
 def _why_no_method(path: str, module: nn.Module, name: str) -> str:

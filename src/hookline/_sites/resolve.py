@@ -1,6 +1,6 @@
 """WHERE, in a model: what a pattern, a type, a module or a predicate means.
 
-`find` turns what a user wrote into `Found`s: a site, its module, and whether it was named exactly.
+`find_places` turns what a user wrote into `Found`s: a site, its module, and whether it was named exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hookline._sites import members
-from hookline._sites.language import PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
+from hookline._sites.language import PARAM_ALONE, PORTS, Pattern, Site, is_pattern, parse, parse_subscripts
 from hookline._sites.members import Holders, ParameterPlace
 from hookline._sites.suggest import EVERY_NAME, in_list, near
 from hookline._sites.tree import (
@@ -25,6 +25,7 @@ from hookline._sites.tree import (
     children_of,
     is_container,
     is_scripted,
+    may_be_blind,
     refuse_data_parallel,
     refuse_other_model,
     unwrap,
@@ -41,12 +42,12 @@ _PLAIN = Pattern("", "", ())
 
 
 class Found(NamedTuple):
-    """One place that a `where` means in one model, and the children of its parent, among which its module was."""
+    """One place that a `where` means in one model."""
 
     site: Site
     module: nn.Module
     exact: bool = False  # Whether it was named, and not found by a pattern.
-    siblings: Children | None = None
+    siblings: Children | None = None  # Its parent's children: by these a replaced module is noticed.
     holders: Holders = ()  # For a parameter: all modules that hold it.
 
 
@@ -69,7 +70,11 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
     if isinstance(where, str):
         return _find_text(model, names, where)
     if isinstance(where, nn.Module):
-        return [_find_object(names, where)]
+        module = unwrap(where)
+        path = names.of(module)[0]
+        _refuse_blind(path, module)
+        place = names.locate(path)
+        return [Found(Site(path), module, True, place[2] if place is not None else None)]
     if isinstance(where, (type, re.Pattern)):
         return _find_all(model, names, where)
     if isinstance(where, tuple) and len(where) == 2 and isinstance(where[1], str) and where[1][:1] in MARKS:
@@ -180,7 +185,7 @@ def _exact(model: nn.Module, names: Names, site: Site) -> list[Found]:
     if site.member and parse(site.member).member != site.member:
         raise SiteError(f"{site!r} has no member {site.member!r}: '/softmax' is a function, 'split_heads()' a method")
     if site.port == "param" and (site.member or site.call is not None):
-        raise SiteError(f"{site!r}: ':param' is a parameter as it is read: it has no calls and no members")
+        raise SiteError(f"{site!r}: {PARAM_ALONE}")
     parse_subscripts(site.index)
     place = names.locate(site.path)
     if site.port == "param" or (site.function and place is None):
@@ -276,25 +281,16 @@ def _refuse_blind(path: str, module: nn.Module, site: Site | None = None) -> Non
         raise SiteError(f"{path!r} is a {type(module).__name__}, which is never called{below}")
 
 
-def _find_object(names: Names, module: nn.Module) -> Found:
-    """A module object, under its first name."""
-    module = unwrap(module)
-    path = names.of(module)[0]
-    _refuse_blind(path, module)
-    place = names.locate(path)
-    return Found(Site(path), module, True, place[2] if place is not None else None)
-
-
 def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | None:
     """Return the modules that a name, a pattern, a type or a regular expression means, and whether that is exact.
 
-    It is `find` for the usual case: only outputs are meant, and no `Found` is made for each. None if that has to look.
+    A fast `find_places` for whole outputs. Returns None if `find_places` has to be used.
     """
     names = Names(model)
     if isinstance(where, str):
         place = names.locate_plain(where)
         if place is not None:
-            return None if _may_be_blind(type(place[1])) else ([place], True)
+            return None if may_be_blind(type(place[1])) else ([place], True)
         try:
             pattern = parse(where)
         except SiteError:
@@ -314,7 +310,7 @@ def _seen(chosen: list[Named]) -> list[Named]:
     modules = [module for _, module, _ in chosen]
     if len(set(map(id, modules))) < len(chosen):
         chosen = _once(chosen)
-    if any(map(_may_be_blind, set(map(type, modules)))):
+    if any(map(may_be_blind, set(map(type, modules)))):
         return [place for place in chosen if not (is_scripted(place[1]) or is_container(place[1]))]
     return chosen
 
@@ -405,10 +401,6 @@ def _why(where: Any, model: nn.Module, chosen: list[Named], everything: list[Nam
         return did_you_mean(text, (name for name, _, _ in everything)) or EVERY_NAME
     types = sorted({type(module).__name__ for _, module, _ in everything})
     return did_you_mean(_label(where), types) or f"; it has {', '.join(types[:12])}"
-
-
-def _may_be_blind(kind: type[nn.Module]) -> bool:
-    return issubclass(kind, torch.jit.ScriptModule) or kind.forward is nn.Module.forward
 
 
 def _label(where: Any) -> str:

@@ -56,7 +56,7 @@ def _with_nearest_number(text: str, places: list[Named], names: list[str]) -> st
 
 
 def _matches(text: str, names: list[str]) -> bool:
-    """Whether a text that was put together means any of these names."""
+    """Return True if a text that was put together matches any of these names."""
     try:
         pattern = parse(text)
     except SiteError:

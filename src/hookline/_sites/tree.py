@@ -81,7 +81,7 @@ def way_to(path: str, model: nn.Module) -> list[Link]:
 
 
 def leads_to(module: nn.Module, path: str, model: nn.Module) -> bool:
-    """Whether a module is where its name says."""
+    """Return True if a module is where its name says."""
     way = way_to(path, model)
     last = way[-1][2] if len(way) == path.count(".") + 1 else None
     return last is module or (last is not None and unwrap(last) is module)
@@ -233,13 +233,18 @@ def children_of(module: nn.Module) -> Children:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether the module has no forward of its own, as ModuleList and ModuleDict."""
+    """Return True if the module has no forward of its own, like ModuleList and ModuleDict."""
     return "forward" not in module.__dict__ and type(module).forward is nn.Module.forward
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Whether the module runs inside a torch.jit graph, where nothing can be seen."""
+    """Return True if the module runs inside a torch.jit graph, where nothing can be seen."""
     return isinstance(module, torch.jit.ScriptModule)
+
+
+def may_be_blind(kind: type[nn.Module]) -> bool:
+    """Return True if modules of this class may be containers or scripted. Asked of classes, of which there are few."""
+    return issubclass(kind, torch.jit.ScriptModule) or kind.forward is nn.Module.forward
 
 
 def parameter_count(module: nn.Module) -> int:

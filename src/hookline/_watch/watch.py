@@ -42,6 +42,7 @@ from hookline._kernel import (
 from hookline._scan.list_sites import every_module
 from hookline._tables import count
 from hookline._torch import (
+    calling_line,
     current_transform,
     graph_task,
     is_dynamo_loaded,
@@ -65,7 +66,7 @@ from hookline._watch.bad_values import (
 )
 from hookline._watch.reports import warn_if_by_itself, warn_if_missed, warn_of_no_steps, warn_of_transform
 from hookline._watch.step_statistics import Parameters, Statistics, Steps, span, targets_of
-from hookline.errors import BadValue, HooklineError, SiteError, calling_line
+from hookline.errors import BadValue, HooklineError, SiteError
 
 
 def watch(

@@ -27,12 +27,10 @@ from hookline._torch import is_running
 from hookline._values.copies import share_tensor
 from hookline._values.nested import describe, leaves, map_tensors, parts_of, rebuild
 from hookline.errors import EditError, HooklineError
-from hookline.parallel.ranks import Replica, cut_apart, is_cut, meet, replica
+from hookline.parallel.ranks import cut_apart, is_cut, meet, replica
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-__all__ = ["Gathering", "Replica", "agree", "arrived", "cut", "meet", "placement", "replica", "whole"]
 
 _ROW, _SKETCHES, _ALIKE = 4096, 8, 0.05
 _CUT = (
@@ -44,11 +42,7 @@ _CUT = (
 
 def whole(value: Any) -> Any:
     """Return a value with every DTensor gathered, and waited for. Autograd flows through; all ranks have to do it."""
-    return map_tensors(_whole_tensor, value)
-
-
-def _whole_tensor(tensor: Tensor) -> Tensor:
-    return arrived(tensor.full_tensor() if is_cut(tensor) else tensor)
+    return map_tensors(lambda tensor: arrived(tensor.full_tensor() if is_cut(tensor) else tensor), value)
 
 
 def arrived(tensor: Any) -> Tensor:
@@ -59,7 +53,7 @@ def arrived(tensor: Any) -> Tensor:
 
 
 def share_part(tensor: DTensor, device: Any, dtype: torch.dtype | None) -> Tensor:
-    """Copy this rank's part of a DTensor on write, and no other's: torch would make a sum that is yet to be."""
+    """Copy this rank's shard on write. `DTensor.clone` would reduce a pending (Partial) sum."""
     mesh, local = tensor.device_mesh, arrived(tensor.to_local())
     if device is not None and torch.device(device).type != mesh.device_type:
         raise HooklineError(f"a part of a DTensor stays on the {mesh.device_type} of its mesh; leave device= out")
@@ -69,7 +63,7 @@ def share_part(tensor: DTensor, device: Any, dtype: torch.dtype | None) -> Tenso
 
 
 def cut(new: Any, old: Any, seen: Any) -> Any:
-    """Return `new` cut in parts again as `old` was, where `seen` is what was whole of it."""
+    """Shard `new` as `old` was; `seen` is the gathered `old`."""
     if new is seen:
         return old
     if isinstance(old, Tensor):
@@ -82,21 +76,21 @@ def cut(new: Any, old: Any, seen: Any) -> Any:
 
 
 def _cut_tensor(new: Tensor, old: DTensor) -> Tensor:
-    """Cut a whole tensor as a DTensor is; one that is a sum yet to be made becomes the sum, which is the same."""
+    """Shard a whole tensor as a DTensor is. A pending (Partial) sum becomes the finished sum."""
     same = replicate(new, old)
     placements = [here if one.is_partial() else one for one, here in zip(old.placements, same.placements, strict=True)]
     return same.redistribute(placements=placements)
 
 
 def replicate(new: Tensor, like: DTensor) -> DTensor:
-    """Return a whole tensor as a DTensor among the ranks of another, each of which has all of it."""
+    """Return a whole tensor as a DTensor that is replicated over the ranks of another."""
     mesh = like.device_mesh
     same = sys.modules[type(like).__module__].Replicate()  # That module has another name in torch 2.4.
     return type(like).from_local(new, mesh, [same] * mesh.ndim, run_check=False)
 
 
 def placement(tensor: Any) -> str:
-    """Return as JSON text how a DTensor is cut, and among which ranks; "null" for any other value."""
+    """Return as JSON text how a DTensor is sharded, and over which ranks; "null" for any other value."""
     if not is_cut(tensor):
         return "null"
     mesh = tensor.device_mesh
@@ -113,8 +107,8 @@ def placement(tensor: Any) -> str:
 def agree(ranks: Iterable[int], value: Any, what: str) -> None:
     """Raise, on every rank alike, unless these ranks hold the same value; each of them has to call it.
 
-    Tensors are compared by their shape and a sketch of their numbers: what is a part, or a sum yet to be made, differs
-    from another rank's, and what is the same but for the last digits does not.
+    Tensors are compared by their shape and a sketch of their numbers: a shard or a pending sum differs from another
+    rank's, and a value that differs in its last digits only does not.
 
     Args:
         what: The name of the value, for the error: a site.
@@ -148,10 +142,10 @@ def _described(tensor: Tensor) -> str:
 
 
 def _sketch(tensor: Tensor) -> list[float] | None:
-    """Return the size of a tensor, and sums of its numbers with given signs, in units of that: a sketch of it.
+    """Return a sketch of a tensor: its norm, and sums of its numbers with fixed random signs, divided by the norm.
 
-    For another tensor of the same size such sums are others, however large it is; for the same one, rounded otherwise,
-    they are nearly the same.
+    The sums of another tensor of the same shape differ, however large it is. Those of the same tensor, rounded in
+    another way, are nearly the same.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
         return None
@@ -198,7 +192,7 @@ class Gathering:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is known that the model's values are whole here, but for those that say otherwise."""
+        """Return True if the model's values are surely whole here, except DTensors, which say so themselves."""
         return self._has_looked and not self.alike
 
     def whole(self, value: Any, site: Site) -> Any:

@@ -1,4 +1,4 @@
-"""The processes that run one model together: which they are, what they tell each other, what their pipelines do.
+"""The processes that run one model together: which they are, and what they tell each other.
 
 Nothing here is a collective. Ranks meet at the key-value store through which torch joined them, so that one that does
 not come is missed in words, and never takes part in a collective of another place.
@@ -111,7 +111,7 @@ def _shared_by(group: Any) -> set[int]:
 
 
 def cut_apart(tensor: Any, but: Iterable[int] = ()) -> set[int]:
-    """Return the ranks that hold the parts of a DTensor, not along dimensions of its mesh that are all of `but`."""
+    """Return the ranks that hold shards of a DTensor. Mesh dimensions that lie wholly inside `but` are ignored."""
     mesh = tensor.device_mesh
     here = mesh.get_coordinate()
     if here is None:
