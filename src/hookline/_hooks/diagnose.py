@@ -240,7 +240,7 @@ def warn_of_same_hook(taps: list[Tap]) -> None:
 
 def _what_it_does(tap: Tap) -> object:
     """Return what a tap does, the same for a function that was defined twice by the same lines."""
-    function = getattr(tap.action, "function", None)
+    function = tap.action.function
     code = getattr(function, "__code__", None)
     if function is not None and code is None:
         return id(function)  # A callable object: nobody can say what it does.
