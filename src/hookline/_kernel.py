@@ -101,11 +101,9 @@ from hookline._hooks.for_clients import (
     what_ran as what_ran,  # What ran in the block of some hooks: the model, a compiled graph, or the model elsewhere.
 )
 from hookline._open_blocks import resting as resting  # Pause all hooks while hookline itself runs the model.
-from hookline._hooks.hooks import (
-    warn_unless_entered as warn_unless_entered,  # Warn if nobody enters some hooks, and name the call that made them.
-)
 from hookline._hooks.short_forms import (
     short_form as short_form,  # Hooks that are attached on entering and detached on leaving.
+    warn_unless_entered as warn_unless_entered,  # Warn if nobody enters some hooks, and name the call that made them.
 )
 from hookline._why_nothing_passed import (
     why_not_called as why_not_called,  # The reason why a module of a model is not called.

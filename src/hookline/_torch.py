@@ -92,6 +92,7 @@ def cell_content(cell: CellType) -> Any:
 
 # The user's own code.
 
+# The packages whose frames are not the user's: a warning points past them.
 _NOT_THE_USERS = ("hookline", "torch", "contextlib", "functools", "_collections_abc", "copy")
 Line = tuple[CodeType, int]  # A line of a program, by its code and number.
 
@@ -134,6 +135,7 @@ def is_given_up() -> bool:
 
 
 def _gives_up_variable(frame: FrameType) -> bool:
+    """Return True if the instruction that a frame runs assigns or deletes a variable."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("STORE", "DELETE"))
 
 

@@ -5,7 +5,8 @@ Nothing is counted there, no clock is read, and every thread is meant. What dyna
 
 The rest of hookline only asks `is_dynamo_compiling()` and calls what is here: the stand-ins for methods in
 shadowed_forward.py, and the property that reads a parameter in parameters.py. Dynamo also shows in these places:
-`FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; functions.py, where `read_name` and
+`FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; `share_tensor` in copies.py, which
+clones where dynamo traces a function of hookline by itself, after a graph failed; functions.py, where `read_name` and
 `may_give_tensors` have no cache, of which dynamo would warn; `Record.copy_out_of_graph`, for values in the memory of a
 CUDA graph; and `Lifecycle`, which refuses a block on a second thread and calls that method.
 """

@@ -30,7 +30,7 @@ from hookline._sites.language import Site, matches_name
 from hookline._sites.resolve import Found, Where, find_modules, find_places
 from hookline._sites.tree import Names, refuse_other_model, unwrap
 from hookline._tables import Table, Tabular, count
-from hookline._torch import Line, frame_at
+from hookline._torch import frame_at
 from hookline._why_nothing_passed import why_none_returned
 from hookline.errors import EditError, HooklineError, SiteError, add_note, did_you_mean, warn
 from hookline.parallel.gather import gathering_of
@@ -511,14 +511,6 @@ class Hooks(Tabular):
         return self._narrow(taps)
 
 
-def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
-    """Warn if these hooks are dropped and nobody has entered them: the user made them by `hl.<verb>` on that line.
-
-    Without a verb, nothing is said any more.
-    """
-    hooks._lifecycle.verb, hooks._lifecycle.added_at = verb, line
-
-
 def _calls_of(keep: str | int) -> int | None:
     """Return how many calls are kept, None for all."""
     if keep == "last":
@@ -532,7 +524,7 @@ def _calls_of(keep: str | int) -> int | None:
 
 def _budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
     """Return what may be kept in memory, None for any number of bytes."""
-    if not (isinstance(spill, (bool, str, os.PathLike)) and spill != ""):
+    if spill is not False and not (isinstance(spill, (bool, str, os.PathLike)) and spill != ""):
         raise HooklineError(f"spill={spill!r} is not a folder; True is a temporary one")
     if limit is None:
         if spill:

@@ -14,13 +14,13 @@ from hookline._cache.cache import Cache
 from hookline._engine.action import NOTHING
 from hookline._engine.shadowed_forward import is_shadow
 from hookline._engine.stop import STOPPED, run_until
-from hookline._hooks.hooks import Hooks, warn_unless_entered
+from hookline._hooks.hooks import Hooks
 from hookline._hooks.lifecycle import look_at_exit
 from hookline._open_blocks import open_blocks
 from hookline._option_checks import refuse_flags
 from hookline._sites.resolve import Where
 from hookline._sites.tree import Names
-from hookline._torch import calling_line, is_running, reshard_after_stop
+from hookline._torch import Line, calling_line, is_running, reshard_after_stop
 from hookline._values.nested import describe
 from hookline.errors import EditError, HooklineError, NeverFired, SiteError, did_you_mean
 
@@ -248,3 +248,11 @@ def short_form(model: nn.Module) -> Hooks:
     hooks = Hooks(model, active=False)
     hooks._brief = True
     return hooks
+
+
+def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
+    """Warn if these hooks are dropped and nobody has entered them: the user made them by `hl.<verb>` on that line.
+
+    Without a verb, nothing is said any more.
+    """
+    hooks._lifecycle.verb, hooks._lifecycle.added_at = verb, line

@@ -220,13 +220,16 @@ def share_tensor(tensor: Tensor, moves: bool | None = None) -> Tensor:
     Args:
         moves: Whether its memory may move, if the caller knows: a tensor that was detached from it holds it too.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
     moves = tensor.is_cpu and (may_move(tensor) if moves is None else moves)
     return share_for_now(tensor) if moves else copy_tensor(tensor)
 
 
 def share_detached(tensor: Tensor) -> Tensor:
     """Copy a tensor on write, detached from the graph."""
-    return share_tensor(tensor.detach(), may_move(tensor))
+    moves = not torch.compiler.is_dynamo_compiling() and may_move(tensor)
+    return share_tensor(tensor.detach(), moves)
 
 
 def share_for_now(tensor: Tensor) -> Tensor:
