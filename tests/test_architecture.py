@@ -426,5 +426,5 @@ def test_every_source_file_that_is_named_is_there():
 
 
 def test_a_named_file_is_found_with_its_folder():
-    text = "As `_values/copies.py`, tree.ts and test_<file>.py say (see mine.py, v1.pyc)."
-    assert files_named_in(text) == {"_values/copies.py", "tree.ts"}
+    text = "As `_values/copy_or_share.py`, tree.ts and test_<file>.py say (see mine.py, v1.pyc)."
+    assert files_named_in(text) == {"_values/copy_or_share.py", "tree.ts"}

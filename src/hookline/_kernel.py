@@ -25,7 +25,7 @@ from hookline._values.nested import (
 from hookline._values.fit import same_values as same_values  # True if two values have the same structure and numbers.
 
 # Copies of tensors.
-from hookline._values.copies import (
+from hookline._values.copy_or_share import (
     address as address,  # Where a tensor's memory is. Unlike `data_ptr`, it does not make a lazy copy copy.
     share as share,  # A value whose tensors are copied when somebody writes into them.
     share_detached as share_detached,  # A tensor copied on write and cut off the graph.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hookline as hl
 from hookline._cache.record import Guarded, Record
 from hookline._engine import offload
-from hookline._engine.keep import CaptureOptions, Save
+from hookline._engine.capture_action import CaptureOptions, Save
 from hookline._sites.language import Site
 from tests.support.running import python
 

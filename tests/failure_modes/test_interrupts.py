@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn, overrides
 
 import hookline as hl
-from hookline._engine import parameter_operand
+from hookline._engine import parameter_operations
 from hookline._open_blocks import not_left
 from tests.support.states import state_of
 
@@ -208,7 +208,7 @@ def damage(model: nn.Module, before: dict[str, Any]) -> str:
     found = [key for key in before | now if before.get(key) != now.get(key)]
     found += ["a block is open"] if not_left() else []
     found += ["a mode is on"] if overrides._get_current_function_mode() is not None else []
-    found += ["operands are in use"] if parameter_operand.in_use else []
+    found += ["operands are in use"] if parameter_operations.in_use else []
     return ", ".join(found)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._values.copies import is_copied_on_write, is_private
+from hookline._values.copy_or_share import is_copied_on_write, is_private
 from tests.support.running import python
 
 LARGE = 1 << 19  # Elements: 2 MB, more than is copied without a closer look.

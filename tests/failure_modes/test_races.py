@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._engine import parameter_operand
+from hookline._engine import parameter_operations
 from tests.support.running import elsewhere
 from tests.support.states import state_of
 
@@ -74,7 +74,7 @@ class Meeting:
     def _look(self, frame: FrameType, event: str, called: Any) -> None:
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(SOURCE):
             return
-        if parameter_operand.changing._is_owned():  # type: ignore[attr-defined]  # The other one would have to wait.
+        if parameter_operations.changing._is_owned():  # type: ignore[attr-defined]  # The other one would have to wait.
             return
         self.passed += 1
         self.has_begun = self.has_begun or (event == "c_return" and called is next)

@@ -17,10 +17,10 @@ import torch
 from hookline import _open_blocks as context
 from hookline._cache import record as records
 from hookline._engine import action, call_arguments, call_event, gradients, run_call, shadowed_forward, stop
-from hookline._engine.keep import Save
+from hookline._engine.capture_action import Save
 from hookline._hooks import diagnose, hooks, lifecycle
 from hookline._values import containers as exchange
-from hookline._values import copies
+from hookline._values import copy_or_share
 from hookline._values import nested as values
 
 Break = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -163,7 +163,7 @@ def capturing_draws_a_random_number() -> Any:
 @mutation()
 def a_transform_draws_the_models_random_numbers() -> Any:
     def transformed(_real: Any, save: Any, value: Any, _call: Any) -> Any:
-        own = values.map_tensors(lambda tensor: copies.share_tensor(tensor.detach()), value)
+        own = values.map_tensors(lambda tensor: copy_or_share.share_tensor(tensor.detach()), value)
         return context.call_user(None, save.transform, own)
 
     return instead(Save, "_transformed", transformed)
@@ -192,7 +192,7 @@ def parts_are_written_into_the_models_own_tensor() -> Any:
 
 @mutation()
 def a_patch_hands_out_the_callers_tensor() -> Any:
-    return mock.patch.object(copies, "share_tensor", _itself)
+    return mock.patch.object(copy_or_share, "share_tensor", _itself)
 
 
 @mutation()
@@ -331,7 +331,7 @@ def a_patch_is_put_in_a_moment_late() -> Any:
     def nearly(tensor: torch.Tensor) -> torch.Tensor:
         return tensor * 1.0000001 if tensor.is_floating_point() else tensor
 
-    put_in = lambda self, value, *rest: values.map_tensors(nearly, copies.share(value))  # noqa: E731
+    put_in = lambda self, value, *rest: values.map_tensors(nearly, copy_or_share.share(value))  # noqa: E731
     return mock.patch.object(action.Set, "__call__", put_in)
 
 
@@ -348,7 +348,7 @@ def what_is_exchanged_in_a_container_stays_there() -> Any:
 @mutation(caught_by="containers")
 def each_argument_gets_an_alias_of_its_own() -> Any:
     def with_aliases(real: Any, value: Any, aliases: Any, *rest: Any) -> Any:
-        own = {key: (tensor, copies.alias_of(alias)) for key, (tensor, alias) in aliases.items()}
+        own = {key: (tensor, copy_or_share.alias_of(alias)) for key, (tensor, alias) in aliases.items()}
         return real(value, own, *rest)
 
     return instead(gradients, "_with_aliases", with_aliases)

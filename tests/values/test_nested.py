@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookline as hl
-from hookline._values.copies import share
+from hookline._values.copy_or_share import share
 from hookline._values.fit import check_same_structure
 from hookline._values.nested import STAR, describe, expand, get_part, leaves, map_tensors, put_part, split
 from hookline.errors import EditError, HooklineError, SiteError

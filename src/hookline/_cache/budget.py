@@ -25,7 +25,7 @@ from hookline._cache.file import Later, Problem, check, read_file, write_file
 from hookline._cache.record import EMPTY, Guarded, Record, StoredValue
 from hookline._sites.language import Site
 from hookline._torch import stored_indices, stored_values, unseen_by_modes_and_subclasses, wraps_tensors
-from hookline._values.copies import address, unexpanded
+from hookline._values.copy_or_share import address, unexpanded
 from hookline._values.nested import leaves, map_tensors
 from hookline.errors import CacheFull, StaleValue, StoreError
 

@@ -23,7 +23,7 @@ from hookline._sites.language import Pattern, Site, matches_name, parse, parse_s
 from hookline._sites.tree import Names
 from hookline._stats import Stats
 from hookline._tables import Table, Tabular, count
-from hookline._values.copies import address, copy_tensor, share_tensor, versions
+from hookline._values.copy_or_share import address, copy_tensor, share_tensor, versions
 from hookline._values.fit import same_values
 from hookline._values.nested import (
     ATOMS,

@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline._sites.language import Site
 from hookline._stats import Histogram, glimpse
 from hookline._torch import is_replayed_over, is_transformed, version_of
-from hookline._values.copies import address, share_for_now
+from hookline._values.copy_or_share import address, share_for_now
 from hookline._values.nested import leaves, map_tensors
 from hookline.errors import HooklineError, StaleValue, warn
 

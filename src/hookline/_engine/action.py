@@ -1,4 +1,4 @@
-"""WHAT is done to a passing value: the `Action` protocol, and Set, Apply, Skip and Stop; `Save` is in keep.py.
+"""WHAT is done to a passing value: the `Action` protocol, and Set, Apply, Skip and Stop (capture_action.py has `Save`).
 
 An action is called with the value (or the part of it that the site's subscripts name) and the call it belongs to, and
 returns what passes on: the very same object, if it leaves the value alone.
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from hookline._engine.tracing_guards import refuse_tracers
+from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._open_blocks import call_user
 from hookline._sites.language import Site
-from hookline._values.copies import Loan, copy_all, is_private, share
+from hookline._values.copy_or_share import Loan, copy_all, is_private, share
 from hookline._values.fit import as_returned, check_same_structure, fit, returns_another_structure
 from hookline._values.nested import Arguments, children, describe, map_tensors
 from hookline.errors import EditError

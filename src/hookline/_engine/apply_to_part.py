@@ -10,13 +10,13 @@ from torch import Tensor
 from hookline import _why_nothing_passed as why
 from hookline._cache.budget import Budget
 from hookline._cache.record import EMPTY, Record
-from hookline._engine import parameter_operand
+from hookline._engine import parameter_operations
 from hookline._engine.action import NOTHING, Apply, Call, Stop
 from hookline._engine.call_event import Event
-from hookline._engine.keep import Save
+from hookline._engine.capture_action import Save
 from hookline._engine.stop import reached
 from hookline._engine.tap import Tap
-from hookline._engine.tracing_guards import refuse_tracers
+from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._sites.language import Site
 from hookline._values.containers import Exchange
 from hookline._values.nested import get_part, is_empty, put_part, selects_nothing, split, take_part
@@ -35,7 +35,7 @@ def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
             tap.fired = True
             _save(tap, action, value, call, event)
             return value
-        seen = parameter_operand.plain(value) if parameter_operand.in_use else value
+        seen = parameter_operations.plain(value) if parameter_operations.in_use else value
         new = _change(tap, seen, call, event)
         new = value if new is seen else new
     except SiteError as error:

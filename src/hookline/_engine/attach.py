@@ -37,7 +37,7 @@ from hookline._engine.shadowed_forward import (
     written_in,
 )
 from hookline._engine.tap import HotTap, Tap
-from hookline._engine.tracing_guards import refuse_scripting
+from hookline._engine.unsupported_tracing import refuse_scripting
 from hookline._open_blocks import Blocks, Session
 from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel

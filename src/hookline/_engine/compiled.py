@@ -5,10 +5,10 @@ Nothing is counted there, no clock is read, and every thread is meant. What dyna
 
 The rest of hookline only asks `is_dynamo_compiling()` and calls what is here: the stand-ins for methods in
 shadowed_forward.py, and the property that reads a parameter in parameters.py. Dynamo also shows in these places:
-`FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; `share_tensor` in copies.py, which
-clones where dynamo traces a function of hookline by itself, after a graph failed; functions.py, where `read_name` and
-`may_give_tensors` have no cache, of which dynamo would warn; `Record.copy_out_of_graph`, for values in the memory of a
-CUDA graph; and `Lifecycle`, which refuses a block on a second thread and calls that method.
+`FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; `share_tensor` in copy_or_share.py,
+which clones where dynamo traces a function of hookline by itself, after a graph failed; functions.py, where `read_name`
+and `may_give_tensors` have no cache, of which dynamo would warn; `Record.copy_out_of_graph`, for values in the memory
+of a CUDA graph; and `Lifecycle`, which refuses a block on a second thread and calls that method.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from hookline._engine import (
 )
 from hookline._engine import apply_to_part as acting
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip
+from hookline._engine.capture_action import Save
 from hookline._engine.functions import is_followed, may_give_tensors, read_name
-from hookline._engine.keep import Save
-from hookline._engine.parameter_operand import OnOperation, Role, as_operands, make_operand
+from hookline._engine.parameter_operations import OnOperation, Role, as_operands, make_operand
 from hookline._engine.run_call import Shadowed
 from hookline._engine.tap import Tap
-from hookline._engine.tracing_guards import refuse_tracing
+from hookline._engine.unsupported_tracing import refuse_tracing
 from hookline._open_blocks import OtherRuns, call_user, current_task
 from hookline._torch import has_compiled, is_dynamo_loaded, uncompiled
-from hookline._values import copies
+from hookline._values import copy_or_share
 from hookline._values.containers import Exchange
 from hookline._values.fit import check_same_structure, fit
 from hookline._values.nested import Arguments, get_part, map_tensors, put_part, rebuild, split
@@ -305,11 +305,21 @@ def keep_dynamo_out() -> None:
 
     It takes whole files: a function that moves to a file that is not among them drops out, and nothing tells.
     """
-    ours = (acting, run_call, activation_checkpoint, call_event, functions, gradients, model_forward, stop, copies)
+    ours = (
+        acting,
+        run_call,
+        activation_checkpoint,
+        call_event,
+        functions,
+        gradients,
+        model_forward,
+        stop,
+        copy_or_share,
+    )
     found = [function for one in ours for function in vars(one).values()]
     found += [one for one in vars(_torch).values() if getattr(one, "__module__", None) == _torch.__name__]
     found += [Tap.pass_by, Exchange.remember, Skip.output, *vars(Apply).values()]
-    found += [*vars(OtherRuns).values(), *vars(copies.Loan).values(), current_task, call_user]
+    found += [*vars(OtherRuns).values(), *vars(copy_or_share.Loan).values(), current_task, call_user]
     for function in found:
         if isinstance(function, FunctionType):
             _torch.keep_out_of_graphs(function.__code__)

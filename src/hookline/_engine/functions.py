@@ -24,7 +24,7 @@ from hookline._engine.action import Observer, Skip
 from hookline._engine.apply_to_part import act
 from hookline._engine.call_event import Called, Choices, Event, event_of
 from hookline._engine.tap import Tap
-from hookline._engine.tracing_guards import refuse_fx
+from hookline._engine.unsupported_tracing import refuse_fx
 from hookline._open_blocks import call_user, open_blocks
 from hookline._sites.language import Site
 from hookline._sites.tree import Names

@@ -20,13 +20,13 @@ from hookline._engine import call_arguments
 from hookline._engine.action import NOTHING, Action, Call
 from hookline._engine.apply_to_part import blame, change_part
 from hookline._engine.call_event import Event
-from hookline._engine.keep import Save
+from hookline._engine.capture_action import Save
 from hookline._engine.tap import IGNORE, RAISE, TOGETHER, Tap
-from hookline._engine.tracing_guards import refuse_tracers
+from hookline._engine.unsupported_tracing import refuse_tracers
 from hookline._sites.language import Site, write_subscripts
 from hookline._torch import base_of, gradient_hooks, graph_task, is_in_reentrant_checkpoint, is_view, version_of
 from hookline._values.containers import Exchange, mutable_containers
-from hookline._values.copies import Alias, alias_of
+from hookline._values.copy_or_share import Alias, alias_of
 from hookline._values.fit import check_same_structure
 from hookline._values.nested import Arguments, held_by, leaf_places, leaves, map_tensors, split, take_part
 from hookline.errors import EditError, HooklineError, NeverFired, warn

@@ -15,10 +15,10 @@ from torch import nn
 
 from hookline import _why_nothing_passed as why
 from hookline._cache.record import INSIDE_TRANSFORM
-from hookline._engine import parameter_operand
+from hookline._engine import parameter_operations
 from hookline._engine.action import NOTHING, Observer, Skip
+from hookline._engine.capture_action import Save
 from hookline._engine.gradients import following_gradients
-from hookline._engine.keep import Save
 from hookline._engine.stop import STOPPED, run_until
 from hookline._engine.tap import IGNORE, RAISE, Tap
 from hookline._open_blocks import Blocks, OtherRuns, current_runner, resting
@@ -34,7 +34,7 @@ from hookline._torch import (
     microbatch,
     reshard_after_stop,
 )
-from hookline._values.copies import RunningForward, current_forward
+from hookline._values.copy_or_share import RunningForward, current_forward
 from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError, StopForward, add_note, warn
 
@@ -162,7 +162,7 @@ def run_model_forward(
         output = _run_followed(following, opened, run)
     finally:
         current_forward.reset(token)
-    return parameter_operand.plain(output) if parameter_operand.in_use else output
+    return parameter_operations.plain(output) if parameter_operations.in_use else output
 
 
 def _run_followed(following: list[ModelTap], opened: Blocks, run: Callable[[], Any]) -> Any:

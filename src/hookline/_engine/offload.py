@@ -21,7 +21,7 @@ from hookline._cache.record import Guarded, StoredValue
 from hookline._option_checks import bytes_of
 from hookline._sites.language import Site
 from hookline._torch import current_transform, empty_pinned_cache, raw_stream
-from hookline._values.copies import refuse_recording, unexpanded
+from hookline._values.copy_or_share import refuse_recording, unexpanded
 from hookline._values.nested import map_tensors
 
 Buffer = weakref.ref[torch.UntypedStorage]

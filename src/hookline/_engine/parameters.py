@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from hookline._engine import compiled, parameter_operand
+from hookline._engine import compiled, parameter_operations
 from hookline._engine.action import Call
 from hookline._engine.activation_checkpoint import is_only_backward, is_replaying
 from hookline._engine.apply_to_part import act
@@ -29,10 +29,10 @@ from hookline._engine.functions import (
     operate,
     refuse_in_autograd_function,
 )
-from hookline._engine.parameter_operand import Role, as_operands, operand_of
+from hookline._engine.parameter_operations import Role, as_operands, operand_of
 from hookline._engine.run_call import run_event
 from hookline._engine.tap import Tap
-from hookline._engine.tracing_guards import refuse_fx, refuse_tracing
+from hookline._engine.unsupported_tracing import refuse_fx, refuse_tracing
 from hookline._open_blocks import open_blocks
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import FUSED_MODULES, REPLICATE, frame_at, uncompiled
@@ -123,7 +123,7 @@ def attach(tap: Tap) -> None:
         tap.shadow = reads  # Before anything can fail, so that detaching leaves the module as it was.
         module.__dict__[KEY] = reads
         if tap.function:
-            parameter_operand.in_use.add(id(tap))
+            parameter_operations.in_use.add(id(tap))
         reads.put((*reads.of(name), tap), name)
         _set_class(module, reads)
 
@@ -139,7 +139,7 @@ def detach(tap: Tap) -> None:
             reads.put(tuple(one for one in reads.of(name) if one is not tap), name)
             _set_class(module, reads)
     _release()
-    parameter_operand.in_use.discard(id(tap))
+    parameter_operations.in_use.discard(id(tap))
 
 
 def strip(module: nn.Module) -> None:
@@ -160,11 +160,11 @@ def _reads_of(module: nn.Module) -> Reads | None:
 
 def _release() -> None:
     """Make plain tensors of the operands that no tap needs any more, but that a model may have kept."""
-    with parameter_operand.changing:
-        living = list(parameter_operand.living.items())
+    with parameter_operations.changing:
+        living = list(parameter_operations.living.items())
     for number, one in living:
         if not any(name in reads.operations for reads, name in one.role.origins):
-            parameter_operand.living.pop(number, None)
+            parameter_operations.living.pop(number, None)
             one.__class__ = Tensor  # type: ignore[assignment]
             one.__dict__.clear()  # Last: on another thread an operation may be looking at it.
 

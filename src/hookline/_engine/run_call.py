@@ -16,11 +16,11 @@ from hookline._engine.apply_to_part import act, blame
 from hookline._engine.call_event import Called, Event, event_of
 from hookline._engine.model_forward import ModelTap, run_model_forward
 from hookline._engine.tap import Sequences, Tap
-from hookline._engine.tracing_guards import refuse_tracing
+from hookline._engine.unsupported_tracing import refuse_tracing
 from hookline._open_blocks import Blocks, is_called_in_backward, note_skip, open_blocks
 from hookline._torch import graph_task, is_rehearsal, is_traced, is_transformed
 from hookline._values.containers import private_containers
-from hookline._values.copies import is_private
+from hookline._values.copy_or_share import is_private
 from hookline._values.fit import wraps_own
 from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError

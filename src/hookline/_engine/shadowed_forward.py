@@ -28,7 +28,7 @@ from hookline._engine.functions import EntryTap, Pause, entering
 from hookline._engine.model_forward import ModelTap
 from hookline._engine.run_call import pass_through, run, run_event
 from hookline._engine.tap import HotTap, Tap
-from hookline._engine.tracing_guards import refuse_scripting
+from hookline._engine.unsupported_tracing import refuse_scripting
 from hookline._open_blocks import RESTING, Session, open_blocks
 from hookline._sites.language import Site
 from hookline._torch import (
@@ -43,7 +43,7 @@ from hookline._torch import (
     uncompiled,
     variables,
 )
-from hookline._values.copies import ALONE, ALONE_IN_MEMORY, is_result
+from hookline._values.copy_or_share import ALONE, ALONE_IN_MEMORY, is_result
 from hookline._values.nested import Arguments
 
 
@@ -122,7 +122,7 @@ def hot_path(held: HotTap) -> Any:
         number, version = tap.session.forwards, -1
         try:
             is_tensor = type(output) is Tensor
-            # Only if nobody else holds the output or its memory: see `is_private` in _values/copies.py.
+            # Only if nobody else holds the output or its memory: see `is_private` in _values/copy_or_share.py.
             if (
                 is_tensor
                 and action.copies_on_write

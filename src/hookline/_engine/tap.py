@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from hookline import _why_nothing_passed as why
 from hookline._cache.record import EMPTY, Record
 from hookline._engine.action import Action, Call, KeepingAction
-from hookline._engine.keep import Save
+from hookline._engine.capture_action import Save
 from hookline._open_blocks import RESTING, Blocks, Rest, Session, acting
 from hookline._sites.language import Alternatives, Site, alternatives_of, is_pattern, match_name, write_subscripts
 from hookline._sites.members import Holders
 from hookline._sites.resolve import Found
 from hookline._sites.tree import Children, Named
-from hookline._values import copies
+from hookline._values import copy_or_share
 from hookline._values.nested import STAR, expand, leaves
 from hookline.errors import HooklineError, warn
 
@@ -60,7 +60,7 @@ class _Number(int):
 
 def _tokens() -> int:
     """Return how many tokens the running forward of the model was given, 0 if that is unknown."""
-    run = copies.current_forward.get()
+    run = copy_or_share.current_forward.get()
     if run is None:
         return 0
     args, kwargs = run.given

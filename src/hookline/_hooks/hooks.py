@@ -20,8 +20,8 @@ from hookline._cache.budget import Budget, Folder
 from hookline._cache.cache import Cache, refuse_several_calls
 from hookline._cache.record import Record, spread
 from hookline._engine.action import NOTHING, Action, Apply, Set, Skip, Stop
+from hookline._engine.capture_action import CaptureOptions, Save
 from hookline._engine.compiled import number_tensor
-from hookline._engine.keep import CaptureOptions, Save
 from hookline._engine.tap import IGNORE, RAISE, WARN, Tap, hot_taps, tap_at
 from hookline._hooks.lifecycle import GENERATOR, Lifecycle, OpenBlock, Owner, yielding
 from hookline._open_blocks import Blocks, open_blocks

@@ -32,10 +32,10 @@ from hookline._cache.record import EMPTY, Record
 from hookline._engine import offload
 from hookline._engine.action import Stop
 from hookline._engine.attach import attach, copy_as_before, detach, forget_locks, model_taps
-from hookline._engine.keep import Save
+from hookline._engine.capture_action import Save
 from hookline._engine.model_forward import Forward, ModelTap
 from hookline._engine.tap import NO_BLOCKS, RAISE, Tap
-from hookline._engine.tracing_guards import refuse_opening
+from hookline._engine.unsupported_tracing import refuse_opening
 from hookline._hooks import diagnose
 from hookline._hooks.diagnose import Gradients, Message
 from hookline._open_blocks import (

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hookline._values.copies import references_in_call
+from hookline._values.copy_or_share import references_in_call
 from hookline._values.nested import DEEPEST, USUAL, children, held_by, rebuild
 
 

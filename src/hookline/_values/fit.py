@@ -18,7 +18,7 @@ from hookline._torch import (
     unseen_by_dispatch_modes,
     unseen_by_modes_and_subclasses,
 )
-from hookline._values.copies import copy_all, copy_tensor
+from hookline._values.copy_or_share import copy_all, copy_tensor
 from hookline._values.nested import (
     Arguments,
     check_fits,

@@ -65,7 +65,7 @@ from hookline._watch.bad_values import (
     numbers_in,
 )
 from hookline._watch.reports import warn_if_by_itself, warn_if_missed, warn_of_no_steps, warn_of_transform
-from hookline._watch.step_statistics import Parameters, Statistics, Steps, span, targets_of
+from hookline._watch.steps_and_statistics import Parameters, Statistics, Steps, span, targets_of
 from hookline.errors import BadValue, HooklineError, SiteError
 
 

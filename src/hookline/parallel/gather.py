@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hookline._sites.language import Site
 from hookline._torch import is_running
-from hookline._values.copies import share_tensor
+from hookline._values.copy_or_share import share_tensor
 from hookline._values.nested import describe, leaves, map_tensors, parts_of, rebuild
 from hookline.errors import EditError, HooklineError
 from hookline.parallel.ranks import cut_apart, is_cut, meet, replica

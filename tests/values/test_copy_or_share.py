@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 
-from hookline._values.copies import copy_tensor, share
+from hookline._values.copy_or_share import copy_tensor, share
 from hookline._values.fit import fit
 from hookline._values.nested import leaves
 from tests.support.nested_values import photo, trees

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline as hl
-from hookline._engine.keep import CaptureOptions, Save
+from hookline._engine.capture_action import CaptureOptions, Save
 from tests.support.models import GPT, Gives, mlp, tokens
 
 

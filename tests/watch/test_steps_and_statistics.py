@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hookline as hl
-from hookline._watch import step_statistics
+from hookline._watch import steps_and_statistics
 from tests.support.models import mlp
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -302,11 +302,11 @@ def test_what_a_step_has_no_number_of_is_nan_so_that_each_number_is_of_its_step(
 
 def test_a_sample_of_a_large_parameter_is_of_all_its_columns():
     matrix = nn.Parameter(torch.arange(1024.0).expand(1024, 1024).clone())
-    sample = step_statistics.sample(matrix)
-    assert step_statistics.SAMPLED / 2 < len(sample) <= step_statistics.SAMPLED
+    sample = steps_and_statistics.sample(matrix)
+    assert steps_and_statistics.SAMPLED / 2 < len(sample) <= steps_and_statistics.SAMPLED
     assert len(sample.unique()) == 1024
     small = nn.Parameter(torch.randn(3, 5))
-    assert step_statistics.sample(small).equal(small.detach().reshape(-1))
+    assert steps_and_statistics.sample(small).equal(small.detach().reshape(-1))
 
 
 def test_tensorboard_gets_them_in_a_folder_or_through_a_writer(tmp_path):

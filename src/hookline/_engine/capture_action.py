@@ -1,7 +1,7 @@
 """Captures: the options of `capture`, and `Save`, which keeps what passes as they say.
 
-How a tensor is copied is decided in `_values/copies.py`. `hot_path` in shadowed_forward.py does the usual case of
-`Save.keep` by itself, a plain tensor on the CPU that nobody else holds. That saves a call for each captured module.
+How a tensor is copied is decided in `_values/copy_or_share.py`. `hot_path` in shadowed_forward.py does the usual case
+of `Save.keep` by itself, a plain tensor on the CPU that nobody else holds. That saves a call for each captured module.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hookline._cache.budget import Budget
 from hookline._cache.record import Guarded, Source
 from hookline._engine import offload
 from hookline._engine.action import NOTHING, Call, OutputObserver, ask
-from hookline._engine.parameter_operand import Operand, plain
-from hookline._engine.tracing_guards import refuse_tangent, refuse_tracers, refuse_transforms
+from hookline._engine.parameter_operations import Operand, plain
+from hookline._engine.unsupported_tracing import refuse_tangent, refuse_tracers, refuse_transforms
 from hookline._sites.language import Site
 from hookline._torch import current_transform, version_of
-from hookline._values.copies import (
+from hookline._values.copy_or_share import (
     copy_captured,
     copy_tensor,
     is_parameter,
