@@ -28,7 +28,6 @@ TESTED_IN = {
     "_engine/parameter_operations": "engine/test_parameters.py",
     "_engine/tap": "failure_modes/test_call_numbers_of_second_sequences.py",
     "_engine/unsupported_tracing": "failure_modes/test_models_scripted_or_traced.py",
-    "_hooks/for_clients": "watch/test_watch.py",
     "_kernel": "test_architecture.py",
     "_open_blocks": "failure_modes/test_threads_tasks_and_forks.py",
     "_sites/members": "failure_modes/test_methods_as_sites.py",
