@@ -245,15 +245,33 @@ def test_no_two_files_have_one_name():
 
 
 def test_no_two_classes_have_one_name():
-    nodes = [node for name, path in FILES.items() for node in ast.walk(tree_of(path))]
-    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
-    assert sorted(names) == sorted(set(names))
+    homes: dict[str, list[str]] = {}
+    for name, path in FILES.items():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_the_map_in_contributing_has_every_package_in_its_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| package |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in text.splitlines()[2:]]
+    found = [name.removesuffix(".py").removesuffix("/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert found == [name for name in ORDER if name != "__main__"]
 
 
 def test_the_exported_names_are_these():
     assert set(hl.__all__) == NAMES
     assert all(hasattr(hl, name) for name in NAMES)
     assert {*dir(hl)} == NAMES | {"callbacks", "compat", "parallel", "points", "__version__"}
+
+
+@pytest.mark.parametrize("name", ["callbacks", "compat", "parallel", "points"])
+def test_tab_completion_shows_the_public_names_of_a_package(name):
+    package = getattr(hl, name)
+    facades = {*package.NAMES.values()} if name == "compat" else set()
+    assert {*dir(package)} == {*package.__all__} | facades
+    assert all(hasattr(package, one) for one in facades)
 
 
 @pytest.mark.parametrize("name", ALL, ids=lambda name: name or "hookline")

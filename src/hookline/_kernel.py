@@ -50,7 +50,7 @@ from hookline._option_checks import (
 from hookline._sites.resolve import (
     Found as Found,  # A place in a model that a pattern was resolved to.
     Where as Where,  # What a user may give to say where: text, a module, a type, a function, a list of these.
-    find_places as find_places,  # The places in a model that a user's `Where` means.
+    find_places as find_places,  # The places in a model that several `Where`s mean: it takes a list of them.
 )
 from hookline._sites.tree import (
     Names as Names,  # The modules of a model by name.
@@ -73,7 +73,7 @@ from hookline._engine.action import (
     NOTHING as NOTHING,  # Stands for an argument that was not given.
     Call as Call,  # One call of a module: its site, arguments, number and notes.
     Observer as Observer,  # The base class of a client's own actions: called with what passes, they leave it alone.
-    OutputObserver as OutputObserver,  # An observer of whole outputs, which it gets on the hot path by `keep`.
+    OutputObserver as OutputObserver,  # An observer of whole outputs with the least cost: its `keep` is called.
 )
 from hookline._hooks.for_clients import (
     add_observers as add_observers,  # Add observers to hooks.

@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hookline.callbacks' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hookline.callbacks.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

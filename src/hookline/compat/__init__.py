@@ -35,6 +35,16 @@ NAMES = {
 }
 
 
+def __getattr__(name: str) -> ModuleType:
+    if name not in NAMES.values():
+        raise AttributeError(f"module 'hookline.compat' has no attribute {name!r}")
+    return importlib.import_module(f"hookline.compat.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *NAMES.values()})
+
+
 def install(*names: str, over: bool = False) -> None:
     """Make `import nice_hooks` (and its submodules) import hookline's version, in this process, from now on.
 

@@ -7,3 +7,7 @@ from hookline.parallel.gather import Gathering, agree, arrived, cut, placement, 
 from hookline.parallel.ranks import Replica, meet, replica
 
 __all__ = ["Gathering", "Replica", "agree", "arrived", "cut", "meet", "placement", "replica", "whole"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
