@@ -155,7 +155,7 @@ def run(
 ) -> Any:
     """Call a model, or a bound method of one, once; return its output, or (output, cache) when `capture` is given.
 
-    With `model=` it calls any function that runs that model: `run_job(lambda x: model.encode(x) + 1, x, model=model)`.
+    With `model=` it calls any function that runs that model: `run(lambda x: model.encode(x) + 1, x, model=model)`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> output, acts = run(model, torch.ones(3, 4), capture="1", stop=True)
