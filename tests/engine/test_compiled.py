@@ -464,3 +464,12 @@ def test_inductor_with_cuda_graphs_asked_for_and_sizes_that_change_is_right_on_a
         assert_same(found, [parameter.grad for parameter in model.parameters()], rtol=1e-4, atol=1e-5)
         model.zero_grad()
     hooks.remove()
+
+
+def test_a_transform_that_writes_into_its_argument_leaves_the_model_alone():
+    counted = Counted(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.ones(1, 4))
+    expected = counted.model(counted.x)
+    with hl.capture(counted.model, "0", transform=lambda value: value.zero_().sum()) as acts:
+        found = counted.compiled(counted.x)
+    assert_same(found, expected)
+    assert acts["0"] == 0

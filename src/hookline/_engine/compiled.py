@@ -172,7 +172,7 @@ def _save(tap: Tap, action: Save, value: Any) -> None:
     assert record is not None
     value = map_tensors(Tensor.detach, value)
     if action.transform is not None:
-        value = action.transform(value)
+        value = action.transform(_copied(value))  # It may write into what it is given.
         if value is None:
             return
     device, dtype = action.options.device, action.options.dtype
