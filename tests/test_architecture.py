@@ -97,6 +97,16 @@ def imports(tree: ast.Module) -> Iterator[str]:
                 yield rest if rest in ALL else rest.rpartition(".")[0]
 
 
+def hidden_imports(tree: ast.Module) -> Iterator[str]:
+    """Return what a module reaches in hookline without an import statement: `hl._hooks`, "hookline._hooks.hooks"."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("hl", "hookline"):
+            yield from [node.attr] if re.match(r"_[a-z]", node.attr) else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            text = ast.unparse(node.args[0])
+            yield from [] if "hookline" not in text else [text]
+
+
 def packages_of(name: str) -> set[str]:
     """Return the other packages that a package imports; "" for hookline's public names."""
     files = [path for module, path in ALL.items() if module.partition(".")[0] == name]
@@ -193,6 +203,27 @@ def test_a_package_of_the_kernel_imports_only_those_above_it(name):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_reaches_no_further_than_the_kernel_s_list(name):
     assert packages_of(name) <= {"", "parallel", *FOUNDATIONS, *CLIENTS[: CLIENTS.index(name)]}
+
+
+# Each loads files of its own package by name: a command, a callback.
+LOAD_THEIR_OWN = {"_cli.main": "hookline._cli.", "callbacks": "hookline.callbacks."}
+
+
+@pytest.mark.parametrize("name", [*CLIENTS, "__main__"])
+def test_a_client_reaches_nothing_past_its_imports(name):
+    for module, path in ALL.items():
+        if module.partition(".")[0] == name:
+            own = LOAD_THEIR_OWN.get(module, " ")
+            assert not [text for text in hidden_imports(tree_of(path)) if own not in text], module
+
+
+def test_a_reach_past_the_imports_is_found():
+    code = "hl._hooks.hooks\nimportlib.import_module('hookline._engine.tap')\nhl.capture\nimport_module('rich')"
+    assert {*hidden_imports(ast.parse(code))} == {"_hooks", "'hookline._engine.tap'"}
+
+
+def test_the_command_line_starts_by_a_client():
+    assert packages_of("__main__") <= {"", *CLIENTS}
 
 
 @pytest.mark.parametrize("name", [*CLIENTS, *sorted(FOUNDATIONS)])
