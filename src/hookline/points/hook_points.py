@@ -192,7 +192,7 @@ def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
 class HookCall:
     """A hook function as hookline calls it: with a value of any structure, each tensor of which the function gets.
 
-    It has no `__code__`, by which hookline tells twins: two closures of one function are none.
+    It has no `__code__`, so that two closures of one function don't count as the same hook added twice.
     """
 
     def __init__(self, function: HookFunction, point: HookPoint, dir: str) -> None:
