@@ -55,6 +55,10 @@ NAMES = {
 # These may write to a module: the engine shadows forwards, and a run on fake tensors puts back what it leaves behind.
 MAY_WRITE = ("_engine.", "_scan.fake_run")
 
+# What dynamo needs differently is in compiled.py; these hand over to it, or step aside, as its docstring says.
+ASK_DYNAMO = {"_open_blocks", "_torch", "_values.copy_or_share", "_watch.watch"}
+ASK_DYNAMO |= {"_engine.functions", "_engine.parameters", "_engine.shadowed_forward"}
+
 # Assembled, so that this file does not hold what it looks for.
 ELSEWHERE = [
     *(f"/{folder}/" for folder in ("ho" + "me", "Us" + "ers", "ro" + "ot", "wo" + "rk", "t" + "mp", "mn" + "t")),
@@ -205,8 +209,8 @@ def test_a_client_reaches_no_further_than_the_kernel_s_list(name):
     assert packages_of(name) <= {"", "parallel", *FOUNDATIONS, *CLIENTS[: CLIENTS.index(name)]}
 
 
-# Each loads files of its own package by name: a command, a callback.
-LOAD_THEIR_OWN = {"_cli.main": "hookline._cli.", "callbacks": "hookline.callbacks."}
+# Each loads files of its own package by name: a command, a callback, an older library.
+LOAD_THEIR_OWN = {"_cli.main": "hookline._cli.", "callbacks": "hookline.callbacks.", "compat": "hookline.compat."}
 
 
 @pytest.mark.parametrize("name", [*CLIENTS, "__main__"])
@@ -282,6 +286,11 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name)
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_few_files_ask_whether_dynamo_traces():
+    asking = {name for name, path in FILES.items() if "is_dynamo_compiling()" in path.read_text(encoding="utf-8")}
+    assert asking - {"_engine.compiled"} == ASK_DYNAMO
 
 
 def test_the_map_in_contributing_has_every_package_in_its_order():

@@ -82,7 +82,7 @@ __all__ = [
     "watch",
 ]
 
-# Imported when they are first asked for: to look inside a model takes none of it.
+# Imported on first use: capturing needs none of them.
 _LATER = {
     "hookline._explore.explore": ("explore",),
     "hookline._harvest.generation": ("Generation",),

@@ -110,6 +110,10 @@ from hookline._why_nothing_passed import (
 )
 
 # Several devices and ranks; `hookline.parallel` has the rest.
+from hookline.parallel.ranks import (
+    is_cut as is_cut,  # True if a tensor is a DTensor: this rank's part of a value.
+    rank_and_world as rank_and_world,  # The rank of this process, and how many there are.
+)
 from hookline._engine import (
     offload as offload,  # Copies from a GPU to the host beside the model: `send`, `flush`, `Copy`.
 )

@@ -50,13 +50,16 @@ HOOKS_GONE = "the Hooks that filled this cache is gone; keep it in a variable"
 
 # What may follow "'site' ".
 RESTED = (
-    "was passed over: it ran inside a function of a hook on the same model, whose hooks rest meanwhile; "
+    "was passed over: it ran inside a function of a hook on the same model, where hooks are paused; "
     "open the block inside that function"
 )
 RECOMPUTED = (
     "was passed over: it ran in a backward, where a forward is taken for a recomputation; run it after backward(), or "
     "in a function of a hook at a gradient"
 )
+HELD_BY_OTHERS = "others hold the list, dict or object that it is in, so nothing can follow it there"
+CHANGED_IN_PART = f"is changed only in part. A tensor of it can get no gradient: {HELD_BY_OTHERS}; name the other parts"
+OTHER_MEMORY_ORDER = "can get no gradient: it writes into a view of a tensor in another memory order"
 _FOLLOWED = "gradients are followed from the forward on; run it inside the block too"
 FORWARD_BEFORE = f"was passed over: backward() ran in this block, and the forward before it; {_FOLLOWED}"
 GRADIENTS_WRITTEN = (
@@ -271,11 +274,16 @@ def why_short(tap: Waiting, value: Any) -> str:
     )
 
 
+def none_passes(module: nn.Module) -> str:
+    """Say that None passes in the place of a value."""
+    return f"None passes here: {type(module).__name__} did not make this value"
+
+
 def runs_later(method: str, output: Any) -> str:
     """Say that a forward, or a method, returned a generator or a coroutine, and calls its functions later."""
     what = f"'{method}()'" if method else "the forward"
     return (
-        f"did not fire: {what} gives a {type(output).__name__}, which runs later, and the functions that it calls then "
+        f"did not fire: {what} returns a {type(output).__name__}, which runs after the call, and what it calls then "
         "can't be seen; hook the modules and methods it calls"
     )
 

@@ -225,7 +225,7 @@ class Budget:
             raise
 
     def hold_part(self, value: Any, site: Site, leaving: Any) -> Any:
-        """Hold a value, or a part of one, in the place of what is about to go."""
+        """Hold a value, or a part of one, in the place of what is about to be spilled."""
         memories = memories_of(value)
         if not memories:
             return value

@@ -46,7 +46,7 @@ class StoredValue:
         raise NotImplementedError
 
     def stored(self, site: Site) -> Any:
-        """Return the value to write it to a file, where what is elsewhere may be a `Later`."""
+        """Return the value for writing to a file; parts that are on disk may stay a `Later`."""
         return self.read(site)
 
 

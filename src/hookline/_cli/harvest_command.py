@@ -31,10 +31,10 @@ from hookline._harvest.harvest import Harvest
 from hookline._harvest.rows_and_padding import Rule
 from hookline._harvest.run_harvest import Estimate
 from hookline._harvest.texts_and_images import Texts
+from hookline._kernel import rank_and_world
 from hookline._store.storage import open_storage
 from hookline._store.store import Store, is_store
 from hookline.errors import HooklineError, StoreError
-from hookline.parallel.ranks import rank_and_world
 
 EXAMPLES = """
 hookline harvest gpt2/ --data texts.txt --at 'transformer.h.*' --to store/

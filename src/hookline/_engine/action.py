@@ -41,7 +41,7 @@ class Call(NamedTuple):
 class Action(Protocol):
     """What the engine asks of anything that acts at a site."""
 
-    kind: str  # As `Hook.kind` and messages say it.
+    kind: str  # The name shown by `Hook.kind` and in messages.
     observes: bool  # Whether the value passes on as it is.
     gathering: Gathering | None  # Makes values whole, in a process that is one of several.
     with_call: bool  # Whether a user's function is called with the `Call` too.
@@ -49,11 +49,11 @@ class Action(Protocol):
 
     @property
     def function(self) -> Callable[..., Any] | None:
-        """The user's function that makes the value that passes on."""
+        """The user's function whose result replaces the value."""
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """The user's function that makes what is kept of a value."""
+        """The user's function whose result is kept."""
 
     def __call__(self, value: Any, call: Any, is_whole: bool, /) -> Any:
         """Return what passes on in the place of a value; `is_whole` is False for a part of a tensor."""

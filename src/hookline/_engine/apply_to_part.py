@@ -87,7 +87,7 @@ def change_part(
     Return the value that passes on, and whether the subscripts select anything of it.
 
     Args:
-        change: Called with the part, and whether it is not a part of a tensor.
+        change: Called with the part, and True if that is a whole value, False if it is a part of a tensor.
         exchange: Puts the result into the containers of the value.
         gathering: Makes a value whole that is one rank's part of it, and cuts it again afterwards.
     """
@@ -124,7 +124,7 @@ def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
         if part is None and tap.star:
             continue
         if part is None:
-            raise HooklineError(f"None passes here: {type(tap.module).__name__} did not make this value")
+            raise HooklineError(why.none_passes(tap.module))
         kept = action.keep_part(part, bool(rest), tap.call_at(call, subscripts))
         _put(tap.record_at(site, subscripts), kept, stamp, forward, action.budget)
     if not found:

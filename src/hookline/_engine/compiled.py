@@ -1,6 +1,6 @@
 """What dynamo needs differently: the functions here are traced into the graph of the model.
 
-Nothing is counted there, no clock is read, and every thread is meant. What dynamo can't trace runs in Python: the
+Nothing is counted there, no clock is read, and hooks act for every thread. What dynamo can't trace runs in Python: the
 `uncompiled` twin of the usual function breaks the graph there.
 
 The rest of hookline only asks `is_dynamo_compiling()` and calls what is here: the stand-ins for methods in
@@ -8,7 +8,10 @@ shadowed_forward.py, and the property that reads a parameter in parameters.py. D
 `FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; `share_tensor` in copy_or_share.py,
 which clones where dynamo traces a function of hookline by itself, after a graph failed; functions.py, where `read_name`
 and `may_give_tensors` have no cache, of which dynamo would warn; `Record.copy_out_of_graph`, for values in the memory
-of a CUDA graph; and `Lifecycle`, which refuses a block on a second thread and calls that method.
+of a CUDA graph; `Lifecycle`, which refuses a block on a second thread and calls that method; attach.py, which calls
+`keep_dynamo_out`; `HOT_CODES` in shadowed_forward.py, a copy of the code for each class; model_forward.py and
+_hooks/diagnose.py, which see and say that torch gave up compiling; and `ValueCheck` in _watch/watch.py, whose traced
+form notes the largest element. `tests/test_architecture.py` holds the list of files that ask `is_dynamo_compiling()`.
 """
 
 from __future__ import annotations
@@ -161,7 +164,7 @@ def act_traced(tap: Tap, value: Any, exchange: Exchange | None = None) -> Any:
         new = exchange.merge(new, part)
     if len(tap.subscripts) == 0:
         return new
-    if isinstance(new, Tensor) and new is part:  # Dynamo can't compare tuples so.
+    if isinstance(new, Tensor) and new is part:  # Dynamo can't compare tuples by identity.
         return value
     return put_part(value, tap.subscripts, new, rebuild if exchange is None else exchange.rebuild)
 
@@ -303,7 +306,7 @@ def keep_class(made: type[nn.Module]) -> None:
 def keep_dynamo_out() -> None:
     """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them.
 
-    It takes whole files: a function that moves to a file that is not among them drops out, and nothing tells.
+    It takes whole files: a function that moves to another file is compiled again, and no test fails.
     """
     ours = (
         acting,

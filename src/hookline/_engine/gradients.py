@@ -33,7 +33,6 @@ from hookline.errors import EditError, HooklineError, NeverFired, warn
 
 TensorHook = Callable[[Tensor], Tensor | None]
 Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
-_HELD = "others hold the list, dict or object that it is in, so nothing can follow it there"
 _SOME_TENSOR = torch.empty(0)  # Takes the place of every tensor in the structure of a value.
 
 
@@ -222,14 +221,12 @@ def _hook_part(
         if passed is not tensor:
             aliases[id(tensor)] = tensor, passed
     if not followed:
-        _say_problem(tap, call.site, subscripts, _HELD)
+        _say_problem(tap, call.site, subscripts, why.HELD_BY_OTHERS)
         return
     tap.fired = True
     if not (is_whole or tap.action.observes or tap.has_warned or tap.missing == IGNORE):
         tap.has_warned = True
-        warn(
-            f"'{call.site}' is changed only in part. A tensor of it can get no gradient: {_HELD}; name the other parts"
-        )
+        warn(f"'{call.site}' {why.CHANGED_IN_PART}")
 
 
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
@@ -259,7 +256,7 @@ def _hook_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:
     """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
     base = base_of(tensor)
     if base is None or not base.is_contiguous():
-        raise NeverFired(f"'{tap.site}' can get no gradient: it writes into a view of a tensor in another memory order")
+        raise NeverFired(f"'{tap.site}' {why.OTHER_MEMORY_ORDER}")
     place = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
 
     def arrived(gradient: Tensor | None) -> Tensor | None:

@@ -105,7 +105,7 @@ class Pinned:
         self.changed.release()
 
     def _relieve(self, size: int) -> None:
-        """Let the thread make room for so many bytes, and then some; it ends by itself."""
+        """Let the thread make room for at least `size` bytes; it ends by itself."""
         self.wanted = min(self.limit // 2, self.limit - size)
         if self.count() > self.wanted and self.unread and not self.is_moving:
             try:
@@ -127,7 +127,7 @@ class Pinned:
             oldest.move()
 
     def queue(self, size: int) -> None:
-        """Wait until so many more bytes may be on their way: until they are there they take memory on the device."""
+        """Wait until `size` more bytes may be on their way: until they arrive, they take memory on the device."""
         with self.changed:
             while self.leaving and (self.leaving_bytes + size > self.limit // 4 or self.leaving[0][0].query()):
                 event, arrived = self.leaving.popleft()

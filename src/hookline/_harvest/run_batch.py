@@ -20,6 +20,7 @@ from hookline._kernel import (
     Where,
     device_here,
     find_places,
+    is_cut,
     leaves,
     map_tensors,
     offload,
@@ -31,7 +32,6 @@ from hookline._kernel import (
 from hookline._store.disk_format import Array
 from hookline.errors import BadSample, HooklineError, SiteError, warn
 from hookline.parallel import arrived, placement
-from hookline.parallel.ranks import is_cut
 
 ON_ERROR = ("raise", "skip")
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)

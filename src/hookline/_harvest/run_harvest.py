@@ -35,7 +35,7 @@ from hookline._harvest.fingerprints import model_digest, reconcile, without_writ
 from hookline._harvest.resume import begin_or_resume, check_skipped_batches, specification
 from hookline._harvest.run_batch import BatchRows, BatchRunner, RowOptions, needs_output, run_first
 from hookline._harvest.run_units import Counts, Listener, Progress, UnitRunner
-from hookline._kernel import Where
+from hookline._kernel import Where, rank_and_world
 from hookline._store.disk_format import Manifest, committed, has_manifest, read_record, unit_count
 from hookline._store.storage import Storage, open_storage
 from hookline._store.writer import end, remove_leftovers
@@ -44,7 +44,6 @@ from hookline._tables import size as written
 from hookline._torch import may_be_a_stage
 from hookline.errors import HooklineError, NeverFired, StoreError, warn
 from hookline.parallel import Replica, meet, replica
-from hookline.parallel.ranks import rank_and_world
 
 _LARGEST, _SMALLEST, _UNITS = 128 << 20, 8 << 20, 64  # Bytes of an array in a unit; units to aim for.
 _LONGEST = 60.0  # Seconds that one unit may take.

@@ -118,7 +118,7 @@ class Lifecycle:
         self.around = ModelTap(Site(""), self.model, self.forward, session, False, "")
 
     def add(self, taps: list[Tap], active: bool, brief: bool, asked: Iterable[Where] = ()) -> None:
-        """Take new taps in, and let them act, or not yet; those of a short form get their order when it is entered."""
+        """Add taps, and activate them if asked; the taps of a short form get their order when it is entered."""
         if brief and self.blocks:
             raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
         if not (active or brief) and not open_blocks.get().isdisjoint(self.blocks):

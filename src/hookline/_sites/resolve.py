@@ -222,7 +222,7 @@ def _why_not_there(model: nn.Module, names: Names, site: Site, place: Any) -> st
 
 
 def _or_elsewhere(near: str) -> str:
-    """Return a hint at what is near, with another where this process may have but one stage of a pipeline."""
+    """Return the hint; in a process that may hold one stage of a pipeline, add that the name may be on another."""
     if not may_be_a_stage():
         return near
     return f"{near}{'' if near.endswith('?') else '.'} Or it is on another stage of the pipeline: hook it there"

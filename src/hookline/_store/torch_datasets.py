@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from hookline._kernel import refuse_flags, refuse_numbers
+from hookline._kernel import rank_and_world, refuse_flags, refuse_numbers
 from hookline._store.rows import Rows
 from hookline.errors import HooklineError, StoreError
-from hookline.parallel.ranks import rank_and_world
 
 _ENTRY = struct.Struct("<qq")
 _SET = -1  # An entry (_SET, epoch) sets the next epoch; any other entry names an iteration.

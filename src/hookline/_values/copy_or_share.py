@@ -1,4 +1,4 @@
-"""Which tensors are copied, when and how: on write where torch does that right, else now. No other file decides.
+"""Which tensors are copied, when and how: on write where torch does that right, else now.
 
 The caller says what the copy is for:
 
@@ -11,9 +11,11 @@ copy_all            a value that a user has given, and may write into at any tim
 copy_tensor         a value that is certain to be overwritten, or a part that would hold the whole
 
 `lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a public
-function of torch: where there is none, everything is copied at once. Two files copy by themselves: `hot_path` in
-shadowed_forward.py does the usual case of `copy_captured`, which saves a call for each module, and compiled.py clones,
-since dynamo can't trace a lazy clone.
+function of torch: where there is none, everything is copied at once.
+
+No other file decides whether a value that passes is copied. Two copy by themselves: `hot_path` in shadowed_forward.py
+does the usual case of `copy_captured`, which saves a call for each module, and compiled.py clones, since dynamo can't
+trace a lazy clone. A plain `clone()` elsewhere decides nothing: it makes memory to write into, or frees a larger one.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class RunningForward:
     def made(self, tensor: Tensor) -> bool:
         """Return True if this forward allocated a tensor: no argument, attribute or numpy array has its memory."""
         memory = memory_of(tensor)
-        if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # A copy is cheaper than looking closer.
+        if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # Copying is cheaper than checking further.
             return False
         is_given_away = not tensor.requires_grad and count_uses(tensor) > 1  # As DLPack does, and autograd.
         if is_given_away or not _is_alone_in_memory(tensor):
@@ -134,7 +136,7 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
         return others == 0
     if is_view(tensor):  # A linear layer, for one, returns a view of what nobody else holds.
         return True
-    # Hooks that pack keep something else.
+    # `saved_tensors_hooks` may store something other than the tensor.
     made_by: Any = type(tensor.grad_fn)
     if version_of(tensor) != 0 or issubclass(made_by, BackwardCFunction) or saving_hooks(True) is not None:
         return False

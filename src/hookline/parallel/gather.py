@@ -192,11 +192,11 @@ class Gathering:
 
     @property
     def is_alone(self) -> bool:
-        """Return True if the model's values are surely whole here, except DTensors, which say so themselves."""
+        """Return True if no value of the model is one rank's part, DTensors aside."""
         return self._has_looked and not self.alike
 
     def whole(self, value: Any, site: Site) -> Any:
-        """Return a value whole, the very same if it is; raise if it may be a part that nothing marks as one."""
+        """Return the whole value, unchanged if it is whole already; raise if it may be an unmarked part."""
         return self._whole(value, site)[0]
 
     def _whole(self, value: Any, site: Site) -> tuple[Any, tuple[int, ...]]:
