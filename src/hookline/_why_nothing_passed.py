@@ -141,7 +141,8 @@ def why_empty(site: Site, session: Session, reason: str, has_value: bool, is_ina
             "did, what backward() was called on does not depend on it"
         )
     if session.over:
-        return f"nothing passed '{site}': {session.over}"
+        did_not_run = session.over == BLOCK_OVER and not session.any_forward and not session.failed
+        return f"nothing passed '{site}': {session.over}{', and the model did not run in it' if did_not_run else ''}"
     if is_inactive:
         return f"nothing has passed '{site}': its hook is not active; activate it, or enter its Hooks"
     if session.any_forward:

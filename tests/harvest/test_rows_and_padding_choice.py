@@ -58,6 +58,8 @@ def test_a_value_without_the_batch_in_front_is_refused(to):
         hl.HooklineError, match=r"is dict of logits, not a tensor; name the part to keep, '\[\"logits\"\]'"
     ):
         hl.harvest(Tagger().eval(), Texts(), "", to=to, batch_size=4)
+    with pytest.raises(hl.HooklineError, match="'0' is 3, not a tensor; make one of it with transform="):
+        hl.harvest(net(), X, "0", to=to, batch_size=8, transform=lambda _value: 3)
 
 
 def test_a_mask_to_be_added_is_refused(to):

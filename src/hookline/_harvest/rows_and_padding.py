@@ -53,9 +53,9 @@ class RowChooser:
     def choose(self, name: str, site: Site | None, side: Site, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
         """Return the rows of a value, and the choice that was made."""
         if not isinstance(value, Tensor):
-            part = write_subscripts(tuple(children(value) or (0,))[:1])
-            raise HooklineError(f"{name!r} is {describe(value)}, not a tensor; name the part to keep, '{name}{part}', "
-                                "or make one of it with transform=")  # fmt: skip
+            parts = tuple(children(value) or ())
+            named = f"name the part to keep, '{name}{write_subscripts(parts[:1])}', or " if parts else ""
+            raise HooklineError(f"{name!r} is {describe(value)}, not a tensor; {named}make one of it with transform=")
         if value.layout is not torch.strided:
             raise HooklineError(f"{name!r} is a tensor of layout {value.layout}; make it dense with transform=")
         if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
