@@ -545,7 +545,7 @@ class TestFunctions:
         model = Holder()
         kind = "generator" if method == "steps" else "coroutine"
         with pytest.raises(
-            hl.NeverFired, match=rf"'coder/relu' did not fire: '{method}\(\)' gives a {kind}, which runs"
+            hl.NeverFired, match=rf"'coder/relu' did not fire: '{method}\(\)' returns a {kind}, which runs"
         ):
             with hl.patch(model, {"coder/relu": 7.0}):
                 result = getattr(model.coder, method)(X)
