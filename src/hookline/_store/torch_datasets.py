@@ -37,13 +37,13 @@ _MULTIPLES = (1_024_000, 8192, 1024, 128, 16)
 def dataset(
     rows: Sequence[Rows],
     *,
-    shuffle: bool = False,
-    samples: bool = False,
-    seed: int = 0,
-    window: int | None = None,
-    rank: int | None = None,
-    world: int | None = None,
-    even: bool = False,
+    shuffle: bool,
+    samples: bool,
+    seed: int,
+    window: int | None,
+    rank: int | None,
+    world: int | None,
+    even: bool,
 ) -> RowsDataset | SamplesDataset | ShuffledRows:
     """Return rows as a torch dataset: see `Store.dataset`."""
     refuse_flags(shuffle=shuffle, samples=samples, even=even)
