@@ -41,7 +41,7 @@ def test_a_transform_may_ask_for_the_call_and_is_called_once_for_each() -> None:
 
 
 def test_the_call_is_for_a_transform() -> None:
-    with pytest.raises(hl.HooklineError, match="with_call=True gives the call to a transform; give one"):
+    with pytest.raises(hl.HooklineError, match="with_call=True passes the call to transform=, which is missing"):
         hl.capture(mlp(), "0", with_call=True)
 
 

@@ -162,7 +162,7 @@ def test_functions_that_differ_in_their_defaults_are_not_the_same() -> None:
 
 
 def test_what_may_be_missing_is_said_of_hooks_that_are_there() -> None:
-    with pytest.raises(hl.HooklineError, match="when_missing is about hooks that are there"):
+    with pytest.raises(hl.HooklineError, match="when_missing applies to existing hooks"):
         hl.Hooks(mlp()).when_missing("ignore")
 
 

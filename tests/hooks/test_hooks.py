@@ -192,5 +192,5 @@ def test_each_place_that_hooks_are_narrowed_to_has_one() -> None:
 def test_a_site_in_place_of_a_name_is_told_where_its_hooks_are() -> None:
     hooks = hl.Hooks(mlp())
     hooks.capture("0")
-    with pytest.raises(hl.SiteError, match=r"no hook here is named '0'; those at that place are hooks.at\('0'\)"):
+    with pytest.raises(hl.SiteError, match=r"no hook here is named '0'; hooks.at\('0'\) has the hooks at that place"):
         hooks["0"]

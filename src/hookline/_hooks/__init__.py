@@ -1,1 +1,1 @@
-"""Hooks and their life: adding, entering, leaving, and saying why nothing passed."""
+"""Hooks: add them, enter and leave their blocks, and report sites where nothing passed."""

@@ -1,7 +1,7 @@
-"""What is said when a block ends, when hooks go unused, and when a hook is added twice.
+"""Errors and warnings for a block that ends, for unused hooks, and for a hook that is added twice.
 
-`never_fired` and the functions beside it look at the hooks of a block that ends, and return `Message`s; `speak` raises
-or warns. The sentences themselves are in `_why_nothing_passed.py`.
+`never_fired` and the functions next to it check the hooks of a block that ends and return `Message`s; `speak` raises or
+warns. The texts are in `_why_nothing_passed.py`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from hookline._sites.tree import Names
 from hookline._torch import Line, cell_content, is_given_up, is_thrown_away, line_text, most_graphs, version_of
 from hookline.errors import HooklineError, NeverFired, warn
 
-Gradients = dict[int, tuple[Callable[[], Any], int]]  # By the id of each: the tensor, held weakly, and its version.
+Gradients = dict[int, tuple[Callable[[], Any], int]]  # id of a gradient -> (weak reference, version).
 
 
 class Message(NamedTuple):
-    """What is said at the end of a block: as an error if it is certain, else as a warning."""
+    """A message for the end of a block: an error if it is certain, otherwise a warning."""
 
     is_certain: bool
     text: str
-    has_remedy: bool = False  # It is said before the others, which only count.
+    has_remedy: bool = False  # Such a message is shown first. Of the others, only the number is shown.
 
 
 def speak(messages: list[Message]) -> None:
-    """Raise for the first message that is certain, or else warn with the first; the others are counted."""
+    """Raise the first certain message, or warn with the first one if none is certain. The others are only counted."""
     messages.sort(key=lambda message: not message.has_remedy)
     certain = [message.text for message in messages if message.is_certain]
     if certain:
@@ -55,7 +55,7 @@ def never_fired(
     failed: type[BaseException] | None,
     skipped: frozenset[int],
 ) -> list[Message]:
-    """Note why sites did not fire; return what to say, unless the model never ran or something failed."""
+    """Record why sites did not fire. Return the messages: none if the model never ran or something failed."""
     missing = [tap for tap in taps if not tap.fired]
     called = [not tap.is_hot and (tap.count or tap.ran is not None) for tap in missing]
     was_called = len(missing) < len(taps) or any(called)
@@ -71,7 +71,7 @@ def never_fired(
     fired = {tap.group for tap in taps if tap.fired and tap.group is not None} if missing else set()
     for tap in missing:
         if tap.function == "*" and tap.is_inside and tap.ran is not None:
-            continue  # It called no function itself.
+            continue  # The module ran, but called no function.
         if failed is not None or session.failed:
             text = why.why_failed(tap.site, failed)
         elif ran:
@@ -82,13 +82,13 @@ def never_fired(
             tap.record.explain(text)
         is_certain = tap.missing == RAISE or (tap.missing == TOGETHER and tap.group not in fired)
         has_warned = tap.has_warned and not is_certain
-        if not (tap.missing == IGNORE or has_warned or _need_not_be_said(tap, missing) or _ran_in_another(tap, taps)):
+        if not (tap.missing == IGNORE or has_warned or _needs_no_message(tap, missing) or _ran_in_another(tap, taps)):
             messages.append(Message(is_certain, text, why.fused_instead(tap) != ""))
     return messages if ran else []
 
 
 def _passed_over(missing: list[Tap], reason: str) -> list[Message]:
-    """Note and say why these hooks were passed over."""
+    """Record why these hooks were passed over, and return the messages."""
     for tap in missing:
         if tap.record is not None:
             tap.record.explain(f"'{tap.site}' {reason}")
@@ -96,7 +96,7 @@ def _passed_over(missing: list[Tap], reason: str) -> list[Message]:
     return [Message(tap.missing in (RAISE, TOGETHER), f"'{tap.site}' {reason}") for tap in said]
 
 
-def _need_not_be_said(tap: Tap, missing: list[Tap]) -> bool:
+def _needs_no_message(tap: Tap, missing: list[Tap]) -> bool:
     """Return True for a stop that needs no message: it came from a pattern, or a capture at its site is reported."""
     if not isinstance(tap.action, Stop):
         return False
@@ -104,17 +104,17 @@ def _need_not_be_said(tap: Tap, missing: list[Tap]) -> bool:
 
 
 def _ran_in_another(tap: Tap, taps: list[Tap]) -> bool:
-    """Return True if a function ran in another module that the same pattern means, as `**/softmax` does."""
+    """Return True if the function ran in another module that the same pattern matches, as with `**/softmax`."""
     if tap.exact or not tap.is_inside:
         return False
     return any(one.fired and one.action is tap.action and one.function == tap.function for one in taps)
 
 
 def _skipped_above(tap: Tap, model: nn.Module, skipped: frozenset[int]) -> str:
-    """Say that a module was not called because one that holds it is skipped, or was in this block."""
+    """Return the message that a module was not called because a parent of it is skipped, or was in this block."""
     names = Names(model)
     parts = tap.path.split(".")
-    last = len(parts) + (tap.is_inside or tap.site.method != "")  # The module itself, for what runs inside it.
+    last = len(parts) + (tap.is_inside or tap.site.method != "")  # For a function or method, its module counts as well.
     for above in (".".join(parts[:length]) for length in range(1, last)):
         module = names.find(above)
         if module is None:
@@ -126,7 +126,7 @@ def _skipped_above(tap: Tap, model: nn.Module, skipped: frozenset[int]) -> str:
 
 
 def gradients_of(model: nn.Module) -> Gradients:
-    """Return the gradients of a model's parameters, without holding them."""
+    """Return the gradients of a model's parameters, held weakly."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.is_leaf]
     return {id(grad): (weakref.ref(grad), version_of(grad)) for grad in grads if grad is not None}
 
@@ -134,27 +134,27 @@ def gradients_of(model: nn.Module) -> Gradients:
 def forward_before_block(
     unfollowed: list[Tap], before: Gradients | None, session: Session, model: nn.Module
 ) -> list[Message]:
-    """Say that a backward ran in a block, and the forward before the block: its gradients were not followed."""
+    """Return messages if a backward ran in the block but its forward ran before it, so gradients were not followed."""
     missing, before = [tap for tap in unfollowed if not tap.fired], before or {}
     if session.any_forward or session.failed or session.others.ran or session.rested:
         return []
     now = gradients_of(model) if missing else {}
     if any([key not in before or before[key][0]() is None for key in now]):
         return _passed_over(missing, why.FORWARD_BEFORE)
-    if any([now[key][1] != before[key][1] for key in now]):  # By a backward that adds to them, or by clipping.
+    if any([now[key][1] != before[key][1] for key in now]):  # A backward added to them, or they were clipped.
         return [Message(False, f"'{tap.site}' {why.GRADIENTS_WRITTEN}") for tap in missing if tap.missing != IGNORE]
     return []
 
 
 def cut_off(taps: list[Tap]) -> list[Message]:
-    """Say which changes of gradients saw none, though a backward went through what the model returned."""
+    """Return messages about gradient edits that got no gradient, though a backward went through the model's output."""
     changes = [tap for tap in taps if not (tap.is_hot or tap.action.observes) and tap.site.is_gradient]
     found = [tap for tap in changes if tap.fired and not tap.reached and tap.missing != IGNORE]
     return [Message(False, f"'{tap.site}' {why.CUT_OFF}") for tap in found]
 
 
 def ran_uncompiled(session: Session, model: nn.Module) -> list[Message]:
-    """Say that a compiled model ran uncompiled, since torch makes no further graph of it."""
+    """Return a message if a compiled model ran uncompiled because torch compiles no further graph of it."""
     if not session.gave_up:
         return []
     reason = f"torch makes at most {most_graphs()} graphs of one function, and each set of hooks takes one"
@@ -163,7 +163,7 @@ def ran_uncompiled(session: Session, model: nn.Module) -> list[Message]:
 
 
 def selected_nothing(taps: list[Tap]) -> list[Message]:
-    """Say which hooks had nothing to change or to capture in some calls, where their subscripts select nothing."""
+    """Return messages about hooks whose subscripts selected nothing in some calls."""
     found = [tap for tap in taps if tap.fired and tap.misses and tap.missing != IGNORE]
     return [
         Message(False, why.selected_nothing(tap.site, tap.problem, tap.hint, tap.misses, tap.count)) for tap in found
@@ -171,8 +171,8 @@ def selected_nothing(taps: list[Tap]) -> list[Message]:
 
 
 def replaced(taps: list[Tap], model: nn.Module) -> list[Message]:
-    """Say of which taps the module was replaced, or wrapped in another, while they were open."""
-    # What holds the module of a capture may be replaced: what was captured is right.
+    """Return messages about taps whose module was replaced, or wrapped in another, while they were open."""
+    # If only a parent of a captured module was replaced, the captured value is still right.
     doubtful = [tap for tap in taps if not tap.action.observes or _is_elsewhere(tap)]
     if not doubtful:
         return []
@@ -186,15 +186,15 @@ def replaced(taps: list[Tap], model: nn.Module) -> list[Message]:
 
 
 def _is_elsewhere(tap: Tap) -> bool:
-    """Return True if the module of a tap is not where it was found."""
+    """Return True if the module of a tap is no longer where it was found."""
     return tap.siblings is not None and tap.siblings.get(tap.path.rpartition(".")[2]) is not tap.module
 
 
 def added_since(asked: list[Where], hooked: set[int], model: nn.Module) -> list[Message]:
-    """Say which modules a pattern matches now that were not there when its hooks were made."""
+    """Return messages about modules that a pattern matches now but that were added after its hooks."""
     try:
         new = [place.site for place in find_places(model, asked) if id(place.module) not in hooked]
-    except HooklineError:  # What was asked for is not there any more.
+    except HooklineError:  # The pattern matches nothing any more.
         return []
     return [Message(False, f"'{site}' {why.ADDED}") for site in new]
 
@@ -205,7 +205,7 @@ def warn_of_unentered(taps: list[Tap], verb: str, made_at: Line | None) -> None:
 
 
 def warn_of_unkept(taps: list[Tap], session: Session, made_at: Line) -> None:
-    """Warn about hooks that act everywhere and are gone before the model ran, since no variable held them."""
+    """Warn about hooks without a `with` block that were freed before the model ran because no variable held them."""
     if all([tap.fired or tap.missing == IGNORE for tap in taps]):
         return
     if is_thrown_away(made_at):
@@ -223,7 +223,7 @@ def _where(taps: list[Tap]) -> str:
 
 
 def warn_of_same_hook(taps: list[Tap]) -> None:
-    """Warn about a second hook that does the same at the same place, as after running a notebook cell twice."""
+    """Warn about a second hook that does the same at the same place, e.g. after running a notebook cell twice."""
     for tap in taps:
         is_watched = tap.holders or tap.method in tap.module.__dict__
         for other in taps_on(tap.module) if is_watched else ():
@@ -239,11 +239,11 @@ def warn_of_same_hook(taps: list[Tap]) -> None:
 
 
 def _what_it_does(tap: Tap) -> object:
-    """Return what a tap does, the same for a function that was defined twice by the same lines."""
+    """Return a key for what a tap does. A function that was defined twice by the same code has the same key."""
     function = tap.action.function
     code = getattr(function, "__code__", None)
     if function is not None and code is None:
-        return id(function)  # A callable object: nobody can say what it does.
+        return id(function)  # A callable object: there is no code to compare.
     if code is None:
         return repr(tap.action)
     cells = getattr(function, "__closure__", None) or ()

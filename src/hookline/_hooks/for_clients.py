@@ -1,12 +1,12 @@
-"""What clients such as `hl.watch`, `hl.scan` and `hl.sweep` can do with hooks beyond the methods of `Hooks`.
+"""Functions on hooks for clients such as `hl.watch`, `hl.scan` and `hl.sweep`, beyond the methods of `Hooks`.
 
-observing            give what passes to objects of the client's own, for the time of a block
-add_observers        the same, as hooks of a `Hooks`
-changes_in           the hooks that have changed something in some modules
-arguments_by_name    the arguments of a call by the names of its parameters
-what_ran             what ran in the block of some hooks
+observing            pass values to the client's observers during a block
+add_observers        add observers to a `Hooks`
+changes_in           the hooks that have changed a value in some modules
+arguments_by_name    the arguments of a call, by parameter name
+what_ran             whether the model ran in a block, was compiled, or failed
 take_misses          the hooks whose subscripts selected nothing in a block
-raise_if_all_miss    raise if nothing passes at any place of some hooks
+raise_if_all_miss    raise if nothing passes at any of the hooks
 put_first            let hooks act before all others
 """
 
@@ -34,7 +34,7 @@ _to_front = itertools.count(-1, -1)
 
 @contextmanager
 def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
-    """Let observers see what passes on this thread, also where `resting` lets all hooks rest."""
+    """Let observers see the values that pass on this thread, even while `resting` pauses all hooks."""
     session, block = Session(), object()
     taps = [tap_at(place, observer, session) for place, observer in places]
     for tap in taps:
@@ -49,7 +49,7 @@ def observing(places: Iterable[tuple[Found, Observer]]) -> Iterator[None]:
 
 
 def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> None:
-    """Add an observer at each place. Only a place that was named exactly warns if nothing passes there.
+    """Add an observer at each place. If nothing passes, only places that were named exactly warn.
 
     An `OutputObserver` at a module's whole output is called by the hot path.
     """
@@ -65,26 +65,26 @@ def add_observers(hooks: Hooks, places: Iterable[tuple[Found, Observer]]) -> Non
 
 
 def changes_in(modules: Iterable[nn.Module]) -> list[Hook]:
-    """Return the hooks on these modules that put other values in, have done so, and act here."""
+    """Return the patches, edits and skips on these modules that act here and have already fired."""
     here, taps = open_blocks.get(), [tap for module in modules for tap in taps_on(module)]
     changes = [tap for tap in taps if isinstance(tap.action, (Set, Apply, Skip)) and tap.fired and tap.acts(here)]
     return [Hook(tap, lifecycle) for tap in changes if (lifecycle := tap.session.lifecycle()) is not None]
 
 
 def arguments_by_name(call: Call) -> dict[str, Any]:
-    """Return the arguments of a call of a module or method by the names of its parameters."""
+    """Return the arguments of a call of a module or method, by parameter name."""
     method = call.site.method
     own = getattr(type(call.module), method or "forward", None) or getattr(call.module, method)
     return bind((call.args, dict(call.kwargs)), parameters_of(own))
 
 
 class Ran(NamedTuple):
-    """What ran in the block of some hooks."""
+    """What ran in a block."""
 
-    forward: bool  # The model ran to its end.
+    forward: bool  # The model ran to the end.
     compiled: bool  # It ran inside a compiled graph.
     failed: bool  # A forward raised.
-    elsewhere: str  # The sentence that says that the model ran where the block does not act, or "".
+    elsewhere: str  # A message if the model ran on a thread or task where the block does not act; or "".
 
 
 def what_ran(hooks: Hooks) -> Ran:
@@ -95,16 +95,16 @@ def what_ran(hooks: Hooks) -> Ran:
 
 
 class Miss(NamedTuple):
-    """A hook whose subscripts selected nothing of what passed."""
+    """A hook whose subscripts selected nothing."""
 
     site: Site
-    problem: str  # What follows the site in a message.
-    hint: str  # What may be the reason, and what to write instead; or "".
-    part: Any  # What was captured, if its module was called once; else None.
+    problem: str  # The part of a message after the site.
+    hint: str  # A likely reason, and what to write instead; or "".
+    part: Any  # The captured value if the module was called once; otherwise None.
 
 
 def take_misses(hooks: Hooks) -> list[Miss]:
-    """Return the hooks whose subscripts selected nothing in this block. Its end will not warn of them."""
+    """Return the hooks whose subscripts selected nothing in this block. The end of the block won't warn about them."""
     session = hooks._lifecycle.session
     missed = [tap for tap in hooks._taps if tap.misses] if session.missed else []
     session.missed = False
@@ -115,7 +115,7 @@ def take_misses(hooks: Hooks) -> list[Miss]:
 
 
 def raise_if_all_miss(hooks: Hooks) -> None:
-    """Raise at the end of the block if nothing has passed at any of these hooks; a pattern alone would only warn."""
+    """Make the end of the block raise if nothing has passed at any of these hooks; a pattern alone would only warn."""
     group = object()
     for tap in hooks._taps:
         tap.group = group
@@ -123,7 +123,7 @@ def raise_if_all_miss(hooks: Hooks) -> None:
 
 
 def put_first(hooks: Hooks) -> None:
-    """Let hooks act before all others at their places, and before those that were put first earlier."""
+    """Let hooks act before all others at their places, including those that were put first earlier."""
     for tap in hooks._taps:
         hooks._lifecycle.deactivate([tap])
         tap.order = next(_to_front)

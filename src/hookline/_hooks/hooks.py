@@ -1,7 +1,7 @@
-"""Hook and Hooks: an ordered set of hooks on one model, with one life cycle.
+"""`Hook`, and `Hooks`: an ordered set of hooks on one model, with one life cycle.
 
-Each method that adds hooks declares its options once: default, meaning, and below the docstring the check. The short
-form `hl.capture` takes its parameters from `Hooks.capture`.
+Each method that adds hooks declares its options once: the default in the signature, the meaning in the docstring, the
+check right below. The short form `hl.capture` takes its parameters from `Hooks.capture`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hookline.errors import EditError, HooklineError, SiteError, add_note, did_y
 from hookline.parallel.gather import gathering_of
 from hookline.parallel.ranks import is_sharded
 
-PLAIN = ("output", "", None, "", None)  # What follows the path of a site that is a module's output, at every call.
+PLAIN = ("output", "", None, "", None)  # The fields of a site after its path, for a module's output at every call.
 KINDS = ("capture", "patch", "edit", "skip", "stop")
 
 
@@ -51,12 +51,12 @@ class Hook:
 
     @property
     def site(self) -> Site:
-        """Where it acts."""
+        """The site it acts at."""
         return self._tap.site
 
     @property
     def action(self) -> Action:
-        """What it does."""
+        """The action it performs."""
         return self._tap.action
 
     @property
@@ -66,7 +66,7 @@ class Hook:
 
     @property
     def name(self) -> str:
-        """The name it was given, or ""."""
+        """Its name, or ""."""
         return self._tap.name
 
     @property
@@ -76,19 +76,19 @@ class Hook:
 
     @property
     def fired(self) -> bool:
-        """Whether anything, or for a gradient its value, has passed since it was attached or its block entered."""
+        """Whether a value passed since it was attached or its block entered; for a gradient, its forward value."""
         return self._tap.fired
 
     def activate(self) -> None:
-        """Let it act, on all threads."""
+        """Activate it on all threads."""
         self._lifecycle.activate([self._tap])
 
     def deactivate(self) -> None:
-        """Let it rest, at no cost to the model."""
+        """Pause it. A paused hook costs nothing."""
         self._lifecycle.deactivate([self._tap])
 
     def remove(self) -> None:
-        """Take it off the model for good."""
+        """Remove it from the model for good."""
         self._lifecycle.remove([self._tap])
 
     def __eq__(self, other: object) -> bool:
@@ -103,10 +103,10 @@ class Hook:
 
 
 class Leaving(partial[None]):
-    """The bound `__exit__` of one `with` statement. If Ctrl-C keeps Python from calling it, it leaves the block itself.
+    """The bound `__exit__` of one `with` statement, which leaves the block even if Ctrl-C keeps Python from calling it.
 
-    Only the statement holds it. If Ctrl-C comes just before it is called, or just before `__enter__` returns, Python
-    drops it, and its `__del__` leaves the block. A traceback that somebody keeps holds the `Hooks`, but not this.
+    Only the statement holds this object. If Ctrl-C comes just before the call, or just before `__enter__` returns,
+    Python frees the object, and its `__del__` leaves the block. A stored traceback holds the `Hooks`, but not this.
     """
 
     before: Blocks | None = None  # The blocks that were open before the statement.
@@ -121,7 +121,7 @@ class Leaving(partial[None]):
 
 
 class Exit:
-    """Makes an `__exit__` of a function: each `with` statement gets a `Leaving` of its own."""
+    """A descriptor that turns a function into `__exit__`: each `with` statement gets a new `Leaving`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
@@ -150,7 +150,7 @@ class Hooks(Tabular):
     1
 
     Args:
-        active: Whether hooks act as soon as they are added, or only once they are activated or entered.
+        active: Whether hooks act as soon as they are added. With False they wait until they are activated or entered.
     """
 
     def __init__(self, model: nn.Module, active: bool = True) -> None:
@@ -158,11 +158,11 @@ class Hooks(Tabular):
         if active is not False:
             refuse_flags(active=active)
         self._model = model
-        self._active = active  # Whether hooks act as soon as they are added.
+        self._active = active
         self._cache = Cache()
         self._cache._names = Names(model)
         self._lifecycle = Lifecycle(model, self._cache._session)
-        self._chosen: list[Tap] | None = None  # None: all of the lifecycle's.
+        self._chosen: list[Tap] | None = None  # None: all taps of the lifecycle.
         self._parent: Hooks | None = None
         self._open: dict[OpenBlock, None] = {}
         self._owners = Owner(self._lifecycle), Owner(self._lifecycle)
@@ -175,7 +175,7 @@ class Hooks(Tabular):
 
     @property
     def cache(self) -> Cache:
-        """What the captures among these hooks have seen."""
+        """The values that these hooks have captured."""
         return self._cache
 
     def capture(
@@ -194,18 +194,19 @@ class Hooks(Tabular):
         gather: bool = True,
         stop: bool = False,
     ) -> Cache:
-        """Keep what passes at these places, and return the cache it lands in.
+        """Capture the values that pass at these places, and return the cache that will hold them.
 
         Args:
             keep: "last", "all", or how many of the latest calls.
-            detach: Cut the value off the graph. With False it is the graph's own tensor, until that is overwritten.
-            clone: None copies when somebody writes, True now; False never, and reading an overwritten value raises.
-            transform: Keep `transform(value)` instead; None keeps nothing of this call.
+            detach: Detach the value from the graph. With False it is the graph's own tensor, until that is overwritten.
+            clone: None copies on write, True at once, False never: then reading an overwritten value raises.
+            transform: Keep `transform(value)` instead of the value. If it returns None, nothing of this call is kept.
             with_call: Call `transform(value, call)`; see `edit`.
-            limit: How many bytes these captures may keep in memory, as a number or "2 GB"; past it is a CacheFull.
-            spill: A folder to which the oldest values go instead, or True for a temporary one.
-            gather: Make whole what is cut among ranks; they all have to. False keeps this rank's part, as a DTensor.
-            stop: End the forward when all these places have fired.
+            limit: How many bytes these captures may keep in memory, as a number or "2 GB". More raises CacheFull.
+            spill: A folder to move the oldest values to instead of raising; True for a temporary one.
+            gather: Gather values that are sharded over ranks; all ranks must do so. False keeps this rank's part, as a
+                DTensor.
+            stop: End the forward once all these places have fired.
         """
         if not where:
             raise SiteError('capture what? Give sites, as in capture("h.*.mlp"); hl.sites(model) lists every name')
@@ -219,7 +220,7 @@ class Hooks(Tabular):
         if transform is not None and not callable(transform):
             raise HooklineError(f"transform={transform!r} is not a function of the value")
         if with_call and transform is None:
-            raise HooklineError("with_call=True gives the call to a transform; give one")
+            raise HooklineError("with_call=True passes the call to transform=, which is missing; give one")
         if device is not None:
             device_here(device)
         dtype = None if dtype is None else dtype_of(dtype)
@@ -244,10 +245,10 @@ class Hooks(Tabular):
         return self._cache
 
     def patch(self, values: Mapping[Any, Any], name: str = "", check: bool = True) -> Hooks:
-        """Put given values in the place of what passes: `{site: value}`, or a cache.
+        """Replace the values that pass at these places with given ones: `{site: value}`, or a cache.
 
         Args:
-            check: Raise if a value does not fit; with False any object takes the place of any other.
+            check: Raise if a value does not fit. With False, any object can replace any other.
         """
         _refuse_model(self._model, values, "patch")
         if not isinstance(values, Mapping):
@@ -278,14 +279,15 @@ class Hooks(Tabular):
         clone: bool | None = None,
         gather: bool = True,
     ) -> Hooks:
-        """Put `function(value)` in the place of what passes; None leaves it alone.
+        """Replace each value that passes with `function(value)`. If that is None, the value stays as it is.
 
         Args:
-            with_call: Call `function(value, call)`, where call has site, module, args, kwargs, number and notes: a dict
-                that the hooks of this very call share, those of its gradients too.
-            check: Raise if the result has another structure, shape, dtype or device than the value.
-            clone: False gives the function the model's own tensors: what it writes there, the model sees.
-            gather: Give it whole what is cut among ranks, and cut its result again. False gives it this rank's part.
+            with_call: Call `function(value, call)`. `call` has site, module, args, kwargs, number and notes, a dict
+                that all hooks on this call share, including those on its gradients.
+            check: Raise if the result differs from the value in structure, shape, dtype or device.
+            clone: False passes the model's own tensors to the function, so the model sees what it writes there.
+            gather: Gather values that are sharded over ranks, and shard the result again. False passes this rank's
+                part.
         """
         if function is NOTHING:
             raise EditError(
@@ -302,10 +304,10 @@ class Hooks(Tabular):
         return self._add(self._make(find_places(self._model, [where]), action, name), [where])
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "", check: bool = True) -> Hooks:
-        """Don't run these modules: they pass their first argument on, or give the value (of a cache, each its own).
+        """Don't run these modules. Each returns its first argument, or the value: from a cache, the one of its site.
 
         Args:
-            check: Raise if a layer of torch.nn is known to return something else than the value.
+            check: Raise if a layer of torch.nn is known to return something different from the value.
         """
         refuse_flags(check=check)
         refuse_texts(name=name)
@@ -318,13 +320,13 @@ class Hooks(Tabular):
             return self._add(self._make(places, Skip(value, check), name), [where])
         refuse_several_calls(value, *(place.site for place in places))
         given, group = [(place, value[place.site]) for place in places], object()
-        # A module that has returned None or a number once may do so again.
+        # A value that is not a tensor, such as None, is not checked: the module has returned it before.
         actions = [(place, Skip(one, check and isinstance(one, Tensor))) for place, one in given]
         session = self._lifecycle.session
         return self._add([tap_at(place, action, session, name, group) for place, action in actions], [where])
 
     def stop_after(self, *where: Where, name: str = "") -> Hooks:
-        """End the forward when all these places have fired; the model's call returns None."""
+        """End the forward once all these places have fired. The model's call returns None."""
         refuse_texts(name=name)
         if len(where) > 1:
             _refuse_model(self._model, where[0], "stop_after")
@@ -337,22 +339,22 @@ class Hooks(Tabular):
         chosen = [tap for tap in self._taps if tap.name == name]
         if not chosen:
             if self._brief:
-                self._lifecycle.verb = ""  # Said here.
-                raise SiteError("what was captured is in the cache: `with hl.capture(...) as acts:`, then acts[site]")
+                self._lifecycle.verb = ""  # This error is enough: don't warn as well.
+                raise SiteError("captured values are in the cache: `with hl.capture(...) as acts:`, then acts[site]")
             names = sorted({tap.name for tap in self._taps if tap.name})
             near = did_you_mean(str(name), names) or (f"; there are {', '.join(map(repr, names))}" if names else "")
             if name in self:
-                near = f"; those at that place are hooks.at({name!r}), and what was captured is in hooks.cache"
+                near = f"; hooks.at({name!r}) has the hooks at that place, hooks.cache the captured values"
             raise SiteError(f"no hook here is named {name!r}{near}")
         return self._narrow(chosen)
 
     def at(self, *where: Where) -> Hooks:
-        """Return those at these places; a place without port and subscripts means any at that module."""
-        self._lifecycle.verb = ""  # Somebody looks at these hooks, so they need not be entered.
+        """Return the hooks at these places. A place without port and subscripts means all hooks at that module."""
+        self._lifecycle.verb = ""  # The caller uses these hooks, so don't warn if they are never entered.
         every = [one for given in where for one in (given if isinstance(given, list) else [given])]
         taps = self._taps
         chosen: set[int] = set()
-        for one in every or [[]]:  # An empty list is refused as it is everywhere.
+        for one in every or [[]]:  # `find_places` refuses an empty list.
             places, is_output = find_places(self._model, [one]), _names_output(one)
             found = [tap for tap in taps if any(_is_at(tap, place, is_output) for place in places)]
             if not found:
@@ -361,36 +363,36 @@ class Hooks(Tabular):
         return self._narrow([tap for tap in taps if id(tap) in chosen])
 
     def of(self, kind: str) -> Hooks:
-        """Return those of one kind: capture, patch, edit, skip or stop."""
+        """Return the hooks of one kind: capture, patch, edit, skip or stop."""
         if kind not in KINDS:
             raise SiteError(f"{kind!r} is not a kind of hook{did_you_mean(kind, KINDS) or ': ' + ', '.join(KINDS)}")
         return self._narrow([tap for tap in self._taps if tap.action.kind == kind])
 
     def activate(self) -> None:
-        """Let them act, on all threads."""
+        """Activate these hooks on all threads."""
         self._lifecycle.activate(self._taps)
 
     def deactivate(self) -> None:
-        """Let them rest, at no cost to the model."""
+        """Pause these hooks. A paused hook costs nothing."""
         self._lifecycle.deactivate(self._taps)
 
     def remove(self) -> None:
-        """Take them off the model for good. What was captured stays readable."""
+        """Remove these hooks from the model for good. Captured values stay readable."""
         self._lifecycle.remove(self._taps)
 
     def when_missing(self, what: str) -> Hooks:
-        """Say what happens when nothing passes here: "raise" (as for exact names), "warn" (patterns) or "ignore"."""
+        """Set what happens if nothing passes here: "raise" (default for exact names), "warn" (patterns) or "ignore"."""
         if what not in (RAISE, WARN, IGNORE):
-            self._lifecycle.verb = ""  # It was never entered because of this.
+            self._lifecycle.verb = ""  # This error is enough: don't warn that the hooks were never entered.
             raise HooklineError(f'when_missing takes "raise", "warn" or "ignore", not {what!r}')
         if not self._taps:
-            raise HooklineError("when_missing is about hooks that are there; add them first")
+            raise HooklineError("when_missing applies to existing hooks, and there are none; add them first")
         for tap in self._taps:
             tap.missing = what
         return self
 
     def activated(self) -> AbstractContextManager[Cache]:
-        """Let them act for a while on this thread, then restore what was before."""
+        """Return a context manager that activates these hooks on this thread, then restores their earlier state."""
         return self
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -421,18 +423,18 @@ class Hooks(Tabular):
         self._open.pop(block, None)
 
     def _still_open(self) -> list[OpenBlock]:
-        """Return the blocks that were entered by `with hooks` and not left yet, and forget the others."""
+        """Return the blocks of `with hooks` that are still open, and forget the others."""
         for block in list(self._open):
             if block not in self._lifecycle.blocks:
-                self._open.pop(block, None)  # Another thread may have done so.
+                self._open.pop(block, None)  # Another thread may have removed it already.
         return list(self._open)
 
     def __iter__(self) -> Iterator[Hook]:
-        self._lifecycle.verb = ""  # Somebody looks at these hooks, so they need not be entered.
+        self._lifecycle.verb = ""  # The caller uses these hooks, so don't warn if they are never entered.
         return (Hook(tap, self._lifecycle) for tap in self._taps)
 
     def __len__(self) -> int:
-        self._lifecycle.verb = ""  # Somebody looks at these hooks, so they need not be entered.
+        self._lifecycle.verb = ""  # The caller uses these hooks, so don't warn if they are never entered.
         return len(self._taps)
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
@@ -481,7 +483,7 @@ class Hooks(Tabular):
         for tap in taps:
             if tap.is_family:
                 raise SiteError(
-                    f"'{tap.site}': which of its functions is the last can't be known; name those to stop after"
+                    f"'{tap.site}': it is unknown which of its functions runs last; name the functions to stop after"
                 )
         return taps
 
@@ -512,7 +514,7 @@ class Hooks(Tabular):
 
 
 def _calls_of(keep: str | int) -> int | None:
-    """Return how many calls are kept, None for all."""
+    """Return how many calls `keep` keeps; None for all."""
     if keep == "last":
         return 1
     if keep == "all":
@@ -523,25 +525,25 @@ def _calls_of(keep: str | int) -> int | None:
 
 
 def _budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
-    """Return what may be kept in memory, None for any number of bytes."""
+    """Return the budget for values in memory; None for no limit."""
     if spill is not False and not (isinstance(spill, (bool, str, os.PathLike)) and spill != ""):
         raise HooklineError(f"spill={spill!r} is not a folder; True is a temporary one")
     if limit is None:
         if spill:
-            raise HooklineError("spill= says where to keep what is over a limit; give limit= too, in bytes")
+            raise HooklineError("spill= says where to keep values over the limit; give limit= too, in bytes")
         return None
     size = bytes_of(limit)
     if not spill:
         return Budget(size)
     if not detach:
-        raise HooklineError("a value of the graph can't be on disk, as spill= asks; leave detach=False out")
+        raise HooklineError("spill= can't move a value of the graph to disk; leave detach=False out")
     if spill is not True and not os.path.isdir(spill):
         raise HooklineError(f"spill={os.fspath(spill)!r} is not a folder; make it first, or use spill=True")
     return Budget(size, Folder(None if spill is True else os.path.abspath(spill)))
 
 
 def _refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = False) -> None:
-    """Raise where hooks are given the model that they are on, as the short forms are, unless it is meant as a place."""
+    """Raise if the model is passed to a method of its hooks, as to a short form, unless it is meant as a place."""
     if given is model and not is_place:
         raise SiteError(
             f"these hooks know their model; leave it out, as in hooks.{verb}(...). The place of its own output is ''"
@@ -549,7 +551,7 @@ def _refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = Fals
 
 
 def _refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:
-    """Raise where a forward that captures can't end early."""
+    """Raise if captures at these sites don't allow the forward to end early."""
     if any(site.is_gradient for site in sites):
         raise SiteError("stop=True ends the forward before any gradient can come; capture gradients without it")
     if not detach and is_sharded(model):
@@ -560,7 +562,7 @@ def _refuse_stop(model: nn.Module, sites: Iterable[Site], detach: bool) -> None:
 
 
 def _refuse_skip(site: Site) -> None:
-    """Raise where there is nothing to skip."""
+    """Raise if a site is not a whole module, method or function."""
     if site.port == "param":
         raise SiteError(f"'{site}': a parameter is read, and there is nothing to skip; patch puts a value in its place")
     if site.port != "output" or site.index:
@@ -569,7 +571,7 @@ def _refuse_skip(site: Site) -> None:
 
 
 def _refuse_call(model: nn.Module, given: Any) -> None:
-    """Raise where hooks that call their model are given it, or a method of it to call instead, as hl.run is."""
+    """Raise if hooks.run is passed its model, or a method of it, as the first argument, as hl.run is."""
     own = [id(model), id(unwrap(model))]
     if id(given) in own:
         raise HooklineError("hooks.run calls the model that the hooks are on; leave it out, as in hooks.run(x)")
@@ -579,12 +581,12 @@ def _refuse_call(model: nn.Module, given: Any) -> None:
 
 
 def _names_output(where: Any) -> bool:
-    """Return True if a place says ":output" itself; a place without a port means any."""
+    """Return True if a place has an explicit ":output"; a place without a port means any port."""
     return ":output" in str(where[-1] if type(where) is tuple else where)
 
 
 def _is_at(tap: Tap, place: Found, only_output: bool) -> bool:
-    """Return True if a hook is at a place; a place without port and subscripts means any at that module."""
+    """Return True if a hook is at a place. A place without port and subscripts means any hook at that module."""
     if tap.module is not place.module or not {*map(_key, tap.holders)} >= {*map(_key, place.holders)}:
         return False
     site = place.site
@@ -599,11 +601,11 @@ def _key(holder: tuple[nn.Module, str]) -> tuple[int, str]:
 
 
 def _refuse_replaced(values: Iterable[Where], places: list[list[Found]]) -> None:
-    """Raise if a value of a patch would be lost: a later one is put in at the same place, which was named exactly."""
+    """Raise if a patch has a value for an exactly named place and a later value replaces it there."""
     exact: dict[tuple[Any, ...], tuple[Where, Site]] = {}
     for where, found in zip(values, places, strict=True):
         for place in found:
-            key = (place.module, place.holders, *place.site[1:])  # The path may be another name of a tied module.
+            key = (place.module, place.holders, *place.site[1:])  # Not the path: a tied module has several.
             if key in exact:
                 first, site = exact[key]
                 if site.path != place.site.path:

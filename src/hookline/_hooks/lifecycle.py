@@ -1,14 +1,14 @@
-"""The life of a set of hooks: which of them act, in which blocks, and what happens when a block or the set ends.
+"""The life cycle of a set of hooks: which of them act, in which blocks, and what happens when a block or the set ends.
 
-A tap is attached to its module exactly while it acts somewhere: everywhere (`active`), or in an open block. So a hook
-that rests costs nothing, and the end of a block leaves the model as it was found.
+A tap is attached to its module only while it acts: everywhere (`active`), or in an open block. A paused hook therefore
+costs nothing, and the end of a block leaves the model as it was found.
 
 | a set of hooks | `Lifecycle` |
 |---|---|
-| is added to, acts, rests | `add`, `activate`, `deactivate`, `remove` |
-| acts in a block | `enter` opens an `OpenBlock`, `leave` closes it and says what did not fire (diagnose.py) |
-| is on the model | `_wire` attaches and detaches its taps, `_follow` follows the model's forwards meanwhile |
-| is forgotten | an `Owner` notices that nobody holds the `Hooks` any more, and `drop`s all hooks |
+| is extended, activated, paused | `add`, `activate`, `deactivate`, `remove` |
+| acts in a block | `enter` opens an `OpenBlock`, `leave` closes it and reports what did not fire (diagnose.py) |
+| is on the model | `_wire` attaches and detaches its taps, `_follow` watches the model's forwards meanwhile |
+| is freed | an `Owner` notices that nothing holds the `Hooks` any more, and `drop`s all hooks |
 | is copied by a fork | `leave_all` takes all hooks off in the child process |
 """
 
@@ -61,31 +61,31 @@ GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _DRIVERS = ("contextlib", "_pytest", "pytest_asyncio", "anyio", "pluggy")
 
 _order = itertools.count(1)
-_living: dict[int, weakref.ref[Lifecycle]] = {}  # The sets that have hooks on a model now.
+_living: dict[int, weakref.ref[Lifecycle]] = {}  # Every lifecycle that has hooks on a model now.
 
 
 class OpenBlock(Token):
-    """One entering of some taps: the token of a `with` block, and what to restore at its end."""
+    """One open `with` block of some taps: its token, and the state to restore when it ends."""
 
-    unfollowed: list[Tap] | None = None  # The taps at gradients that had seen no forward when it was entered.
-    grads: Gradients | None = None  # The parameters' gradients then.
+    unfollowed: list[Tap] | None = None  # Taps at gradients that had not fired when the block was entered.
+    grads: Gradients | None = None  # The parameters' gradients when the block was entered.
 
     def __init__(self, taps: list[Tap], session: Session, brief: bool) -> None:
         self.taps, self.model = taps, session.model
-        # A short form has nothing to restore, unless it is entered a second time inside itself.
+        # A short form has nothing to restore, unless it is entered again inside its own block.
         self.restores = not brief or bool(taps[0].blocks)
         self.before = [(tap, tap.active, tap.count, tap.fired) for tap in (taps if self.restores else ())]
         self.session_before = session.began, session.failed
-        self.hides_values = False  # Whether values of an earlier block wait to be written over.
+        self.hides_values = False  # Whether values of an earlier block are hidden until new ones come.
 
     def is_on(self, model: nn.Module) -> bool:
-        """Return True if the block is open on this model, on a part of it or on a model that holds it."""
+        """Return True if the block is open on this model, on a part of it or on a model that contains it."""
         own = self.model()
         return bool(self.taps) and own is not None and overlap(own, model)
 
     def restore(self) -> None:
-        """Give the taps back the state they had before the block: those that acted already go on counting."""
-        while self.before:  # One after the other, so that a second attempt goes on where Ctrl-C stopped the first.
+        """Restore the state that the taps had before the block. Taps that acted before it keep counting from there."""
+        while self.before:  # One at a time, so that a second attempt continues where Ctrl-C stopped the first.
             tap, active, count, fired = self.before[-1]
             tap.active = active and not tap.removed
             tap.count += count
@@ -97,28 +97,29 @@ class OpenBlock(Token):
 
 
 class Lifecycle:
-    """The taps of one `Hooks`, in order, and the blocks in which they are open. It does not know the `Hooks`."""
+    """The taps of one `Hooks`, in order, and their open blocks. It holds no reference to the `Hooks`."""
 
-    verb = ""  # What the user called to make a short form, which has to be entered.
-    added_at: Line | None = None  # Where hooks were added, until they are entered.
+    verb = ""  # The name of the short form, such as "capture", until it is entered.
+    added_at: Line | None = None  # The line that added the hooks, until they are entered.
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
-        self.model = unwrap(model) if model.__dict__ else model  # A copy that holds its hooks is still empty here.
+        # A copy of a model that holds its hooks has an empty `__dict__` while it is being made.
+        self.model = unwrap(model) if model.__dict__ else model
         self.session = session
         session.model = weakref.ref(self.model)
         session.lifecycle = weakref.ref(self)
         self.taps: list[Tap] = []
-        self.asked: list[tuple[list[Where], list[Tap]]] = []  # What hooks that stay were asked for, and the hooks.
-        self.hooked: set[int] = set()  # The ids of all modules that they were put on, also if they were removed since.
+        self.asked: list[tuple[list[Where], list[Tap]]] = []  # Patterns and their taps, except in short forms.
+        self.hooked: set[int] = set()  # The ids of all modules that ever had one of these hooks.
         self.blocks: list[OpenBlock] = []
         self.may_have_fired = False
-        self.is_dropped = False  # Whether nobody holds the `Hooks` any more, and its hooks are off.
+        self.is_dropped = False  # Whether the `Hooks` was freed and its hooks detached.
         self.forward = Forward()
         self.around = ModelTap(Site(""), self.model, self.forward, session, False, "")
 
     def add(self, taps: list[Tap], active: bool, brief: bool, asked: Iterable[Where] = ()) -> None:
-        """Add taps, and activate them if asked; the taps of a short form get their order when it is entered."""
+        """Add taps, and activate them if `active`. The taps of a short form get their order when it is entered."""
         if brief and self.blocks:
             raise HooklineError("this block is open already; add hooks before it is entered, or use hl.Hooks(model)")
         if not (active or brief) and not open_blocks.get().isdisjoint(self.blocks):
@@ -157,7 +158,7 @@ class Lifecycle:
         return any(tap.record is record and not (tap.active or tap.blocks) for tap in self.taps)
 
     def activate(self, taps: Iterable[Tap]) -> None:
-        """Let taps act everywhere."""
+        """Activate taps everywhere."""
         taps = list(taps)
         if not taps or any([tap.removed for tap in taps]):
             raise HooklineError(NO_HOOKS)
@@ -167,7 +168,7 @@ class Lifecycle:
         self._wire(taps)
 
     def deactivate(self, taps: Iterable[Tap]) -> None:
-        """Let taps rest everywhere, and in the blocks that are open here."""
+        """Pause taps everywhere, and in the blocks that are open here."""
         taps = list(taps)
         here = open_blocks.get()
         for tap in taps:
@@ -176,7 +177,7 @@ class Lifecycle:
         self._wire(taps)
 
     def remove(self, taps: Iterable[Tap]) -> None:
-        """Take taps off for good. They are forgotten last: after a Ctrl-C they can be removed again."""
+        """Remove taps for good. They leave `self.taps` last, so that `remove` can be repeated after a Ctrl-C."""
         taps = list(taps)
         for tap in taps:
             tap.active = False
@@ -195,7 +196,7 @@ class Lifecycle:
         self.asked = [one for one in self.asked if not all([tap.removed for tap in one[1]])]
 
     def enter(self, taps: list[Tap], renew: bool) -> OpenBlock:
-        """Open a block: these taps act here, from call 0 on, until it is left."""
+        """Open a block: these taps act here until it is left, and count calls from 0."""
         self.verb, self.added_at = "", None
         if not taps:
             raise HooklineError(NO_HOOKS)
@@ -232,10 +233,10 @@ class Lifecycle:
             raise HooklineError("a compiled graph acts for all threads, and another one has a block open on this model")
 
     def _open(self, block: OpenBlock, renew: bool) -> None:
-        """Let the taps of a block count from 0, and forget for its time what they saw before."""
+        """Let the taps of a block count from 0, and hide their earlier values while it is open."""
         token = frozenset((block,))
-        if renew and not self.may_have_fired:  # Nothing has passed: there may be thousands.
-            for tap, order in zip(block.taps, _order):  # noqa: B905  # The second has no end.
+        if renew and not self.may_have_fired:  # No tap needs a reset. Skipping it saves time for thousands of taps.
+            for tap, order in zip(block.taps, _order):  # noqa: B905  # `_order` is infinite.
                 tap.blocks = token
                 tap.order = order
             self.may_have_fired = True
@@ -255,12 +256,12 @@ class Lifecycle:
                 block.hides_values = True
 
     def leave(self, block: OpenBlock, failed: type[BaseException] | None = None, over: bool = False) -> None:
-        """Close a block, restore what was before it, and say what did not fire."""
+        """Close a block, restore the earlier state, and report what did not fire."""
         try:
             messages = self._explain(block, failed)
             self._close(block)
         except BaseException:
-            self._close(block)  # Goes on where a Ctrl-C stopped the first attempt.
+            self._close(block)  # Continues where a Ctrl-C stopped the first attempt.
             raise
         if over:
             self.session.over = why.BLOCK_OVER
@@ -272,7 +273,7 @@ class Lifecycle:
             diagnose.speak(messages)
 
     def _explain(self, block: OpenBlock, failed: type[BaseException] | None) -> list[Message]:
-        """Note why sites of a block that ends did not fire; return what to say about the block."""
+        """Record why sites of a block that ends did not fire, and return the messages about the block."""
         taps = [tap for tap in block.taps if tap.shadow is not None]
         session, model = self.session, self.model
         messages = diagnose.never_fired(taps, session, model, bool(self.forward.stops), failed, block.skipped)
@@ -298,7 +299,7 @@ class Lifecycle:
             self.blocks.remove(block)
         for tap in block.taps:
             tap.blocks = tap.blocks - {block} if self.blocks else NO_BLOCKS
-        is_over = not (self.blocks or block.restores or self.around.active)  # A short form: nothing acts any more.
+        is_over = not (self.blocks or block.restores or self.around.active)  # The last block of a short form.
         block.restore()
         if is_over:
             self._copy_out_of_graphs(block.taps)
@@ -306,7 +307,7 @@ class Lifecycle:
             self._unfollow(block.taps)
         else:
             self._wire(block.taps)
-        block.taps = []  # Other contexts, and taps that know in which blocks they act, may still hold it.
+        block.taps = []  # Other contexts, and taps that remember their blocks, may still hold this block.
 
     def _wire(self, taps: list[Tap]) -> None:
         """Attach the taps that act somewhere, detach the others."""
@@ -314,7 +315,7 @@ class Lifecycle:
         forward = self.forward
         if forward.active or any([tap.active for tap in taps]):
             forward.follow_active(taps)
-        self.around.active = any(tap.active for tap in list(forward.active))  # The first, unless they were cleared.
+        self.around.active = any(tap.active for tap in list(forward.active))  # hl.clear may have deactivated some.
         acting = [tap for tap in taps if tap.active or tap.blocks]
         if acting:
             self._follow()
@@ -325,13 +326,13 @@ class Lifecycle:
             self._follow()
 
     def _copy_out_of_graphs(self, taps: list[Tap]) -> None:
-        """Copy what compiled graphs have stored: what runs next may use their memory again."""
+        """Copy the values that compiled graphs have stored: the next run may reuse their memory."""
         for tap in taps if is_dynamo_loaded() else ():
             if tap.record is not None and tap.record.is_traced:
                 tap.record.copy_out_of_graph()
 
     def _follow(self) -> None:
-        """Follow the model's forwards while any tap acts."""
+        """Watch the model's forwards while any tap acts."""
         around = self.around
         around.blocks = frozenset(self.blocks)
         if around.active or around.blocks:
@@ -345,28 +346,28 @@ class Lifecycle:
             self._unfollow()
 
     def detach_all(self) -> None:
-        """Take everything off the model, whatever state it is in."""
+        """Detach all taps from the model, whatever state they are in."""
         self._unfollow(self.taps)
 
     def _unfollow(self, taps: Iterable[Tap] = ()) -> None:
-        """Detach the taps, then the tap that follows the model's forwards: it was attached first."""
+        """Detach the taps, then the tap that watches the model's forwards, which was attached first."""
         detach((*taps, self.around))
         self.forward.owner = None
         _living.pop(id(self), None)
         copy_as_before(self.session)
 
     def warn_of_new(self) -> None:
-        """Warn about modules that were added where hooks that act everywhere are by a pattern."""
+        """Warn about new modules that match a pattern of these hooks but have none."""
         diagnose.speak(self._added_since())
 
     def _added_since(self) -> list[Message]:
-        """Say which modules were added that a pattern of these hooks matches: they have no hooks."""
+        """Return messages about new modules that match a pattern of these hooks but have none."""
         self.forward.sizes = list(map(len, self.forward.parents))
         self._forget_removed()  # hl.clear may have removed some.
         return diagnose.added_since([where for wheres, _ in self.asked for where in wheres], self.hooked, self.wrapped)
 
     def drop(self) -> None:
-        """Take everything off: nobody holds the hooks any more."""
+        """Detach all taps, because nothing holds the `Hooks` any more."""
         if self.blocks:
             warn("hooks were dropped while their block was open", ResourceWarning)
         for block in self.blocks:
@@ -380,7 +381,7 @@ class Lifecycle:
         self.warn_of_unused()
 
     def warn_of_unused(self) -> None:
-        """Warn about hooks that go without having done anything: never entered, or not kept until the model runs."""
+        """Warn about hooks that did nothing: they were never entered, or freed before the model ran."""
         if self.session.forked or not self.taps:
             return
         if self.verb and not self.may_have_fired:
@@ -390,10 +391,10 @@ class Lifecycle:
 
 
 class Owner:
-    """Held by the `Hooks` of a lifecycle alone: when nobody holds that any more its hooks come off.
+    """An object that only the `Hooks` holds. When the `Hooks` is freed, `__del__` takes its hooks off the model.
 
-    The lifecycle can't know by itself: while hooks are attached the model holds it. A `Hooks` has two: Python ignores a
-    Ctrl-C in the `__del__` of the first, and the second does what is left to do.
+    The lifecycle can't do that: while hooks are attached, the model holds it. A `Hooks` has two owners because Python
+    ignores a Ctrl-C in a `__del__`: if that happens in the first, the second finishes the work.
     """
 
     lifecycle: Lifecycle | None = None
@@ -403,21 +404,21 @@ class Owner:
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         lifecycle = self.lifecycle
-        # Bound early: at the end of Python modules are empty.
+        # `_is_finalizing` is a default argument because modules are already empty when Python exits.
         if lifecycle is not None and not lifecycle.is_dropped and not _is_finalizing():
             lifecycle.drop()
 
 
 @cache
 def look_at_exit() -> None:
-    """Let Python warn at its end of short forms that a variable still holds, and that nobody has entered."""
+    """Warn when Python exits about short forms that a variable still holds and that were never entered."""
     atexit.register(_warn_of_waiting, os.getpid())
 
 
 def _warn_of_waiting(process: int) -> None:
     if os.getpid() != process or hasattr(sys, "last_value"):
-        return  # This is a fork, whose parent may enter them yet, or the program has failed before it could.
-    # Asking the garbage collector once costs no block anything: a list of those that wait would.
+        return  # In a fork, the parent may still enter them. After an error, the program could not.
+    # The garbage collector finds them once, at exit. Keeping a list would cost time in every block.
     found = {
         id(one.lifecycle): one.lifecycle for one in gc.get_objects() if type(one) is Owner and one.lifecycle is not None
     }
@@ -428,20 +429,20 @@ def _warn_of_waiting(process: int) -> None:
 
 
 def yielding(frame: FrameType) -> Generating | None:
-    """Return the generator that a frame is of, unless a context manager, a fixture or the like runs it: on purpose."""
-    # A generator that another one yields from is run by that one.
+    """Return the generator that a frame belongs to; None if a context manager or fixture runs it, which is intended."""
+    # With `yield from`, the outer generator runs the inner one: look for the first frame that is not a generator.
     driver = next((one for one in frames(frame) if not one.f_code.co_flags & GENERATOR), None)
     name = driver.f_globals.get("__name__", "") if driver is not None else ""
     return None if name.split(".")[0] in _DRIVERS else Generating(id(frame), frame.f_code, current_runner())
 
 
 def lifecycles() -> list[Lifecycle]:
-    """Return the life cycles of all hooks that are on a model now."""
+    """Return every lifecycle that has hooks on a model now."""
     return [lifecycle for reference in list(_living.values()) if (lifecycle := reference()) is not None]
 
 
 def leave_all() -> None:
-    """Take every hook off, in a process that was forked from one with hooks: they belong to the other one."""
+    """Detach every hook in a forked process: the hooks belong to its parent."""
     forget_locks()
     for lifecycle in lifecycles():
         lifecycle.session.forked = True
@@ -450,7 +451,7 @@ def leave_all() -> None:
 
 @cache
 def _follow_process() -> None:
-    """Follow what happens to the process, from the first hooks on: importing hookline changes nothing."""
+    """Follow garbage collection and forks, from the first hooks on. Importing hookline changes nothing."""
     follow_collector()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=leave_all)

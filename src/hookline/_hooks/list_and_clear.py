@@ -1,4 +1,4 @@
-"""Every hook on a model, hookline's and other people's; and a way to take hookline's away."""
+"""`hl.attached` lists every hook on a model, from hookline or not; `hl.clear` removes hookline's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookline._torch import MODULE_HOOKS, TENSOR_HOOKS
 
 
 class Attachment(NamedTuple):
-    """One hook on a model: where, of what kind, whose, and what it does."""
+    """One hook on a model: its site, kind, owner and action."""
 
     site: str
     kind: str
@@ -47,7 +47,7 @@ class Attached(Tabular, Sequence[Attachment]):
 
 
 def attached(model: nn.Module) -> Attached:
-    """List every hook on a model with its owner: hookline's, torch's own tables, and replaced forwards.
+    """List every hook on a model with its owner: hookline's, those in torch's hook tables, and replaced forwards.
 
     >>> model = nn.Sequential(nn.ReLU())
     >>> handle = model[0].register_forward_hook(print)
@@ -58,7 +58,7 @@ def attached(model: nn.Module) -> Attached:
     """
     refuse_other_model(model)
     found: list[Attachment] = []
-    listed = set[int]()  # A hook on a tied parameter is found at each that holds it.
+    listed = set[int]()  # A hook on a tied parameter is found at each module that holds it.
     for name, module in Names(model).once():
         for tap in taps_on(module):
             if not isinstance(tap.action, Forward) and id(tap) not in listed:
@@ -69,9 +69,9 @@ def attached(model: nn.Module) -> Attached:
 
 
 def clear(model: nn.Module) -> int:
-    """Remove every hook of hookline from a model, no matter what code holds it, and return how many there were.
+    """Remove all of hookline's hooks from a model, no matter what code holds them, and return how many there were.
 
-    It also removes what is left of a hook that an interrupt (Ctrl-C) stopped on its way on or off.
+    This includes the remains of a hook that Ctrl-C interrupted while it was attached or detached.
     """
     refuse_other_model(model)
     removed = 0
@@ -111,7 +111,7 @@ def _foreign(name: str, module: nn.Module) -> list[Attachment]:
 
 
 def _is_own(forward: Any, module: nn.Module) -> bool:
-    """Return True if this is just the class's forward, as unpickling a hooked module leaves it on the copy."""
+    """Return True if this is the class's own forward, which unpickling a hooked module leaves on the copy."""
     return getattr(forward, "__self__", None) is module and getattr(forward, "__name__", "") == "forward"
 
 

@@ -1,4 +1,4 @@
-"""The short forms: capture, patch, edit, skip, and run, which does any of them in one line."""
+"""The short forms `capture`, `patch`, `edit` and `skip`, and `run`, which does all of them in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Options = ParamSpec("Options")
 def _with_options_of(
     method: Callable[Concatenate[Hooks, Options], Any],
 ) -> Callable[[Callable[..., Hooks]], Callable[Concatenate[nn.Module, Options], Hooks]]:
-    """Give a short form the parameters of a method of Hooks, with the model in the place of the hooks."""
+    """Give a short form the parameters of a method of `Hooks`, with `model` in place of `self`."""
 
     def declare(function: Callable[..., Hooks]) -> Callable[Concatenate[nn.Module, Options], Hooks]:
         own, taken = inspect.signature(function), inspect.signature(method)
@@ -45,7 +45,7 @@ def _with_options_of(
 
 @_with_options_of(Hooks.capture)
 def capture(model: nn.Module, *where: Any, **options: Any) -> Hooks:
-    """See what passes at these places. The options are those of `Hooks.capture`.
+    """Capture the values that pass at these places. The options are those of `Hooks.capture`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> with capture(model, "*", "2:input") as acts:
@@ -66,7 +66,7 @@ def capture(model: nn.Module, *where: Any, **options: Any) -> Hooks:
 
 
 def patch(model: nn.Module, values: Mapping[Any, Any], check: bool = True) -> Hooks:
-    """Put given values in the place of what passes: numbers, tensors, any object, or a cache from another run.
+    """Replace the values that pass with given ones: numbers, tensors, any object, or a cache from another run.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     >>> with patch(model, {"0": 0.0, "1[:, 0]": 7.0}):
@@ -88,7 +88,7 @@ def edit(
     clone: bool | None = None,
     gather: bool = True,
 ) -> Hooks:
-    """Put `function(value)` in the place of what passes. The options are those of `Hooks.edit`.
+    """Replace each value that passes with `function(value)`. The options are those of `Hooks.edit`.
 
     >>> model = nn.Sequential(nn.Identity(), nn.Identity())
     >>> with edit(model, "0", lambda value: value + 1):
@@ -102,7 +102,7 @@ def edit(
 
 
 def skip(model: nn.Module, where: Where, value: Any = NOTHING, check: bool = True) -> Hooks:
-    """Don't run these modules: they pass their first argument on, or give `value`. `check` is as in `Hooks.skip`.
+    """Don't run these modules: each returns its first argument, or `value`. `check` is as in `Hooks.skip`.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
     >>> with skip(model, "0"):
@@ -155,7 +155,7 @@ def run(
 ) -> Any:
     """Call a model, or a bound method of one, once; return its output, or (output, cache) when `capture` is given.
 
-    With `model=` it calls any function that runs that model: `run(lambda x: model.encode(x) + 1, x, model=model)`.
+    With `model=`, `call` is any function that runs that model: `run(lambda x: model.encode(x) + 1, x, model=model)`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> output, acts = run(model, torch.ones(3, 4), capture="1", stop=True)
@@ -190,7 +190,7 @@ def run(
 
 
 def model_of(name: str, call: Any, model: Any) -> nn.Module:
-    """Return the model that a call runs: itself, the one it is a method of, or the one that was given with it."""
+    """Return the model that `call` runs: `model` if given, else `call` itself or the model it is a method of."""
     if isinstance(model, nn.Module):
         return model
     if model is not None:
@@ -205,16 +205,14 @@ def model_of(name: str, call: Any, model: Any) -> nn.Module:
 
 
 def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: nn.Module | None, verb: str) -> None:
-    """Refuse what is meant for hookline, but would go to the model: options of `capture`, and misspelt keywords."""
+    """Refuse keywords for hookline that would go to the model: options of `capture`, and misspelt keywords."""
     function = call.forward if isinstance(call, nn.Module) else call
     try:
         taken = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
     if model is not None and "model" in taken and isinstance(getattr(function, "__self__", None), nn.Module):
-        raise HooklineError(
-            "model= is the model that run calls; what the call itself takes by that name goes by position"
-        )
+        raise HooklineError("model= is the model that run calls; pass the call's own argument of that name by position")
     for name in [name for name in kwargs if name not in taken]:
         if name in {*inspect.signature(Hooks.capture).parameters} - {"self", "where", "name", "stop"}:
             raise HooklineError(f"run has no option {name!r}; write `with hl.{verb}(model, ..., {name}=...):`")
@@ -224,11 +222,11 @@ def _refuse_options(call: Callable[..., Any], kwargs: Mapping[str, Any], model: 
 
 
 def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method or function inside a block; it ends, and gives None, when the stops of the block are reached."""
+    """Call a method or function inside a block. When the stops of the block are reached, it ends and returns None."""
     lifecycle, owner = hooks._lifecycle, getattr(call, "__self__", None)
     is_method = isinstance(owner, nn.Module)
     shadow = vars(owner).get(getattr(call, "__name__", "")) if is_method else None
-    if is_shadow(shadow):  # The method was read before the block was entered.
+    if is_shadow(shadow):  # `call` is the method from before the block, without the shadow.
         call = cast(Callable[..., Any], shadow)
     output = run_until(lifecycle.forward.left(open_blocks.get()), lambda: call(*args, **kwargs), lifecycle.model)
     if output is STOPPED and is_running():
@@ -236,14 +234,14 @@ def _run_other(hooks: Hooks, call: Callable[..., Any], args: tuple[Any, ...], kw
     if not lifecycle.session.since and not is_method and not any(hook.fired for hook in hooks):
         raise NeverFired(why.did_not_run(call, lifecycle.model))
     if not lifecycle.session.since:
-        lifecycle.session.forwards += 1  # A method that does not call the model itself has run it all the same.
+        lifecycle.session.forwards += 1  # A method that does not call the model's forward counts as a run of the model.
         path = Names(lifecycle.model).of(owner)[0] if isinstance(owner, nn.Module) else ""
         lifecycle.session.called = f"{path}.{getattr(call, '__name__', type(call).__name__)}()".lstrip(".")
     return None if output is STOPPED else output
 
 
 def short_form(model: nn.Module) -> Hooks:
-    """Make hooks that are attached on entering and detached on leaving."""
+    """Make hooks that are attached when their block is entered and detached when it is left."""
     look_at_exit()
     hooks = Hooks(model, active=False)
     hooks._brief = True
@@ -251,8 +249,8 @@ def short_form(model: nn.Module) -> Hooks:
 
 
 def warn_unless_entered(hooks: Hooks, verb: str, line: Line | None = None) -> None:
-    """Warn if these hooks are dropped and nobody has entered them: the user made them by `hl.<verb>` on that line.
+    """Warn if these hooks, which the user made by `hl.<verb>` on that line, are freed without being entered.
 
-    Without a verb, nothing is said any more.
+    An empty verb cancels the warning.
     """
     hooks._lifecycle.verb, hooks._lifecycle.added_at = verb, line
