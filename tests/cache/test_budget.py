@@ -37,7 +37,7 @@ pytestmark = [
 class TestRefusing:
     def test_what_is_too_much_is_refused_at_its_place_and_what_was_kept_is_still_there(self):
         model = model_of()
-        with pytest.raises(hl.CacheFull, match=r"^'2': 512 bytes more than the 1,024 that are kept would pass the "):
+        with pytest.raises(hl.CacheFull, match=r"^'2': 512 bytes more than the 1,024 already kept would exceed the "):
             with hl.capture(model, "*", limit=2 * VALUE + 100) as acts:
                 model(x)
         assert list(acts) == ["0", "1"]

@@ -1,1 +1,1 @@
-"""What was captured: values in memory, on disk and in a file."""
+"""Captured values: in memory, moved to disk, and saved to a file."""

@@ -1,7 +1,7 @@
-"""How many bytes some captures may keep in memory: they are counted, and what is too much is refused or goes to disk.
+"""A limit on the bytes that captures may keep in memory. Values over the limit are refused or moved to disk.
 
-Whatever is kept is given to `Budget.hold` first, and what that returns, a `CountedValue`, is put in the record. Once
-the record forgets the value, its bytes are free again; nobody has to say so.
+Each captured value goes through `Budget.hold`, which returns a `CountedValue` to put in the record. When the record
+drops that object, its bytes no longer count; no call is needed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from hookline.errors import CacheFull, StaleValue, StoreError
 
 
 class Unwritable(Exception):
-    """Why a tensor can't be on disk, whatever the disk."""
+    """The reason why a tensor can't be written to any disk."""
 
 
 class Folder:
-    """A folder of our own inside another one, made when the first tensor comes."""
+    """A new folder inside another one, created when the first tensor is written."""
 
     def __init__(self, parent: str | None) -> None:
-        self.parent = parent  # None: wherever this system has its temporary files.
+        self.parent = parent  # None: the system's folder for temporary files.
         self.path = ""
         self._numbers = itertools.count()
 
     def write(self, tensor: Tensor) -> OnDisk:
-        """Write a tensor to a file; raise Unwritable, or a StoreError if the disk is at fault."""
+        """Write a tensor to a file. Raise Unwritable if no file can hold it, StoreError if the disk fails."""
         _check(tensor)
         if not self.path:
             self._make()
         if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)  # Another stream than this one may have yet to write it.
+            torch.cuda.synchronize(tensor.device)  # Another stream may still have to write it.
         path = os.path.join(self.path, f"{next(self._numbers)}.safetensors")
         write_file(path, {"": [_packed(tensor)]}, scratch=True)
         return OnDisk(self, path, tensor)
@@ -58,26 +58,26 @@ class Folder:
             self.path = tempfile.mkdtemp(prefix="hookline-", dir=self.parent)
         except OSError as error:
             raise StoreError(f"no folder can be made there: {error.strerror or error}") from error
-        weakref.finalize(self, _remove, self.path, os.getpid())  # Also when the interpreter ends.
+        weakref.finalize(self, _remove, self.path, os.getpid())  # Also runs when the interpreter exits.
 
     def __repr__(self) -> str:
         return repr(self.path or self.parent or tempfile.gettempdir())
 
 
 class OnDisk(Later):
-    """A tensor that is on disk. The file goes when nobody needs it any more."""
+    """A tensor that is on disk. The file is deleted when this object is freed."""
 
     def __init__(self, folder: Folder, path: str, tensor: Tensor) -> None:
         super().__init__(tensor.dtype, tensor.shape)
-        self.folder = folder  # It stays as long as something in it.
+        self.folder = folder  # Held so that the folder lives as long as its files.
         self.path = path
         self.device = tensor.device
         self.order = _order(tensor)
         self.packed = _packed(tensor).shape
-        weakref.finalize(self, _unlink, path, os.getpid()).atexit = False  # The whole folder goes then.
+        weakref.finalize(self, _unlink, path, os.getpid()).atexit = False  # At exit, the whole folder is removed.
 
     def read(self) -> Tensor:
-        """Return the tensor, with the memory order that it had."""
+        """Return the tensor, with its original memory order."""
         packed = next(iter(read_file(self.path).get("", ())), None)
         if not isinstance(packed, Tensor) or (packed.dtype, packed.shape) != (self.dtype, self.packed):
             raise StoreError(f"{self.path!r} is damaged: it is not what was moved to disk; run the forward again")
@@ -94,17 +94,17 @@ def _check(tensor: Tensor) -> None:
 
 
 def _order(tensor: Tensor) -> list[int]:
-    """Return the dimensions of a tensor as they lie in memory, the outermost first."""
+    """Return the dimensions of a tensor in memory order, outermost first."""
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """Return the elements in the order of their memory, those of an expanded dimension once."""
+    """Return the elements in memory order, with expanded dimensions reduced to one element."""
     return (unexpanded(tensor) if tensor.numel() else tensor).permute(_order(tensor))
 
 
 def _unlink(path: str, process: int) -> None:
-    if os.getpid() == process:  # A forked process has copies of the objects, but the files are not its own.
+    if os.getpid() == process:  # A forked process has copies of these objects, but the files belong to its parent.
         with suppress(OSError):
             os.unlink(path)
 
@@ -114,28 +114,28 @@ def _remove(path: str, process: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-Memories = frozenset[tuple[int, int]]  # The address and the bytes of each. Several values may share one.
+Memories = frozenset[tuple[int, int]]  # Address and bytes of each memory. Several values may share one.
 REMEDY = "keep fewer sites or calls or a smaller dtype, raise the limit"
 
 
 class CountedValue(StoredValue):
-    """A value that counts, in memory or with its tensors on disk. Tensors on disk are read again each time."""
+    """A value that counts toward a budget. Its tensors are in memory, or on disk and read again each time."""
 
-    shell: Any = None  # What is left of a value on disk, to put its tensors in.
-    files: Sequence[OnDisk] = ()  # Its tensors, as files.
+    shell: Any = None  # The value with meta tensors, after its tensors were moved to disk.
+    files: Sequence[OnDisk] = ()  # The files of its tensors.
     stale = ""  # Why it can't be read any more.
-    stuck = ""  # Why it can't be on disk.
+    stuck = ""  # Why it can't be moved to disk.
 
     def __init__(self, value: Any, site: Site, number: int, memories: Memories, dropped: deque[int]) -> None:
-        self.value = value  # EMPTY when its tensors are on disk.
+        self.value = value  # EMPTY once its tensors are on disk.
         self.site = site
         self.number = number
         self.memories = memories
-        self.dropped = dropped  # Where its number is left when it goes.
+        self.dropped = dropped  # Receives its number when it is freed.
 
     def read(self, site: Site) -> Any:
         """Return the value, from memory or from disk."""
-        value = self.value  # Looked at once: another thread may be moving it.
+        value = self.value  # Read once: another thread may be moving it to disk.
         if value is not EMPTY:
             return value.read(site) if isinstance(value, StoredValue) else value
         if self.stale:
@@ -149,18 +149,18 @@ class CountedValue(StoredValue):
             ) from error
 
     def peek(self) -> Any:
-        """Return the value, or one of the same shape without memory where it is on disk."""
+        """Return the value; if it is on disk, one of the same shape without memory."""
         value = self.value
         if value is EMPTY:
             return self.shell
         return value.peek() if isinstance(value, StoredValue) else value
 
     def stored(self, site: Site) -> Any:
-        """Return the value for a file: what is on disk stays there until it is written."""
+        """Return the value for a file. Tensors on disk are not read until they are written to it."""
         return self._filled(self.files) if self.files else self.read(site)
 
     def move(self, folder: Folder) -> None:
-        """Move its tensors to disk; raise if that can't be, and be as before. What is stale by now is let go."""
+        """Move its tensors to disk. If that raises, nothing has changed. A value that is stale by now is dropped."""
         files: list[OnDisk] = []
 
         def place(tensor: Tensor) -> Tensor:
@@ -180,27 +180,27 @@ class CountedValue(StoredValue):
         return map_tensors(lambda _: next(parts), self.shell)
 
     def __del__(self) -> None:
-        self.dropped.append(self.number)  # No more than that: it may come at any moment, on any thread.
+        self.dropped.append(self.number)  # Nothing else is safe here: `__del__` may run at any moment, on any thread.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredValue:
         if self.value is EMPTY:
-            return self  # It does not change any more.
+            return self  # A value on disk does not change any more.
         return Guarded(copy.deepcopy(self.read(self.site), memo), [])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Guarded, (self.read(self.site), [])  # A copy counts nowhere, and needs no file of ours.
+        return Guarded, (self.read(self.site), [])  # A copy counts toward no budget, and needs no file of this process.
 
 
 class Budget:
-    """What may be kept in memory, in bytes, and what is. Memory that several values share counts once."""
+    """A limit in bytes, and the values in memory that count toward it. Memory that values share counts once."""
 
     def __init__(self, limit: int, folder: Folder | None = None) -> None:
         self.limit = limit
-        self.folder = folder  # None: what is too much is refused.
+        self.folder = folder  # None: values over the limit are refused.
         self._held = 0
-        self._kept: OrderedDict[int, weakref.ref[CountedValue]] = OrderedDict()  # Those in memory, oldest first.
-        self._memories: dict[int, Memories] = {}  # Theirs.
-        self._uses: dict[tuple[int, int], int] = {}  # How many of them use each.
+        self._kept: OrderedDict[int, weakref.ref[CountedValue]] = OrderedDict()  # Values in memory, oldest first.
+        self._memories: dict[int, Memories] = {}  # The memories of each value.
+        self._uses: dict[tuple[int, int], int] = {}  # How many values use each memory.
         self._numbers = itertools.count()
         self._dropped: deque[int] = deque()
         self._lock = threading.RLock()
@@ -213,10 +213,10 @@ class Budget:
             return self._held
 
     def hold(self, value: Any, record: Record, stamp: Any) -> Any:
-        """Make room for a value, and return what to put in its record; raise CacheFull where there is no room."""
+        """Make room for a value, and return what to put in its record. Raise CacheFull if there is no room."""
         leaving = record.leaving(value, stamp)
         if leaving is value:
-            return value  # A later call is there already, and this one will not be kept.
+            return value  # The record has a later call already, and will not keep this one.
         try:
             return self.hold_part(value, record.site, leaving)
         except CacheFull as error:
@@ -225,7 +225,7 @@ class Budget:
             raise
 
     def hold_part(self, value: Any, site: Site, leaving: Any) -> Any:
-        """Hold a value, or a part of one, in the place of what is about to be spilled."""
+        """Hold a value, or a part of one. `leaving` is the value it replaces in the record, which needs no room."""
         memories = memories_of(value)
         if not memories:
             return value
@@ -249,10 +249,10 @@ class Budget:
 
     def _move(self, kept: CountedValue, folder: Folder) -> None:
         try:
-            with unseen_by_modes_and_subclasses():  # What is done here is not a function of the model's.
+            with unseen_by_modes_and_subclasses():  # These operations are not part of the model.
                 kept.move(folder)
         except Unwritable as problem:
-            kept.stuck = f"'{kept.site}' can't be on disk, since it is or holds {problem}"
+            kept.stuck = f"'{kept.site}' can't be moved to disk, since it is or holds {problem}"
             return
         except StoreError as error:
             found = getattr(error.__cause__, "strerror", None) or error
@@ -263,7 +263,7 @@ class Budget:
         self._discount(kept.number)
 
     def _why_full(self, total: int, more: int) -> str:
-        found = f"{more:,} bytes more than the {total - more:,} that are kept would pass the limit of {self.limit:,}"
+        found = f"{more:,} bytes more than the {total - more:,} already kept would exceed the limit of {self.limit:,}"
         if self.folder is None:
             return f"{found}; {REMEDY}, or move the oldest to disk with spill=True. What was kept so far is still there"
         stuck = next(kept.stuck for kept in self._in_memory() if kept.stuck)
@@ -295,7 +295,7 @@ class Budget:
                 yield kept
 
     def _bytes_of(self, some: list[CountedValue]) -> int:
-        """Return the bytes that are held by these alone."""
+        """Return the bytes that only these values hold."""
         uses = Counter(memory for one in some if one.number in self._kept for memory in one.memories)
         return sum(memory[1] for memory, count in uses.items() if count == self._uses[memory])
 
@@ -304,7 +304,7 @@ class Budget:
 
 
 def memories_of(value: Any) -> Memories:
-    """Return the memory that the tensors of a value hold. A view holds all of it."""
+    """Return the memory that the tensors of a value hold. A view holds its whole storage."""
     found = []
     for tensor in leaves(value.peek() if isinstance(value, StoredValue) else value):
         for part in _dense_parts(tensor):
@@ -316,11 +316,11 @@ def memories_of(value: Any) -> Memories:
 
 
 def _dense_parts(tensor: Any) -> list[Tensor]:
-    """Return the tensors that a sparse one, or one that wraps others, is made of."""
+    """Return the dense tensors that a sparse tensor, or one that wraps others, consists of."""
     if type(tensor) is Tensor and tensor.layout is torch.strided:
         return [tensor]
     if wraps_tensors(tensor):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # A DTensor has its mesh, too.
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # A DTensor names its mesh too.
         return [part for one in inner if isinstance(one, Tensor) for part in _dense_parts(one)]
     if tensor.layout is torch.sparse_coo:
         return [stored_indices(tensor), stored_values(tensor)]
@@ -332,13 +332,13 @@ def _dense_parts(tensor: Any) -> list[Tensor]:
 
 
 def _kept_in(held: Any) -> list[CountedValue]:
-    """Return what counts of a value in a record; a gradient has parts."""
+    """Return the counted values in what a record holds; a gradient may have several parts."""
     parts = [held] if isinstance(held, StoredValue) else getattr(held, "arrived", {}).values()
     return [part for part in parts if isinstance(part, CountedValue)]
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return what shows the shape and dtype of a tensor that is on disk."""
+    """Return a meta tensor that shows the shape and dtype of a tensor on disk."""
     shape = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     shape.is_on_disk = True  # type: ignore[attr-defined]
     return shape

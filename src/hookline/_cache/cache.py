@@ -1,4 +1,4 @@
-"""What was captured, in memory: a mapping from site to value."""
+"""`Cache`: a mapping from site to captured value."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ Value = TypeVar("Value")
 
 
 class _OfClassOnly(Generic[Arguments, Value]):
-    """A classmethod that is refused on an instance, which would stay as it is."""
+    """A classmethod that raises when it is called on an instance, which it would not change."""
 
     def __init__(self, method: Callable[Concatenate[Any, Arguments], Value]) -> None:
-        self.method: Any = method  # A classmethod, of which mypy sees the function.
+        self.method: Any = method  # A classmethod; mypy sees only its function.
         self.__doc__ = method.__doc__
 
     def __get__(self, instance: object, owner: type) -> Callable[Arguments, Value]:
@@ -73,7 +73,7 @@ def _refuse_load(*_: object, **__: object) -> NoReturn:
 
 
 class Cache(Tabular, Plottable, Mapping[str, Any]):
-    """What passed at each site, in the order the sites first fired.
+    """The values that passed at each site, in the order in which the sites first fired.
 
     >>> cache = Cache({"h.0": torch.ones(2, 3), "h.1": torch.zeros(2, 3)})
     >>> cache
@@ -86,8 +86,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     torch.Size([2, 2, 3])
     """
 
-    __array_ufunc__ = None  # So that a number of numpy leaves `number * cache` to the cache.
-    _along: tuple[str, Sequence[int]] | None = None  # What the calls of all sites are, as "step", and their numbers.
+    __array_ufunc__ = None  # Makes numpy leave `number * cache` to the cache.
+    _along: tuple[str, Sequence[int]] | None = None  # What the calls stand for, such as "step", and their numbers.
 
     def __init__(self, values: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None = None) -> None:
         self._asked: list[Record] = []
@@ -115,7 +115,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         if not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
         if self._session.others.take_mixed() and record.keep == 1 < record.count:
-            record.repeated = False  # Two forwards at the same time look like one.
+            record.repeated = False  # Two forwards at once look like one that fired twice: don't warn again.
             warn(
                 f"'{record.site}' was captured by several asyncio tasks or threads in one block, and only the latest "
                 "value is kept; keep='all' keeps every call, a block in each task keeps them apart"
@@ -125,7 +125,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return record.latest()
 
     def _warn_of_old(self, record: Record) -> None:
-        """Warn if this value was read before the latest forward already, and that forward did not pass the site."""
+        """Warn if this value was already read before the latest forward, and that forward did not pass the site."""
         forwards = self._session.forwards
         is_old = -1 < record.read_at < forwards and record.stamp == record.read_stamp and record.keep == 1
         if is_old and not record.is_traced and not record.site.is_gradient:
@@ -159,11 +159,14 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             return False
 
     def calls(self, key: Key) -> list[Any]:
-        """Return every value kept of a site, oldest call first; empty if it has not fired."""
+        """Return every value kept of a site, oldest call first; an empty list if the site has not fired."""
         return list(self._find(key).each())
 
     def select(self, *where: Selected) -> Cache:
-        """Return the sites that match, or all, with the further subscripts applied: `cache.select("h.*[:, -1]")`."""
+        """Return a cache of the sites that match, with further subscripts applied: `cache.select("h.*[:, -1]")`.
+
+        Without arguments, return all sites.
+        """
         if not where:
             return self | {}
         result = self._like()
@@ -171,7 +174,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             pattern = parse(text)
             chosen = [(record, rest) for record in self._fired() if (rest := _rest(pattern, record.site)) is not None]
             if not chosen and pattern.path is not None:
-                tied = pattern._replace(index="").at(pattern.path)  # A tied module's other name.
+                tied = pattern._replace(index="").at(pattern.path)  # It may be another name of a tied module.
                 chosen = [(self._find(tied), parse_subscripts(pattern.index))] if str(tied) in self else []
             if not chosen:
                 raise NotCaptured(f"{text!r} matches nothing in this cache{did_you_mean(text, self)}")
@@ -181,7 +184,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return result
 
     def _texts(self, where: Iterable[Any]) -> Iterator[str]:
-        """Return what each of some places is called: text, sites, modules, and lists of these."""
+        """Yield the name of each place; a place is text, a site, a module, or a list of these."""
         for one in where:
             if isinstance(one, (str, Site)):
                 yield str(one)
@@ -201,7 +204,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
                 )
 
     def map(self, function: Callable[[Any], Any]) -> Cache:
-        """Return a cache with `function(value)` in place of each value, of every call; this one stays as it is."""
+        """Return a new cache with `function(value)` in place of each value, for every call."""
         if not callable(function):
             raise TypeError(f"map takes a function of a value, not {function!r:.80}")
         return self._map(lambda value, site: _called(function, value, site))
@@ -222,12 +225,12 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return self._map(lambda value, _: map_tensors(lambda tensor: tensor.to(device), value))
 
     def stack(self, *where: Selected, call: int | None = None) -> Tensor:
-        """Return the values of the sites that match, or of all, as one tensor (site, ...); shapes must be equal.
+        """Return the values of the sites that match (default: all) as one tensor (site, ...). Shapes must be equal.
 
-        They come in the order of their names, so that values and gradients of the same layers stand beside each other.
+        Sites are sorted by name, so that stacked values and gradients have the same order of layers.
 
         Args:
-            call: Which call to take of sites with several, as an index of `calls()`.
+            call: Which call to take if a site has several, as an index of `calls()`.
         """
         chosen = self.select(*where) if where else self
         if not len(chosen):
@@ -250,12 +253,12 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def stats(self) -> Stats:
         """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, as a table.
 
-        All calls that were kept count.
+        All calls kept are included.
         """
         return Stats((str(record.site), self._tensors(record)) for record in self._fired())
 
     def _tensors(self, record: Record) -> Iterable[Tensor]:
-        """Return the tensors of all calls of a site: those of several one by one, as they may be on disk."""
+        """Return the tensors of all calls of a site. Several calls are read one at a time, as they may be on disk."""
         if len(record.stamps()) == 1:
             return _countable(self[record.site])
         return (tensor for value in record.each() for tensor in _countable(value))
@@ -275,20 +278,20 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return Curves(values, along, numbers)
 
     def clear(self) -> None:
-        """Forget every value; the hooks that fill this cache go on."""
+        """Forget every value. The hooks that fill this cache stay active."""
         self._session.began, self._session.failed = self._session.forwards, 0
         for record in self._records.values():
             record.clear()
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write every call of every site to one safetensors file, whole or not at all."""
+        """Write every call of every site to one safetensors file. It is written completely or not at all."""
         refuse_flags(overwrite=overwrite)
         write_file(path, {str(record.site): record.stored() for record in self._fired()}, overwrite=overwrite)
 
     @_OfClassOnly
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cache:
-        """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file is a StoreError."""
+        """Read a cache that `save` wrote. Nothing is unpickled; a damaged or foreign file raises StoreError."""
         cache, name = cls(), repr(os.fspath(path))
         for text, values in read_file(path).items():
             try:
@@ -302,7 +305,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def with_gradients(self) -> tuple[Cache, Cache]:
         """Return values and their gradients as two caches with the same sites: `values * gradients` is an attribution.
 
-        Both hold the sites that were captured with their gradient: "h.0" and "h.0:grad_output" are "h.0" in both.
+        Both have the sites that were captured with their gradient: "h.0" and "h.0:grad_output" are "h.0" in both.
         """
         gradients = {
             record.site._replace(port=record.site.port.removeprefix("grad_")): record
@@ -329,7 +332,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return self._combine(other, operator.add)
 
     def __radd__(self, other: Any) -> Cache:
-        """Add to a mapping, or to the 0 that sum() begins with."""
+        """Add to a mapping, or to the 0 that sum() starts with."""
         return self | {} if _is_number(other) and other == 0 else self._combine(other, operator.add)
 
     def __sub__(self, other: Mapping[str, Any]) -> Cache:
@@ -350,7 +353,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return self._computed_with(other, _divide)
 
     def __or__(self, other: Any) -> Cache:
-        """Return the sites of both; where both have one, the calls of the right side, as with dicts."""
+        """Return the sites of both caches. If both have a site, the right side wins, as with dicts."""
         if not isinstance(other, Mapping):
             return NotImplemented
         return self._merged(self, other)
@@ -370,7 +373,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
 
     @property
     def _records(self) -> dict[Site, Record]:
-        """The records by site. Made when first read: a cache that is never read should not cost it."""
+        """The records by site. Built on first access: a cache that is never read should not pay for it."""
         if len(self._index) < len(self._asked):
             self._index = {record.site: record for record in self._asked}
             self._asked = list(self._index.values())  # A site that was captured again counts once.
@@ -405,13 +408,13 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return sorted(found.values(), key=lambda record: record.order)
 
     def _find(self, key: Key) -> Record:
-        """Find a record by its text, any other spelling of it, a Site or a module object."""
+        """Find a record by the text of its site in any spelling, by a Site, or by a module."""
         if isinstance(key, nn.Module):
             wanted = [Site(name) for name in self._names.of(key)] if self._names is not None else []
         elif isinstance(key, Site):
             wanted = [key]
         elif isinstance(key, str):
-            wanted = [Site(key)]  # Text that equals a module's name is that module.
+            wanted = [Site(key)]  # Text that equals a module's name means that module.
             if wanted[0] not in self._records and (pattern := parse(key)).path is not None:
                 wanted.append(pattern.at(pattern.path))
         else:
@@ -442,14 +445,14 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         return not (record.value is EMPTY or record.reason or self._session.forked or self._was_missed(record))
 
     def _was_missed(self, record: Record) -> bool:
-        """Return True if the value is from before the latest forward, which failed before it came to this site."""
+        """Return True if the value is older than the latest forward, which failed before it reached this site."""
         session = self._session
         if session.was_full and record.keep != 1:
-            return False  # What fitted was asked for call by call, and is there.
+            return False  # Several calls were requested, and those that fitted are valid.
         return 0 < session.broke == session.forwards != record.seen and not record.site.is_gradient
 
     def _is_tied(self, one: Site, other: Site) -> bool:
-        """Return True if two sites are one place of one module that has several names."""
+        """Return True if two sites are the same place under two names of one module."""
         if self._names is None or one._replace(path="") != other._replace(path=""):
             return False
         module = self._names.find(one.path)
@@ -528,19 +531,19 @@ def _with_several(records: Iterable[Record]) -> Record | None:
 
 
 def _natural(site: str) -> list[tuple[int, int | str]]:
-    """Sort "h.2" before "h.10"."""
+    """Return a sort key that puts "h.2" before "h.10"."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", site) if part]
 
 
 def _size(tensor: Tensor) -> int:
-    """Return the bytes that a tensor holds: those of all its memory, of which it may show only a part."""
+    """Return the bytes that a tensor holds: its whole storage, even if it is a view of a part."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or address(tensor) == 0:
         return tensor.numel() * tensor.element_size()
     return tensor.untyped_storage().nbytes()
 
 
 def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
-    """Return the subscripts of `pattern` beyond those of `site`, or None if it means another place."""
+    """Return the subscripts of `pattern` beyond those of `site`; None if the pattern does not match the site."""
     same_path = site.path == pattern.path if pattern.path is not None else pattern.matches(site.path)
     asked, had = parse_subscripts(pattern.index), site.subscripts
     if not same_path or pattern.port != site.port or pattern.call not in (None, site.call):
@@ -551,7 +554,7 @@ def _rest(pattern: Pattern, site: Site) -> tuple[Any, ...] | None:
 
 
 def _means(asked: Any, had: Any) -> bool:
-    """Return True if a subscript that was asked for is the one that was captured: `*` is any index."""
+    """Return True if a requested subscript is the captured one; `*` is any index."""
     if asked is STAR or asked == had:
         return True
     both = isinstance(asked, tuple) and isinstance(had, tuple) and len(asked) == len(had)
@@ -559,12 +562,12 @@ def _means(asked: Any, had: Any) -> bool:
 
 
 def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
-    """Return the part of every call at each of the subscripts that `rest` stands for."""
+    """Return the part of every call at each subscript that `rest` stands for, by its text."""
     if not rest:
         return {"": record.unread()}
     parts: dict[str, list[Any]] = {}
     for value in record.each():
-        for subscripts in expand(value, rest):  # Of each call: a later one may be shorter.
+        for subscripts in expand(value, rest):  # Expanded for each call: a later one may be shorter.
             part = map_tensors(copy_tensor, get_part(value, subscripts))
             parts.setdefault(write_subscripts(subscripts), []).append(part)
     return parts
@@ -575,10 +578,10 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _called(function: Callable[[Any], Any], value: Any, site: Site) -> Any:
-    """Call a user's function, which may write into its argument: the cache keeps its own."""
+    """Call a user's function on a copy of a value: it may write to its argument."""
     try:
         lent = map_tensors(_lend, value)
-    except HooklineError:  # It can't be copied.
+    except HooklineError:  # The value can't be copied.
         lent = value
     before = versions(value)
     result = function(lent)
@@ -591,17 +594,17 @@ def _called(function: Callable[[Any], Any], value: Any, site: Site) -> Any:
 
 
 def _lend(tensor: Tensor) -> Tensor:
-    """Copy a tensor, on write where that is right. One of the graph itself stays: autograd would not know a copy."""
+    """Return a copy of a tensor, on write if possible. A tensor of the graph is not copied: a copy has no history."""
     return tensor if tensor.requires_grad else share_tensor(tensor)
 
 
 def _check_paired(value: Record, gradient: Record) -> None:
-    """Raise unless a site's values and gradients are those of the same calls."""
+    """Raise unless a site's values and gradients belong to the same calls."""
     calls, gradients = value.stamps(), gradient.stamps()
     if len(calls) != len(gradients):
         found = f"{count(len(calls), 'value')} and {count(len(gradients), 'gradient')}"
-        raise HooklineError(f"'{value.site}' has {found}: which belong together can't be told; capture one backward()")
-    # A gradient is stamped with its backward pass and its call. In a cache made from another one, calls are numbered.
+        raise HooklineError(f"'{value.site}' has {found}: it is unknown which belong together; capture one backward()")
+    # The stamp of a gradient is (backward pass, call). In a cache made from another one, it is a number.
     if any(isinstance(stamp, tuple) and stamp[1] != call for call, stamp in zip(calls, gradients, strict=True)):
         raise HooklineError(
             f"the gradient at '{gradient.site}' belongs to an earlier forward than the value; call backward() after "
@@ -610,17 +613,17 @@ def _check_paired(value: Record, gradient: Record) -> None:
 
 
 def _countable(value: Any) -> list[Tensor]:
-    """Return the tensors of a value, or a number as one."""
+    """Return the tensors of a value; a number counts as a tensor."""
     if not isinstance(value, (int, float, complex)):
         return leaves(value)
     try:
         return [torch.tensor(value)]
-    except (OverflowError, RuntimeError, ValueError):  # An integer of more bits than torch has.
+    except (OverflowError, RuntimeError, ValueError):  # The integer has too many bits for torch.
         return []
 
 
 def _device_or_dtype(name: str) -> torch.device | torch.dtype:
-    """Return what a text names: "cuda:1", "float16"."""
+    """Return the device or dtype that a text names, such as "cuda:1" or "float16"."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -631,7 +634,7 @@ def _device_or_dtype(name: str) -> torch.device | torch.dtype:
 
 
 def _is_real(value: Any) -> bool:
-    """Return True if a value is one number that has a place on an axis."""
+    """Return True if a value is a single real number."""
     return isinstance(value, (int, float)) or (
         isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex() and not value.is_meta
     )
@@ -642,7 +645,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _divide(one: Any, other: Any) -> Any:
-    """Divide the other by the one: where the cache is on the right."""
+    """Return `other / one`, for a cache on the right side of the operator."""
     return other / one
 
 
@@ -656,7 +659,7 @@ def _computed(operation: Operation, one: Any, other: Any, site: str) -> Any:
 
 
 def _scaled(operation: Operation, value: Any, number: Any, site: str) -> Any:
-    """Return a value with every tensor and number in it multiplied or divided; text, booleans and None stay."""
+    """Return a value with every tensor and number in it multiplied or divided. Text, booleans and None stay."""
     if _is_number(value) or (isinstance(value, Tensor) and value.dtype is not torch.bool):
         return _computed(operation, value, number, site)
     if isinstance(value, ATOMS):
@@ -668,7 +671,7 @@ def _scaled(operation: Operation, value: Any, number: Any, site: str) -> Any:
 
 
 def _apply(operation: Operation, one: Any, other: Any, site: str) -> Any:
-    """Combine two values: tensors and numbers by the operation; what can't be computed with has to be the same."""
+    """Combine two values: tensors and numbers by the operation. All other parts must be equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or torch.bool in (one.dtype, other.dtype):
             raise _unlike(one, other, site)
@@ -686,7 +689,7 @@ def _apply(operation: Operation, one: Any, other: Any, site: str) -> Any:
 def _is_same(one: Any, other: Any) -> bool:
     try:
         return same_values(one, other)
-    except (RuntimeError, TypeError, ValueError, AttributeError):  # An array, say.
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # For example arrays.
         return False
 
 
@@ -697,7 +700,7 @@ def _unlike(one: Any, other: Any, site: str) -> EditError:
 
 
 def refuse_several_calls(cache: Cache, *keys: Key) -> None:
-    """Raise if one of these sites, or of all, has several calls: a value put into a model goes into every call."""
+    """Raise if one of these sites (default: all) has several calls: a patched value goes into every call."""
     record = _with_several(map(cache._find, keys) if keys else cache._fired())
     if record is None:
         return
@@ -712,7 +715,7 @@ def refuse_several_calls(cache: Cache, *keys: Key) -> None:
 
 
 def cache_of_calls(values: Mapping[Site, list[Any]], along: str, numbers: Sequence[int]) -> Cache:
-    """Return a cache with several calls of each site, which a plot draws over these numbers, as of "step"s."""
+    """Return a cache with several calls of each site. Plots draw them over these numbers, labelled `along` ("step")."""
     cache = Cache()
     cache._along = along, numbers
     for site, calls in values.items():
@@ -721,7 +724,7 @@ def cache_of_calls(values: Mapping[Site, list[Any]], along: str, numbers: Sequen
 
 
 def sites_without_values(cache: Cache) -> list[Site]:
-    """Return the sites that were to be captured and that nothing passed, though the model ran."""
+    """Return the sites to capture where nothing passed, though the model ran."""
     if not cache._session.any_forward:
         return []
     fired = {record.site for record in cache._fired()}
@@ -729,7 +732,7 @@ def sites_without_values(cache: Cache) -> list[Site]:
 
 
 def latest_value(cache: Cache, site: Site) -> tuple[Any, int]:
-    """Return the latest value of a site, or the error that says it was overwritten; and how many calls there were.
+    """Return the latest value of a site and the number of calls. If it was overwritten, return the error as value.
 
     Unlike `cache[site]`, it does not warn that there were several calls.
     """

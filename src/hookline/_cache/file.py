@@ -1,13 +1,12 @@
-"""A cache as one safetensors file: nested values of every call, whole or not at all, and never a pickle.
+"""A cache as one safetensors file: nested values of every call, without pickle, written completely or not at all.
 
-`write_file` turns the values into a manifest in JSON and a list of tensors (`Encoder`) and streams both to a temporary
-name that becomes the final one. `read_file` checks every byte and builds the values again (`Decoder`), with their
-tensors on the CPU. Any safetensors reader opens the file: it has tensors "0", "1", ..., each memory once, and in the
-metadata the manifest and its checksum. The header follows from the manifest (`_header`), so a header that does not is
-damaged.
+`write_file` turns the values into a JSON manifest and a list of tensors (`Encoder`) and streams both to a temporary
+file, which it then renames. `read_file` checks every byte and rebuilds the values (`Decoder`), with their tensors on
+the CPU. Any safetensors reader can open the file: it has tensors "0", "1", ..., each shared memory once. The metadata
+has the manifest and its checksum. The header is computed from the manifest (`_header`): one that differs is damaged.
 
-In the manifest a value is a node: None, a bool, an int, a str or [kind, *nodes]. `_KINDS` says how each kind of value
-is taken apart and built again. A value that can't be written exactly is refused.
+In the manifest a value is a node: None, a bool, an int, a str or [kind, *nodes]. `_KINDS` defines how each kind of
+value is taken apart and rebuilt. A value that can't be written exactly is refused.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from hookline._torch import lazy_clone, storage_address, storage_id
 from hookline._untrusted_files import DTYPES, LONGEST, check_memory, check_parts, open_regular, parse_json, stored_dtype
 from hookline.errors import StoreError, first_line
 
-_FORMAT = ["hookline cache", 1]  # The name and the version.
-_START = b'{"__metadata__":{"hookline":"'  # Of every header, up to the text of the manifest.
+_FORMAT = ["hookline cache", 1]  # Name and version.
+_START = b'{"__metadata__":{"hookline":"'  # The start of every header, up to the text of the manifest.
 _PIECE = 4 << 20  # Bytes copied at a time.
-_TEMPORARY, _STALE = ".hookline-temporary", 3600  # Seconds without a write after which its writer must be dead.
+_TEMPORARY, _STALE = ".hookline-temporary", 3600  # After so many seconds without a write, the writer must be dead.
 _EXISTS = "it exists; only files are replaced, and only with overwrite=True"
 _TOO_MANY = "it holds too many values for one file; save fewer sites with cache.select(...)"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error)
@@ -51,9 +50,9 @@ def write_file(
     overwrite: bool = False,
     scratch: bool = False,
 ) -> None:
-    """Write each site's calls (a list of nested values, oldest first) to one safetensors file, whole or not at all.
+    """Write each site's calls (lists of nested values, oldest first) to one safetensors file, completely or not at all.
 
-    A scratch file is in a folder of this process alone, and need not outlive it: nothing waits for the disk.
+    A scratch file is in a folder that only this process uses, and need not outlive it, so it is not synced to disk.
     """
     name, target, size = os.fspath(path), os.path.realpath(path), ""
     try:
@@ -75,7 +74,7 @@ def write_file(
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Read what `write_file` wrote; anything else is a StoreError and nothing is half-read."""
+    """Read a file that `write_file` wrote. Any other or damaged file raises StoreError."""
     name = os.fspath(path)
     try:
         with open_regular(name) as file, torch.inference_mode(False), torch.no_grad():
@@ -114,7 +113,7 @@ def _header(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _places(notes: Sequence[Any]) -> list[tuple[int, torch.dtype, list[int], int, int]]:
-    """Return index, dtype, shape, begin and end of each tensor in the data: large elements first, so aligned."""
+    """Return index, dtype, shape, begin and end of each tensor in the data. Large elements first keeps all aligned."""
     places, end = [], 0
     for index in sorted(range(len(notes)), key=lambda index: -DTYPES[notes[index][1]].to_real().itemsize):
         dtype, shape = DTYPES[notes[index][1]], notes[index][2]
@@ -127,7 +126,7 @@ def _places(notes: Sequence[Any]) -> list[tuple[int, torch.dtype, list[int], int
 
 
 def _make_room(folder: str, needed: int, clean: bool) -> None:
-    """Remove what killed processes left in a folder; raise where there is still no room."""
+    """Remove the temporary files of killed processes from a folder; raise if there is still no room."""
     with suppress(OSError), os.scandir(folder) as found:
         for entry in found if clean else ():
             if entry.name.endswith(_TEMPORARY) and time.time() - entry.stat().st_mtime > _STALE:
@@ -137,7 +136,7 @@ def _make_room(folder: str, needed: int, clean: bool) -> None:
 
 
 def _save(target: str, manifest: dict[str, Any], tensors: list[Tensor | Later], overwrite: bool, wait: bool) -> None:
-    """Write a file under a temporary name, then give it its own."""
+    """Write a file under a temporary name, then rename it."""
     folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}")
     try:
@@ -151,7 +150,7 @@ def _save(target: str, manifest: dict[str, Any], tensors: list[Tensor | Later], 
             os.unlink(temporary)
     if not wait:
         return
-    with suppress(OSError):  # Not every system can wait for a folder.
+    with suppress(OSError):  # Not every system can sync a folder.
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
@@ -176,7 +175,7 @@ def _stream(file: BufferedWriter, manifest: dict[str, Any], tensors: list[Tensor
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Cut a tensor into parts of at most _PIECE bytes, in the order of its elements."""
+    """Yield parts of a tensor of at most _PIECE bytes, in the order of its elements."""
     if tensor.nbytes <= _PIECE:
         yield from [tensor] if tensor.numel() else []
         return
@@ -186,7 +185,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _publish(temporary: str, target: str, overwrite: bool) -> None:
-    """Give a finished file its final name: by a link, which replaces nothing, unless asked to."""
+    """Give a finished file its final name. Without `overwrite`, by a link, which never replaces a file."""
     if overwrite:
         os.replace(temporary, target)
         return
@@ -199,7 +198,7 @@ def _publish(temporary: str, target: str, overwrite: bool) -> None:
 
 
 def _load(file: BufferedReader, size: int) -> dict[str, list[Any]]:
-    """Return the values in an open file of a size."""
+    """Return the values in an open file of `size` bytes."""
     manifest, start = _manifest(file, size)
     places = _places(manifest["tensors"])
     if size != start + max((end for *_, end in places), default=0):
@@ -214,7 +213,7 @@ def _load(file: BufferedReader, size: int) -> dict[str, list[Any]]:
         raise ValueError("a site that is not text, or has no list of calls")
     entries = {site: [decoder.value(call) for call in calls] for site, calls in manifest["sites"]}
     if decoder.unused or len(entries) != len(manifest["sites"]):
-        raise ValueError("a site stands twice, or a tensor belongs to none")
+        raise ValueError("a site appears twice, or a tensor belongs to no site")
     return entries
 
 
@@ -230,7 +229,7 @@ def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:
         raise Problem(f"is damaged, {foreign}")
     if not head.startswith(_START, 8):
         raise Problem("is not from hookline, or damaged; read another's with safetensors.torch.load_file(path)")
-    # Only the text of the manifest is read: the rest of the header follows from it.
+    # Only the text of the manifest is parsed. The rest of the header is computed from it and compared.
     text, _ = json.JSONDecoder().raw_decode(head[8:].decode(), len(_START) - 1)
     manifest = parse_json(text)
     is_whole = f'"checksum":"{zlib.crc32(text.encode()):08x}"'.encode() in head
@@ -244,7 +243,7 @@ def _manifest(file: BufferedReader, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _memory(file: BufferedReader, nbytes: int, checksum: str) -> Tensor:
-    """Read the next bytes of a file, checked, into memory of torch's own."""
+    """Read the next bytes of a file into memory that torch owns, and check them."""
     memory, found = torch.empty(nbytes, dtype=torch.uint8, device="cpu"), 0
     for start in range(0, nbytes, _PIECE):
         data = bytearray(min(_PIECE, nbytes - start))
@@ -257,17 +256,17 @@ def _memory(file: BufferedReader, nbytes: int, checksum: str) -> Tensor:
 
 
 _DEPTH = 100  # Levels of nesting.
-_MOST_KINDS = 1000  # Of records in one file: each makes a type, which takes long.
+_MOST_KINDS = 1000  # Of records in one file. Each needs a new type, which is slow to create.
 
 
 class Problem(Exception):
-    """What is wrong with a value or a file; `write_file` and `read_file` put the path in front of it."""
+    """A problem with a value or a file. `write_file` and `read_file` add the path."""
 
-    what = ""  # Of a tensor that no file takes: only what it is.
+    what = ""  # For a tensor that no file can hold: what kind it is.
 
 
 class Later:
-    """A tensor that is elsewhere, and is read when it is to be written."""
+    """A tensor that is stored elsewhere, and is read when it is written to the file."""
 
     def __init__(self, dtype: torch.dtype, shape: torch.Size) -> None:
         self.dtype = dtype
@@ -280,7 +279,7 @@ class Later:
 
 
 class Encoder:
-    """Turns values into nodes, and collects their tensors. A node is None, a bool, an int, a str or [kind, *nodes]."""
+    """Turns values into nodes and collects their tensors. A node is None, a bool, an int, a str or [kind, *nodes]."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor | Later] = []
@@ -311,7 +310,7 @@ class Encoder:
         return [tag, *(self._node(part, depth + 1) for part in parts)]
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
-        """Note each memory once; storages that share it copy-on-write are told apart by a number."""
+        """Note each memory once. Storages that share it copy-on-write get different numbers."""
         check(tensor)
         signs = (tensor.is_conj(), tensor.is_neg())
         start = storage_address(tensor), tensor.storage_offset()  # The address is that of the storage.
@@ -330,7 +329,7 @@ class Encoder:
 
 
 class Decoder:
-    """Turns nodes into values again."""
+    """Turns nodes back into values."""
 
     def __init__(self, tensors: Mapping[int, Tensor]) -> None:
         self._tensors = {(index, 0): tensor for index, tensor in tensors.items()}
@@ -338,7 +337,7 @@ class Decoder:
         self._kinds: set[Any] = set()
 
     def value(self, node: Any) -> Any:
-        """Return the value that a node was made of."""
+        """Return the value that a node stands for."""
         if node is None or type(node) in (bool, int, str):
             return node
         if type(node) is not list:
@@ -367,27 +366,27 @@ def _flat(parts: Mapping[Any, Any]) -> list[Any]:
 def _dict(*parts: Any) -> dict[Any, Any]:
     found = dict(zip(parts[::2], parts[1::2], strict=True))
     if 2 * len(found) != len(parts):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key appears twice")
     if not all(key is None or type(key) in (str, int, bool) for key in found):
         raise ValueError("a key of another type")
     return found
 
 
 def _is_counted(kinds: set[Any], record: Sequence[Any]) -> bool:
-    """Count the kind of a record, that is its name and the names of its fields; False if it is one too many."""
+    """Count a kind of record: its name and its field names. Return False if there are too many kinds."""
     kinds.add((record[0], record[1], *record[2::2]))
     return len(kinds) <= _MOST_KINDS
 
 
 def _record(value: Any) -> list[Any]:
-    """Return the name of a record's type, the names it answers None to without counting them, and its fields."""
+    """Return the name of a record's type, its attributes that are None and not among its items, and its fields."""
     kind = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         if isinstance(value, Mapping):  # In a ModelOutput, [0] is the first field that is not None.
             return [kind.__name__, tuple(name for name in names if name not in value), *_flat(value)]
         return [kind.__name__, (), *_flat({name: getattr(value, name) for name in names if hasattr(value, name)})]
-    fields = getattr(kind, "__match_args__", None)  # Of namedtuples and torch.return_types.
+    fields = getattr(kind, "__match_args__", None)  # Namedtuples and torch.return_types have it.
     if isinstance(value, tuple) and fields is not None and len(fields) == len(value):
         return [kind.__name__, getattr(kind, "_absent", ()), *_flat(dict(zip(fields, value, strict=True)))]
     raise _refusal(f"a {kind.__module__}.{kind.__qualname__}")
@@ -403,7 +402,7 @@ def _build_record(name: str, absent: tuple[str, ...], *parts: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _record_type(name: str, absent: tuple[str, ...], fields: tuple[str, ...]) -> Any:
-    """Return a namedtuple type, the same for the same names; None where these can't be its fields."""
+    """Return a namedtuple type, the same for the same names; None if the names can't be its fields."""
     make: Any = collections.namedtuple
     try:
         make(name, (fields + absent)[:256])
@@ -416,7 +415,7 @@ def _record_type(name: str, absent: tuple[str, ...], fields: tuple[str, ...]) ->
     return kind if len(fields + absent) <= 256 else None
 
 
-# How each kind of value is taken apart and built again: to support another one, add a line.
+# How each kind of value is taken apart and rebuilt. To support another kind, add a line.
 _KINDS: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[..., Any]]] = {
     int: (lambda value: [hex(value)], lambda text: int(text, 16)),
     float: (lambda value: [struct.pack("<d", value).hex()], lambda text: struct.unpack("<d", bytes.fromhex(text))[0]),
@@ -441,7 +440,7 @@ def _refusal(what: str) -> Problem:
 
 
 def check(tensor: Tensor) -> None:
-    """Raise for a tensor that can't be written exactly."""
+    """Raise if a tensor can't be written exactly."""
     kind = type(tensor)
     if kind not in (Tensor, torch.nn.Parameter):
         raise _refusal(f"a {kind.__module__}.{kind.__qualname__}")

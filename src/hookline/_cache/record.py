@@ -1,4 +1,4 @@
-"""What one capture has kept of one site: its values, call by call, and whether they may still be read."""
+"""The values that one capture has kept of one site, call by call, and whether they can still be read."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from hookline.errors import HooklineError, StaleValue, warn
 
 class _Empty:
     def __reduce__(self) -> str:
-        return "EMPTY"  # A copy of a record, or a pickle, holds the very same.
+        return "EMPTY"  # Copying and unpickling return the same object.
 
 
 EMPTY: Any = _Empty()
-Source = tuple[Tensor, int, Tensor | None]  # A tensor whose memory is shared, its version at the capture, and the copy.
+Source = tuple[Tensor, int, Tensor | None]  # A tensor with shared memory, its version at the capture, its copy.
 NEVER = 1 << 62
 INSIDE_TRANSFORM = "a value inside vmap, grad or another torch.func transform can't leave it; return it instead"
-ticks = itertools.count(1)  # One clock for every call that is seen, so that calls can be put in order.
+ticks = itertools.count(1)  # One clock for all calls, so that they can be sorted.
 
 
 class StoredValue:
-    """What a record holds in the place of a value that has to be checked, fetched or refused when it is read."""
+    """A stand-in for a value that has to be checked, fetched or refused when it is read."""
 
     __slots__ = ()
 
     def read(self, site: Site) -> Any:
-        """Return the value as it was when it passed the site, or say why that can't be."""
+        """Return the value as it was when it passed the site; raise if that is not possible."""
         raise NotImplementedError
 
     def peek(self) -> Any:
-        """Return a value of the same shape, to describe: overwritten or not."""
+        """Return a value of the same shape for a description, even if the value was overwritten."""
         raise NotImplementedError
 
     def stored(self, site: Site) -> Any:
-        """Return the value for writing to a file; parts that are on disk may stay a `Later`."""
+        """Return the value for a file; tensors on disk may stay a `Later`."""
         return self.read(site)
 
 
 class Guarded(StoredValue):
-    """A value and the tensors it shares memory with, each with the version at which it was captured.
+    """A value and the tensors it shares memory with, each with its version at the capture.
 
-    Tensors of the graph itself have spares: copies on write, of which one stands in for a tensor that is overwritten.
+    Tensors that are part of the graph have spares: copy-on-write copies that replace them once they are overwritten.
     """
 
     __slots__ = ("sources", "spares", "value")
@@ -70,16 +70,16 @@ class Guarded(StoredValue):
         for source, version, copy in self.sources:
             if version_of(source) != version and (copy is None or address(source) == address(copy) != 0):
                 raise StaleValue(_overwritten(site, version, source, is_copy=copy is not None))
-        # Those that have parted from their copies can't harm it any more, and need not be held.
+        # Sources that no longer share memory with their copy can't change the value, so they are dropped.
         self.sources = [one for one in self.sources if one[2] is None or address(one[0]) == address(one[2])]
         return self.value
 
     def peek(self) -> Any:
-        """Return the value as it is."""
+        """Return the value unchecked."""
         return self.value
 
     def _replace_overwritten(self, spares: dict[int, Guarded], site: Site) -> None:
-        """Put their spares in the place of those tensors that are not what they were any more."""
+        """Replace tensors that were overwritten with their spares."""
         others = {
             id(own): spares[id(own)].read(site)
             for own, version, _ in self.sources
@@ -90,15 +90,15 @@ class Guarded(StoredValue):
             self.sources = [one for one in self.sources if id(one[0]) not in others]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Guarded, (self.read(Site("")), [])  # Nobody else holds a copy, and torch counts its writes from 0.
+        return Guarded, (self.read(Site("")), [])  # The copy shares no memory, and torch counts its writes from 0.
 
 
 def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str:
-    """Return the error text. For a copy on write we only know that torch counted a write, not that bytes changed.
+    """Return the error text. For a copy-on-write copy we only know that torch counted a write, not that bytes changed.
 
-    A CUDA foreach function may have written through it, or torch has counted a write that changes no memory, such as
-    `x.copy_(x)` or `x.unsqueeze_(0)`. Both leave the same count, the same address and the same sharing behind. Only the
-    bytes differ, and to know those of before, every value would have to be read when it is captured.
+    A CUDA foreach function may have written to the shared memory, or torch may have counted a write that changes no
+    memory, such as `x.copy_(x)` or `x.unsqueeze_(0)`. Count, address and sharing are the same in both cases. Only the
+    bytes differ, and comparing those would mean reading every value when it is captured.
     """
     counted = f"(version {version}, now {version_of(source)})"
     if is_copy:
@@ -110,14 +110,14 @@ def _overwritten(site: Site, version: int, source: Tensor, is_copy: bool) -> str
 
 
 def _has_parted(own: Tensor, spare: Tensor) -> bool:
-    """Return True if a tensor was written through `.data`, which no version counts. Reading alone may part them too."""
+    """Return True if a tensor was written through `.data`, which raises no version. Reading may end the sharing too."""
     if not own.is_cpu or address(own) == address(spare):
         return False
     return not torch.equal(own, spare)
 
 
 class Lost(StoredValue):
-    """Stands for a value whose memory was used again before anybody read it."""
+    """A stand-in for a value whose memory was reused before the value was read."""
 
     __slots__ = ("like",)
 
@@ -125,42 +125,42 @@ class Lost(StoredValue):
         self.like = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), value)
 
     def read(self, site: Site) -> Any:
-        """Say that it is gone."""
+        """Raise: the value is gone."""
         raise StaleValue(
-            f"'{site}' is gone: it was in the memory of a CUDA graph, and another compiled run has used that since; "
+            f"'{site}' is gone: it was in the memory of a CUDA graph, which another compiled run has reused; "
             "read it before that run, or compile without CUDA graphs (mode='default')"
         )
 
     def peek(self) -> Any:
-        """Return what shape it had."""
+        """Return a meta tensor for each tensor of the value."""
         return self.like
 
 
 class Record:
     """The calls kept of one site. `keep` is how many; None is all.
 
-    What is the same for every new record stands on the class: one is made for each hooked module.
+    Defaults are class attributes, so that creating a record is fast: each captured module needs one.
     """
 
     __slots__ = ("__dict__", "__weakref__", "count", "order", "path", "seen", "stamp", "value", "version")
 
-    path: str  # The path of a plain tap's site: see tap.py.
+    path: str  # The path of a hot tap's site: see tap.py.
     value: Any  # The value of the call that began last.
-    version: int  # For a reference to the model's own tensor: torch's count of writes into it at the capture; else -1.
-    stamp: Any  # When the call of that value began.
+    version: int  # For a reference to the model's own tensor: its version at the capture; otherwise -1.
+    stamp: Any  # When the call of `value` began.
     count: int  # Calls so far.
-    seen: int  # The forward of the model in which it last fired; NEVER if `put` has to look closer.
+    seen: int  # The forward in which it last fired; NEVER sends the hot path to `put`.
     order: int  # When it first fired.
     keep: int | None = 1
     repeated = False  # Whether it fired several times in one forward.
-    is_traced = False  # Whether a compiled graph stored it, which may use its memory again.
-    read_at = -1  # How many forwards there had been when it was last read.
+    is_traced = False  # Whether a compiled graph stored the value, and may reuse its memory.
+    read_at = -1  # The number of forwards when it was last read.
     read_stamp: Any = -1  # The stamp of the value that was read then.
     reason = ""  # Why there is nothing to read.
-    family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site met so far.
+    family: dict[Site, Record] | None = None  # For `[*]` and `/*`: a record for each site seen so far.
 
     def __init__(self, site: Site, keep: int | None = 1) -> None:
-        # `plain_taps` in _engine/tap.py sets the same fields itself: keep both in step.
+        # `hot_taps` in _engine/tap.py sets the same fields directly: keep both in sync.
         self.site = site
         self.path = site.path
         self.value = EMPTY
@@ -172,7 +172,7 @@ class Record:
 
     @cached_property
     def site(self) -> Site:
-        """The site it keeps. For a plain tap it is made when first asked for."""
+        """The site it keeps. For a hot tap it is created on first access."""
         return Site(self.path)
 
     def put(self, value: Any, stamp: Any, forward: int, version: int = -1) -> None:
@@ -180,9 +180,9 @@ class Record:
         value = value if version < 0 else Guarded(value, [(value, version, None)])
         if not self.order:
             order = next(ticks)
-            if not self.order:  # Else another thread has put one meanwhile.
+            if not self.order:  # Otherwise another thread was faster.
                 self.order, self.stamp = order, stamp
-        elif self.seen == forward and forward and self.site.port != "param":  # Reading twice is not a repetition.
+        elif self.seen == forward and forward and self.site.port != "param":  # Two reads are no repetition.
             self.repeated = True
         self.seen = forward
         self.count += 1
@@ -190,20 +190,20 @@ class Record:
             self.reason = ""
         if self.keep != 1:
             self._put_call(value, stamp)
-        if stamp >= self.stamp:  # A recursive module's first call ends last: the pair of input and output must hold.
+        if stamp >= self.stamp:  # A recursive module's first call ends last; input and output must be of the same call.
             self.stamp = stamp
             self.value = value
             self.version = -1
 
     def leaving(self, value: Any, stamp: Any) -> Any:
-        """Return the value that is dropped when this one is put: an older one, EMPTY for none, or this one itself."""
+        """Return the value that `put(value, stamp)` would drop: an older one, `value` itself, or EMPTY for none."""
         if not self.order or (self.keep != 1 and (self.keep is None or len(self.calls) < self.keep)):
             return EMPTY
         first, there = (self.stamp, self.value) if self.keep == 1 else self.calls[0]
         return value if stamp < first else there
 
     def _put_call(self, value: Any, stamp: Any) -> None:
-        if not self.calls or self.calls[-1][0] <= stamp:  # The usual case; bisect would let other threads run.
+        if not self.calls or self.calls[-1][0] <= stamp:  # The usual case; bisect could switch threads.
             self.calls.append((stamp, value))
         else:
             bisect.insort(self.calls, (stamp, value), key=operator.itemgetter(0))
@@ -211,16 +211,16 @@ class Record:
             del self.calls[0]
 
     def explain(self, reason: str) -> None:
-        """Say why there is nothing to read, until the next value comes."""
+        """Record why there is nothing to read, until the next value comes."""
         self.reason = reason
         self.seen = NEVER
         for record in (self.family or {}).values():
             record.explain(reason)
 
     def copy_out_of_graph(self) -> None:
-        """Copy what a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
+        """Copy a value that a compiled graph has stored on CUDA: a replay of its CUDA graph would overwrite it."""
         self.is_traced = False
-        if isinstance(self.value, StoredValue):  # Python kept it, where the graph broke.
+        if isinstance(self.value, StoredValue):  # It was stored by Python code, at a graph break.
             return
         try:
             self.value = map_tensors(_out_of_graph, self.value)
@@ -228,16 +228,16 @@ class Record:
             self.value = Lost(self.value)
 
     def guard(self) -> None:
-        """Let a reference that the hot path stored be checked for writes when it is read."""
+        """Wrap a reference that the hot path stored, so that reading it checks for writes."""
         while self.version >= 0:
             value, version = self.value, self.version
             guarded = Guarded(value, [(value, version, None)])
-            if self.value is value:  # Else another thread has put one meanwhile.
+            if self.value is value:  # Otherwise another thread has put a new value.
                 self.value, self.version = guarded, -1
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.guard()
-        return super().__reduce_ex__(max(protocol, 2))  # The first two know no slots.
+        return super().__reduce_ex__(max(protocol, 2))  # Protocols 0 and 1 don't support slots.
 
     def latest(self) -> Any:
         """Return the latest value."""
@@ -253,15 +253,15 @@ class Record:
         return read_value(self.value, self.site)
 
     def each(self) -> Iterator[Any]:
-        """Yield the values kept, oldest first, one by one: those on disk need not be in memory together."""
+        """Yield the values kept, oldest first. Values on disk are read one at a time."""
         return (read_value(value, self.site) for value in self._held())
 
     def stored(self) -> list[Any]:
-        """Return the values kept, to write them to a file."""
+        """Return the values kept, for a file."""
         return [read_value(value, self.site, "stored") for value in self._held()]
 
     def unread(self) -> list[Any]:
-        """Return the stored values for another cache. Checks and loads still happen when that cache is read."""
+        """Return the values kept, for another cache. They are checked and loaded when that cache is read."""
         return [value if isinstance(value, StoredValue) else read_value(value, self.site) for value in self._held()]
 
     def _held(self) -> list[Any]:
@@ -273,13 +273,13 @@ class Record:
         return [value for _, value in self.calls]
 
     def stamps(self) -> list[Any]:
-        """Return when each of the calls kept began, oldest first; a gradient's has its backward pass before that."""
+        """Return when each call kept began, oldest first. For a gradient that is (backward pass, call)."""
         if self.keep == 1:
             return [] if self.value is EMPTY else [self.stamp]
         return [stamp for stamp, _ in self.calls]
 
     def peek(self) -> Any:
-        """Return the latest value as it is, overwritten or not."""
+        """Return the latest value, overwritten or not."""
         return _look(self.value)
 
     def peek_all(self) -> list[Any]:
@@ -324,7 +324,7 @@ def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
             raise HooklineError(INSIDE_TRANSFORM)
         if not value.is_inference():
             return value
-        with torch.inference_mode(False):  # Kept in inference mode: autograd could not use it.
+        with torch.inference_mode(False):  # Autograd can't use a tensor from inference mode.
             return share_for_now(value)
     if isinstance(value, StoredValue):
         return value.peek()
@@ -333,20 +333,20 @@ def _look(value: Any, read: Callable[[Any], Any] = lambda part: part) -> Any:
 
 
 def spread(record: Record | None) -> Histogram | None:
-    """Return how the latest value is spread; None if it is on disk, was overwritten, or can't be looked at."""
+    """Return a histogram of the latest value; None if it is on disk, was overwritten, or can't be read."""
     if record is None:
         return None
     try:
         tensors = leaves(record.peek()) if record.value is not EMPTY and _is_right(record) else []
-        if any(tensor.is_meta or is_replayed_over(tensor) for tensor in tensors):  # Of what is on disk, just the shape.
+        if any(tensor.is_meta or is_replayed_over(tensor) for tensor in tensors):  # On disk, or overwritten.
             return None
         return glimpse(tensors)
-    except (HooklineError, RuntimeError, NotImplementedError):  # A picture is not worth an error.
+    except (HooklineError, RuntimeError, NotImplementedError):  # A missing histogram is better than an error.
         return None
 
 
 def _is_right(record: Record) -> bool:
-    """Return True if the value is what passed; raise a HooklineError if not."""
+    """Return True if the value is as it passed; raise a HooklineError if not."""
     record.guard()
     value = record.value
     if isinstance(value, StoredValue) and not any(tensor.is_meta for tensor in leaves(value.peek())):
