@@ -16,7 +16,7 @@ _DEEPEST = 40
 _HEIGHT = 16
 _SEGMENT = re.compile(r"(?:\\.|[^.:\[#/(\\])+")
 
-# Most colours are those of the notebook; the others are readable on dark and light pages.
+# Most colours come from the notebook. The others are readable on dark and light pages.
 _STYLE = """
 .hookline-table{font-family:var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace);font-size:12px;
 line-height:1.5;overflow-x:auto;color:inherit;text-align:left}
@@ -56,7 +56,7 @@ class Picture(Protocol):
 
 
 class _Module:
-    """One module in the tree: its own rows, and the modules below it."""
+    """One module in the tree: its rows, and the modules below it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class _Page:
         self.rows = rows
         self.name = name
         self.pictures = pictures
-        # The column of names comes first, since it opens and closes.
+        # The column of names comes first, since its cells open and close.
         self.order = sorted(range(len(header)), key=lambda column: (column != name, column))
         self.header = header
         self.right = [_is_right(column, name, rows) for column in self.order]
@@ -172,17 +172,17 @@ def _tree(names: Sequence[str]) -> _Module:
 
 
 def _without_chains(module: _Module) -> _Module:
-    """Leave out modules that only hold one other module."""
+    """Return the tree without modules that have no row and only one module below them."""
     module.below = {path: _without_chains(one) for path, one in module.below.items()}
     is_chain = not module.rows and len(module.below) == 1
     return next(iter(module.below.values())) if is_chain else module
 
 
 def _segments(name: str) -> list[str]:
-    r"""Return the names of the modules that a site is in: h and 0 for "h.0.encode():input[0]"."""
+    r"""Return the module names in the path of a site: h and 0 for "h.0.encode():input[0]"."""
     found, position = [], 0
     while match := _SEGMENT.match(name, position):
-        if name.startswith("(", match.end()):  # A method of the module before.
+        if name.startswith("(", match.end()):  # A method of the previous module.
             break
         found.append(match.group())
         if not name.startswith(".", match.end()):

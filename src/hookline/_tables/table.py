@@ -1,7 +1,7 @@
-"""A table as text that fits its terminal, in colours, and as HTML; and how counts and sizes are written.
+"""A table as text that fits the terminal, in colours, and as HTML; counts and sizes as text.
 
 Table     rows under a header, and how they are laid out
-Tabular   the base of classes that print as a table: they define `_table()`
+Tabular   base class for objects that print as a table: they define `_table()`
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hookline._tables.terminal import (
     wrap,
 )
 
-ENOUGH_ROWS = 24  # Longer tables show repeated blocks as one.
+ENOUGH_ROWS = 24  # Longer tables show repeated rows as one.
 MOST_ROWS = 60
 
-Shown = tuple[list[list[str]], dict[int, str], list[str]]  # Rows, text before some of them by number, notes.
+Shown = tuple[list[list[str]], dict[int, str], list[str]]  # Rows; {row number: text to show before it}; notes.
 
 
 class Line(NamedTuple):
-    """One line: whether it is "title", "header", "rule", "row" or "note", and its cells, each as wide as its column."""
+    """One line: its kind ("title", "header", "rule", "row" or "note"), and its cells, each as wide as its column."""
 
     kind: str
     cells: list[str]
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header, and how to shorten them if there is little room.
+    """Rows under a header, and how to shorten them if they don't fit.
 
     >>> print(Table(("site", "calls"), [("h.0", 1), ("h.1.mlp", 12)]))
     site     calls
@@ -57,12 +57,13 @@ class Table:
 
     Args:
         names: The header of the column with names of places in a model.
-        alike: The columns whose numbers must agree in rows that are merged; others become ranges.
-        spare: The columns to drop first if there is no room for all.
-        weights: How much each row matters. Then rows are not merged; of too many, the heaviest are shown.
-        pictures: Returns the histogram of a row by its number, for a notebook, or None.
+        alike: The columns whose numbers must be equal in merged rows. Numbers in other columns become ranges.
+        spare: The columns to drop first if not all fit.
+        weights: How much each row matters. With weights, rows are not merged; if there are too many, the heaviest are
+            shown.
+        pictures: Returns the histogram of a row, by its number, for a notebook; or None.
         empty: The text to show if there are no rows.
-        every: The code that shows every row, for the note that some are left out.
+        every: The code that shows every row, for the note about rows left out.
     """
 
     header: Sequence[str]
@@ -116,7 +117,7 @@ class Table:
         return [[clean(str(cell)) for cell in row] for row in self.rows]
 
     def _shortened(self, cells: list[list[str]]) -> Shown:
-        """Return fewer rows, text between them, and notes."""
+        """Return fewer rows, texts to show between them, and notes."""
         if self.weights is not None:
             return self._heaviest(cells, self.weights)
         notes = []
@@ -145,7 +146,7 @@ def table_of(shown: Tabular) -> Table:
 
 
 class Tabular:
-    """A base for classes that print as a table: in a terminal (with rich, in colours) and in a notebook."""
+    """A base class for objects that print as a table: in a terminal (with rich, in colours) and in a notebook."""
 
     __slots__ = ()
 

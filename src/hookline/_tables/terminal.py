@@ -1,4 +1,4 @@
-"""Fit a table into a terminal: its width, short cells, repeated rows as one, columns side by side."""
+"""Fit a table into a terminal: measure its width, shorten cells, merge repeated rows, lay out columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 ELLIPSIS = "…"
 GAP = 2  # Blanks between columns.
 _NARROW = 10  # A column up to this width is never squeezed.
-_NAME, _TEXT = 24, 14  # The least width of a column of names, and of text; below that, columns are dropped.
+_NAME, _TEXT = 24, 14  # The minimum width of a column of names, and of text. If that does not fit, columns are dropped.
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")
-_HERE = "\0"  # Stands for the number in which rows differ, in any of their cells.
+_HERE = "\0"  # Stands in a cell for the number in which rows differ.
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _JOINER = "\u200d"  # Joins several emoji into one.
 
@@ -170,7 +170,7 @@ def _fitting(clusters: list[str], columns: int) -> list[str]:
 
 
 class _Row:
-    """One row or several merged ones: the name as text, number, text, …; numeric cells as smallest and largest."""
+    """One row, or several merged ones: the name split into text, number, text, …; the limits of its numeric cells."""
 
     def __init__(self, parts: list[str], cells: list[str], limits: dict[int, Limits]) -> None:
         self.parts = parts
@@ -178,7 +178,7 @@ class _Row:
         self.limits = limits
 
     def key(self, position: int, alike: Collection[int]) -> tuple[object, ...]:
-        """Return what must be equal in merged rows: all but one number of the name and the cells that may vary."""
+        """Return what must be equal in merged rows: all except one number of the name and the cells that may vary."""
         number = self.parts[position]
         others = [_HERE if index == position else part for index, part in enumerate(self.parts)]
         cells = [
@@ -204,7 +204,7 @@ def collapse(rows: Sequence[Sequence[str]], name: int, alike: Collection[int], e
 
     Args:
         name: The column with the names.
-        alike: The columns whose numbers must be equal too; others become ranges.
+        alike: The columns whose numbers must be equal too. Numbers in other columns become ranges.
     """
     found = [_row(row, name) for row in rows]
     for position in range(1, max((len(row.parts) for row in found), default=0), 2):
@@ -249,7 +249,7 @@ def _merged(rows: list[_Row], position: int, alike: Collection[int]) -> list[_Ro
 
 
 def _joined(group: list[tuple[int, _Row]], position: int) -> list[tuple[int, _Row]]:
-    """Merge rows, each given with its place in the table; return them as they are if they are not a block."""
+    """Merge rows, each given with its place in the table. Rows that are not a block are returned unchanged."""
     numbers = sorted(int(row.parts[position]) for _, row in group) if len(group) > 1 else []
     # Two rows that are far apart are not a block.
     if not numbers or (len(numbers) == 2 and numbers[1] > numbers[0] + 1):
@@ -285,7 +285,7 @@ def _several(numbers: list[int]) -> str:
 
 
 def _mention(cell: str, number: str) -> str:
-    """Mark where a text names a module by this number, as in "Capture 'h.0.attn' instead"."""
+    """Mark this number where it is part of a module's name in a text, as in "Capture 'h.0.attn' instead"."""
     if number not in cell:
         return cell
     return re.sub(rf"(?:(?<=[A-Za-z_]\.)|(?<=')){number}(?!\w)", _HERE, cell)
@@ -293,7 +293,7 @@ def _mention(cell: str, number: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its header and cells, and whether they are names."""
+    """One column: its header, its cells, and whether the cells are names."""
 
     header: str
     cells: list[str]
@@ -311,7 +311,7 @@ class Column:
 
     @cached_property
     def least(self) -> int:
-        """The least width to which it may be squeezed."""
+        """The minimum width to which it may be squeezed."""
         if self.is_right or self.header == "":
             return self.natural
         return min(self.natural, max(_NAME if self.is_name else _TEXT, _NARROW))
@@ -334,7 +334,7 @@ class Grid(NamedTuple):
 
 
 def arrange(columns: list[Column], limit: int | None, spare: Sequence[str] = ()) -> Grid:
-    """Lay out columns within `limit` columns of a terminal; `spare` ones are dropped first."""
+    """Lay out columns in a terminal of width `limit`; `spare` ones are dropped first."""
     notes: list[str] = []
     if limit is not None and _total(columns) > limit:
         columns = _with_shorter_ranges(columns, limit)
@@ -365,7 +365,7 @@ def _rounded(cell: str, digits: int) -> str:
 
 
 def _with_fewer(columns: list[Column], limit: int, spare: Sequence[str]) -> tuple[list[Column], list[str]]:
-    """Drop columns until the rest fits: first bars, then constant columns, then `spare`, then from the right."""
+    """Drop columns until the rest fits: first bars, then constant columns, then `spare`, then the rightmost."""
     same: dict[str, str] = {}
     lost = set[str]()
     headers, columns = [column.header for column in columns], list(columns)
@@ -388,7 +388,7 @@ def _with_fewer(columns: list[Column], limit: int, spare: Sequence[str]) -> tupl
 
 
 def _shares(columns: list[Column], limit: int | None) -> list[int]:
-    """Return the width of each column: its natural one, or a share of the room that is left."""
+    """Return the width of each column: its natural width, or its minimum plus a share of the remaining room."""
     if limit is None or _total(columns) <= limit:
         return [column.natural for column in columns]
     widths = [column.least for column in columns]
