@@ -1,7 +1,7 @@
 """Run a model to see what it would do: on fake tensors or, if it can't run on those, for real. Nothing changes.
 
 On fake tensors, shapes and dtypes are those of a real run, but nothing is computed and no weights are read. The model,
-its buffers and the random numbers are left as they were, and nothing outside of the model keeps a tensor of the run.
+its buffers and the random state are left as they were, and nothing outside of the model keeps a tensor of the run.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MakeObservers = Callable[[], tuple[Places, Callable[[], T]]]  # Returns the obse
 
 
 def call_arguments_of(run: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that `run=` stands for: a tuple of them, a mapping of keywords, or a single one."""
+    """Return the arguments in `run=`: a tuple of arguments, a mapping of keywords, or a single argument."""
     if isinstance(run, Mapping):
         return (), dict(run)
     return (run if isinstance(run, tuple) else (run,)), {}
 
 
 def refuse_lazy(model: nn.Module, then: str) -> None:
-    """Raise if a model has lazy parameters, which its first run makes."""
+    """Raise if a model has lazy parameters, which only get a shape in its first run."""
     if any(map(is_lazy, model.parameters())):
         raise HooklineError(
             f"{type(model).__name__} has parameters without a shape yet: run the model once, then {then}"
@@ -69,7 +69,7 @@ def try_out(
                 run(model, args, kwargs)
             return read()
         except BaseException:
-            around.put_back(run)  # The return value is of no use: the traceback also holds tensors of the run.
+            around.put_back(run)  # Its result is ignored: the traceback holds tensors of the run as well.
             raise
 
     fake, real = FakeRun(), RealRun()
@@ -92,14 +92,14 @@ def _freed(places: list[str]) -> str:
 
 @contextmanager
 def observed(model: nn.Module, places: Places) -> Iterator[None]:
-    """Let observers see what passes, pause all hooks, and put back what the run leaves on the modules."""
+    """Let observers see the values, pause all hooks, and undo the changes of the run on the modules."""
     with undisturbed(), left_as_found(model), observing(places):
         yield
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Pause all hooks and compiled graphs, and leave the random numbers as they were."""
+    """Pause all hooks, run compiled modules uncompiled, and restore the random state."""
     with resting(), torch.random.fork_rng(), _eagerly():
         yield
 
@@ -124,7 +124,7 @@ class FakeRun:
             functional_call(model, dict[str, Tensor](state), fake_args, fake_kwargs)
 
     def lives(self) -> bool:
-        """Return True if something still holds a fake tensor of this run: each of them holds its mode."""
+        """Return True if something still holds a fake tensor of this run. Each of them holds the mode."""
         return self._mode() is not None
 
     def kept(self) -> list[Tensor]:

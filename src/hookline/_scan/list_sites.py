@@ -1,4 +1,4 @@
-"""`hl.sites`: the places that a pattern means in a model, before it runs or in one trial run."""
+"""`hl.sites`: the places that a pattern matches in a model, before it runs or in one trial run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LONGEST_LINE = 72
 
 
 class Sites(Tabular, Sequence[Site]):
-    """What a pattern means in a model: a sequence of sites that prints as a table."""
+    """The sites that a pattern matches in a model: a sequence that prints as a table."""
 
     def __init__(self, sites: list[Site], header: tuple[str, ...], rows: Sequence[Any], note: str = "") -> None:
         self._sites = sites
@@ -60,7 +60,7 @@ class Sites(Tabular, Sequence[Site]):
 
 
 def sites(model: nn.Module, *where: Where, run: Any = None) -> Sites:
-    """Show what `where` means in `model`, before anything runs; without one, every module.
+    """List the sites that `where` matches in `model`, without running it. Without `where`, list every module.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> sites(model, nn.Linear, "1:input")
@@ -71,8 +71,8 @@ def sites(model: nn.Module, *where: Where, run: Any = None) -> Sites:
     1:input  ReLU             0
 
     Args:
-        run: The model's arguments as a tuple, or its keywords as a mapping. It is run with them once, on fake tensors
-            where it can, and what passes is listed in that order, each function under its name:
+        run: The model's arguments as a tuple, or its keywords as a mapping. The model runs with them once, on fake
+            tensors if possible. Sites are listed in the order in which values pass, with the name of each function:
             `sites(model, "0/*", run=(x,))`.
     """
     found = find_places(model, where or (every_module,))
@@ -80,7 +80,7 @@ def sites(model: nn.Module, *where: Where, run: Any = None) -> Sites:
 
 
 def every_module(_name: str, _module: nn.Module) -> bool:
-    """Stand for the output of every module where places are asked for."""
+    """Match every module; pass this function as a place to mean the output of each."""
     return True
 
 
@@ -111,14 +111,14 @@ def _parameter_count(place: Found) -> int:
 
 
 class FirstCall(NamedTuple):
-    """What passed at a site in its first call, and the user's line that made the call."""
+    """The value at a site in its first call, as text, and the user's line that made the call."""
 
     value: str
     line: str
 
 
 class SitesObserver(Observer):
-    """Note what passes at each site, and the user's line that made the call."""
+    """Notes the first value at each site, and the user's line that made the call."""
 
     kind = "list"
 
@@ -138,7 +138,7 @@ class SitesObserver(Observer):
 
 
 def _sites_in_a_run(model: nn.Module, found: list[Found], run: Any) -> Sites:
-    """List sites in the order in which a run reaches them; exact ones that it does not reach come last."""
+    """List sites in the order in which a run reaches them. Exactly named sites that it does not reach come last."""
     for place in found:
         if place.site.is_gradient:
             raise SiteError(f"'{place.site}': a forward shows no gradient; leave run= out")
@@ -178,10 +178,10 @@ def dtypes_and_shapes(tensors: Sequence[Tensor]) -> str:
 
 
 def user_line_text() -> str:
-    """Return the user's line that runs now, as text: the nearest outside of hookline and of torch's own calls."""
+    """Return the current line of the user's code as text: the innermost frame outside of hookline and torch's calls."""
     for one in frames(frame_at(1)):
         file, number = one.f_code.co_filename, one.f_lineno
-        if file == fake_run.__file__:  # The model itself was called there.
+        if file == fake_run.__file__:  # The model was called from there.
             return ""
         if not file.startswith(_SKIPPED):
             break

@@ -1,4 +1,4 @@
-"""Put back what a run has changed on the modules of a model: attributes, their contents, and buffers."""
+"""Undo the changes of a run on the modules of a model: attributes, their contents, and buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline._kernel import ATOMS, Names, is_shadow
 
 @contextmanager
 def left_as_found(model: nn.Module) -> Iterator[None]:
-    """Put back the attributes of a model's modules, and their contents, as they were before a run."""
+    """Restore the attributes of a model's modules, and their contents, after a run."""
     seen = set[int]()
     restorers = [module_restorer(module, seen) for _, module in Names(model).once()]
     try:
@@ -29,14 +29,14 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_as_found(model: nn.Module) -> Iterator[None]:
-    """Put back the buffers of a model that a run has written to, such as the statistics of a BatchNorm."""
+    """Restore the buffers of a model that a run has written to, such as the statistics of a BatchNorm."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, content in before:
-                if not torch.equal(buffer, content):  # BatchNorm does not raise the version of what it writes to.
+                if not torch.equal(buffer, content):  # BatchNorm writes without raising the version.
                     buffer.copy_(content)
 
 
@@ -84,7 +84,7 @@ def _containers(held: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def holds_same(container: Any, content: Any) -> bool:
-    """Return True if two containers of one kind hold the very same objects."""
+    """Return True if two containers of one kind hold the same objects."""
     if len(container) != len(content):
         return False
     if isinstance(container, dict):

@@ -1,4 +1,4 @@
-"""Put back what a trial run of a model has changed outside of its modules.
+"""Undo the changes of a trial run of a model outside of its modules.
 
 A trial run makes tensors that must not outlive it: fake ones, and copies of the parameters. The code of a model may
 keep one in a global, a class, a closure, another object or a cache, such as a table that a function computes once.
@@ -48,7 +48,7 @@ _NEVER_HOLD = frozenset((*NOT_ENTERED, GetSetDescriptorType, MethodDescriptorTyp
 _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _IMPORT = opmap["IMPORT_NAME"]
 _IS_HEAP_TYPE = 1 << 9  # A bit of `type.__flags__`; the attributes of classes without it can't change.
-# Code of these packages keeps nothing from a run of a model, but objects of a few modules hold what others put there.
+# Code of these packages keeps nothing from a run of a model. Objects of the modules in `_HOLDING` can hold tensors.
 _FOREIGN = frozenset((*sys.stdlib_module_names, "torch", "hookline"))
 _NAMES_OF_TORCH = ("torch", "nn", "F", "Tensor")  # The names under which modules import torch or parts of it.
 _HOLDING = frozenset(("builtins", "collections", "functools", "types", "weakref", "_thread"))
@@ -65,7 +65,7 @@ class TrialRun(Protocol):
 
 
 class Surroundings:
-    """What the code of a model can reach outside of its modules, as it was before the run."""
+    """A snapshot, from before the run, of everything outside of a model's modules that its code can reach."""
 
     def __init__(self, model: nn.Module) -> None:
         self._held = list(_reached(model))
@@ -86,7 +86,7 @@ class Surroundings:
         return places
 
     def put_back(self, run: TrialRun) -> list[str]:
-        """If anything keeps a tensor of the run, put back all that changed and empty caches; return what kept one.
+        """If anything keeps a tensor of the run, undo all changes and empty caches; return the names of what kept one.
 
         All changes are undone, not only those that keep a tensor: a flag may say that a table exists.
         """
@@ -136,7 +136,7 @@ class Snapshot(NamedTuple):
     name: str
     holder: Any
     before: Any
-    is_foreign: bool = False  # It belongs to another package, so only entries that keep a tensor are put back.
+    is_foreign: bool = False  # It belongs to Python, torch or hookline: only entries that keep a tensor are restored.
 
 
 def base_of(kind: type) -> Any:
@@ -161,7 +161,7 @@ def content(holder: Any) -> Any:
 
 
 def restore(held: Snapshot, wanted: set[int]) -> None:
-    """Restore what a holder held. In a holder of another package, only entries that lead to a tensor in `wanted`."""
+    """Restore what a holder held. In a foreign holder, only restore entries that lead to a tensor in `wanted`."""
     holder, before = held.holder, held.before
     kind = type(holder)
     if issubclass(kind, Tensor):
@@ -260,7 +260,7 @@ def _reached(model: nn.Module) -> Iterator[Snapshot]:
         name, one = waiting.popleft()
         if id(one) in seen:
             continue
-        kind = type(one)  # Not `isinstance`: it asks for `__class__`, and a proxy may load its object then.
+        kind = type(one)  # Not `isinstance`: it reads `__class__`, at which a proxy may load its object.
         if kind not in kinds:
             kinds[kind] = (issubclass(kind, NOT_ENTERED), base_of(kind))
         is_skipped, base = kinds[kind]
@@ -275,7 +275,7 @@ def _reached(model: nn.Module) -> Iterator[Snapshot]:
                     seen.add(id(space.names))
                     yield Snapshot(f"the globals of {space.home}", space.names, space.names.copy(), space.is_foreign)
                 parts = [(f"{space.home}.{key}", space.names[key]) for key in names]
-                if space.is_foreign:  # Other objects in it are its own.
+                if space.is_foreign:  # Its other objects belong to that package alone.
                     yield from _with_attributes(parts, seen)
                 else:
                     waiting += parts
@@ -286,7 +286,7 @@ def _reached(model: nn.Module) -> Iterator[Snapshot]:
 
 
 def _with_attributes(parts: list[tuple[str, Any]], seen: set[int]) -> Iterator[Snapshot]:
-    """Yield the attributes of functions, and of classes of other packages, that a model's code may set."""
+    """Yield snapshots of functions and foreign classes, whose attributes a model's code may set."""
     for name, one in parts:
         is_class = issubclass(type(one), type)
         if type(one) is FunctionType and id(one.__dict__) not in seen:
@@ -352,7 +352,7 @@ def _package(code: Any) -> str:
 
 
 def _without_torch(model: nn.Module) -> set[str]:
-    """Return the installed packages that have nothing to do with torch, nor with the user's own code.
+    """Return the installed packages that use neither torch nor the user's code.
 
     Large libraries use many of these, for downloads or progress bars. Their code is not searched; their objects are.
     """
@@ -374,7 +374,7 @@ def _without_torch(model: nn.Module) -> set[str]:
 
 
 class _Namespace:
-    """The globals of a Python module, and which of its names were returned already."""
+    """The globals of a Python module, and the names that were already returned."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names
@@ -439,7 +439,7 @@ def _name(function: Any) -> str:
 
 
 def _owner(kept: list[Tensor]) -> str:
-    """Say in words what holds these tensors; an empty text if a kept traceback does."""
+    """Describe what holds these tensors; return an empty text if a stored traceback does."""
     holders = [_suspended(one) or one for one in gc.get_referrers(*kept) if one is not kept]
     if not kept or any(type(one) is FrameType for one in holders):
         return ""

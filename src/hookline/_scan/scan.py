@@ -1,4 +1,4 @@
-"""`hl.scan`: what each module of a model would do with an input, and what to beware of, without computing anything."""
+"""`hl.scan`: what each module of a model would do with an input, and its hazards, without computing anything."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Scan(Tabular, Sequence[Row]):
-    """What each module of a model would do, in the order they begin; prints as a table."""
+    """What each module of a model would do, in the order in which they are called; prints as a table."""
 
     def __init__(self, rows: list[Row], note: str) -> None:
         self.rows = rows
@@ -73,7 +73,7 @@ class Scan(Tabular, Sequence[Row]):
 
 
 class ScanObserver(Observer):
-    """Note what passes, and the version of each tensor, so that a later write to it is noticed."""
+    """Notes each output and the versions of its tensors, so that later writes are noticed."""
 
     kind = "scan"
 
@@ -121,7 +121,7 @@ def scan(model: nn.Module, *args: Any, **kwargs: Any) -> Scan:
 
 
 def _places(model: nn.Module, observer: ScanObserver) -> Places:
-    """Return the inputs and the output of every module, at which to observe."""
+    """Return the places to observe: the inputs and the output of every module."""
     modules = [(name, one) for name, one in Names(model).once() if not (is_scripted(one) or is_container(one))]
     places = [Found(Site(name, port), module) for name, module in modules for port in ("inputs", "output")]
     return [(place, observer) for place in places]
