@@ -1,1 +1,1 @@
-"""`hl.sweep`: measure a model with one place after the other changed."""
+"""`hl.sweep`: measure a model with one place at a time changed."""

@@ -1,4 +1,4 @@
-"""`hl.sweep`: measure a model with one place after the other changed, to see which of them matter."""
+"""`hl.sweep`: measure a model with one place at a time changed, to see which places matter."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _BAR = 20
 
 
 class Sweep(Tabular, Mapping[str, Any]):
-    """What was measured with each place changed, in the order in which places fire; prints as a table with bars.
+    """The measurement with each place changed, in the order in which places fire; prints as a table with bars.
 
-    `base` was measured without a change. Single numbers are floats; a tensor with several elements stays a tensor.
+    `base` is the one without a change. Single numbers are floats; a tensor with several elements stays a tensor.
     """
 
     def __init__(self, base: Any, measured: Mapping[str, Any], change: str = "changed") -> None:
@@ -63,7 +63,7 @@ class Sweep(Tabular, Mapping[str, Any]):
     def plot(
         self, kind: str | None = None, *, ax: Axes | None = None, tokens: Any = None, title: str | None = None
     ) -> Figure | Axes:
-        """Draw what was measured over the places; keys that vary in two numbers become a map of both."""
+        """Plot the measurements over the places. If the sites differ in two numbers, plot a map over both."""
         from hookline._plot.plot import plot
 
         if title is not None:
@@ -96,7 +96,7 @@ def sweep(
     skip: bool = False,
     progress: bool | None = None,
 ) -> Sweep:
-    """Measure a model with one place after the other changed: set to zero by default.
+    """Measure a model with one place at a time changed: set to zero by default.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
     >>> found = sweep(model, "*", lambda: model(Tensor(1, 4).fill_(1.0)).norm())
@@ -104,8 +104,8 @@ def sweep(
     (['0', '1', '2'], 0.0)
 
     Args:
-        where: The places; `[*]` and `/*` stand for all that a first run shows. Or a Cache or mapping from site to
-            value, whose values are put in one at a time, such as those of another run.
+        where: The places; `[*]` and `/*` stand for all places that a first run finds. Or a Cache or mapping from site
+            to value, for example from another run: its values are put in one at a time.
         measure: Runs the model, and returns a number or a tensor.
         patch: The value to put in instead of zero.
         edit: A function whose result replaces the value that passes.
@@ -134,7 +134,7 @@ def sweep(
 
 
 class _Change:
-    """The change that is made at each place, and the places that were asked for."""
+    """The change to make at each place, and the requested places."""
 
     def __init__(self, where: Any, patch: Any, edit: Callable[[Any], Any] | None, skip: bool) -> None:
         if not isinstance(skip, bool):
@@ -156,7 +156,7 @@ class _Change:
         self.patch = 0.0 if patch is NOTHING else patch
         self.edit = edit
         self.skip = skip
-        self.does_edit = False  # The edit function has returned something other than None.
+        self.does_edit = False  # Whether the edit function has returned anything but None.
 
     @property
     def name(self) -> str:
@@ -164,7 +164,7 @@ class _Change:
         return getattr(self.edit, "__name__", None) or type(self.edit).__name__
 
     def add(self, hooks: Hooks, site: Site, key: Any) -> None:
-        """Add the hook that makes the change at one place, which was asked for by `key`."""
+        """Add the hook that makes the change at one place, which matches `key`."""
         if self.edit is not None:
             hooks.edit(site, self._noted(self.edit))
         elif self.skip:
@@ -198,7 +198,7 @@ def _refuse_measure(measure: Any) -> None:
         raise HooklineError(f"{what}, not {describe(measure)}")
     try:
         signature = inspect.signature(measure)
-    except (TypeError, ValueError):  # A builtin may have none.
+    except (TypeError, ValueError):  # A builtin may have no signature.
         return
     try:
         signature.bind()
@@ -209,18 +209,18 @@ def _refuse_measure(measure: Any) -> None:
 
 
 def _warn_of_dropout(model: Any) -> None:
-    """Warn if dropout is on: then measurements also vary by chance."""
+    """Warn if dropout is on, since measurements then vary by chance."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, AnyDropout) and module.training and module.p > 0:
             warn(
-                f"'{Site(name)}' is in train mode, and drops other elements in each run of the sweep, so what is "
-                "measured varies by that too; call model.eval() first"
+                f"'{Site(name)}' is in train mode, and drops different elements in each run of the sweep, so "
+                "measurements vary by chance too; call model.eval() first"
             )
             return
 
 
 def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) -> tuple[Any, dict[Site, Any]]:
-    """Measure without a change; return the result, and each place that fires with the key that asked for it."""
+    """Measure without a change; return the result, and each place that fires with the key that matches it."""
     with ExitStack() as blocks:
         seen = [(key, blocks.enter_context(_looking(model, key))) for key in change.asked]
         base = _checked(measure())
@@ -238,7 +238,7 @@ def _first_run(model: nn.Module, change: _Change, measure: Callable[[], Any]) ->
 
 
 def _looking(model: nn.Module, where: Where) -> Hooks:
-    """Return hooks that note where something passes; if nothing does, their block raises and says why."""
+    """Return hooks that note where values pass. If none does, the end of their block raises and says why."""
     hooks = capture(model, where, transform=_nothing)
     raise_if_all_miss(hooks)
     return hooks
