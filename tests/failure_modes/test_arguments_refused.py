@@ -178,7 +178,7 @@ class TestSkipping:
         model = nn.Sequential(Block(), nn.LSTM(2, 2))
         output, _ = hl.run(model, X, skip={"0": torch.zeros(5, 2)})
         assert output.shape == (5, 2)
-        with pytest.raises(hl.EditError, match=r"'0': 0.0 given for what Block returns.*give a tensor"):
+        with pytest.raises(hl.EditError, match=r"'0': 0.0 given as the output of Block.*give a tensor"):
             hl.run(model, X, skip={"0": 0.0})
 
     def test_under_autocast_the_dtype_is_up_to_the_caller(self) -> None:

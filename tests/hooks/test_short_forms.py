@@ -292,7 +292,7 @@ def test_a_patch_may_make_an_exception_of_a_pattern_and_name_several_parts_and_c
 @pytest.mark.parametrize("value", [None, torch.zeros_like])
 def test_what_no_module_returns_is_refused_as_the_value_of_a_skip(value) -> None:
     model, x = GPT(), tokens()
-    with pytest.raises(hl.EditError, match="given for what Block returns; leave it out to pass the input on"):
+    with pytest.raises(hl.EditError, match="given as the output of Block; leave it out to pass the input on"):
         hl.run(model, x, skip={"h.0": value})
 
 

@@ -1,1 +1,1 @@
-"""Nested values: get and put parts, copy them, fit one to another, describe them."""
+"""Nested values: read and replace parts, copy values, fit one to another, describe them."""

@@ -1,7 +1,7 @@
-"""Swap tensors inside a passing value, and keep the lists, dicts and objects that it is made of.
+"""Replace tensors inside a passing value, and keep the lists, dicts and objects that hold them.
 
-A caller that gives a module a list, a dict or a key-value cache expects the module to write into that very object. So
-a leaf is exchanged in the container that holds it. Only what can't be written to, such as a tuple, is built again.
+A caller that gives a module a list, a dict or a key-value cache expects the module to write into that same object.
+Tensors are therefore replaced inside the container that holds them. Only an immutable one, such as a tuple, is rebuilt.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hookline._values.nested import DEEPEST, USUAL, children, held_by, rebuild
 
 
 class Exchange:
-    """Puts other parts into the containers of a passing value, and can put the old ones back.
+    """Replaces parts inside the containers of a passing value, and can put the old parts back.
 
     Args:
-        own: The only containers that may be written to, by their ids; None allows all. A copy of any other passes on.
+        own: The only containers that may be written to, by id; None allows all. Any other container is copied.
     """
 
     def __init__(self, own: dict[int, Any] | None = None) -> None:
         self.own = own
-        self._written: list[tuple[Any, Any, Any, Any]] = []  # A container, a key, what was there, what was put there.
+        self._written: list[tuple[Any, Any, Any, Any]] = []  # Container, key, old part, new part.
 
     def rebuild(self, container: Any, parts: Mapping[Any, Any]) -> Any:
-        """Return the container with these parts: itself if it may be written to, or if nothing in it changes."""
+        """Return a container with these parts: the same object if it may be written to, or if nothing in it changes."""
         before = held_by(container) or {}
         changed = [key for key, part in parts.items() if part is not before[key]]
         if not changed:
@@ -49,13 +49,13 @@ class Exchange:
         return container
 
     def merge(self, new: Any, old: Any, _inside: tuple[int, ...] = ()) -> Any:
-        """Return `new`, held by the containers of `old` wherever both are of one kind and have the same keys."""
+        """Return `new`, inside the containers of `old` wherever both have the same type and keys."""
         if new is old or isinstance(new, Tensor) or type(new) is not type(old):
             return new
         if id(old) in _inside or len(_inside) > DEEPEST:
             return old
         before, parts = held_by(old), held_by(new)
-        if before is None or parts is None or (not before and children(old) is None):  # An array, say.
+        if before is None or parts is None or (not before and children(old) is None):  # For example an array.
             return new
         inside = (*_inside, id(old))
         merged = {key: self.merge(part, before[key], inside) if key in before else part for key, part in parts.items()}
@@ -64,13 +64,13 @@ class Exchange:
     def _write(self, container: Any, key: Any, old: Any, new: Any) -> None:
         if isinstance(old, Tensor) and isinstance(new, Tensor):
             old = self.remember(old, new)
-        self._written.append((container, key, old, new))  # Before it is there, for a Ctrl-C between the two.
+        self._written.append((container, key, old, new))  # Noted before the write, in case Ctrl-C comes between.
         _set(container, key, new)
 
     def remember(self, old: Tensor, new: Tensor) -> Tensor:
         """Remember which tensor `new` replaces. Return the tensor to put back later.
 
-        That is not `old` if another thread's call has put `old` there for now.
+        That is not `old` if a call on another thread has put `old` there temporarily.
         """
         first, thread = _stands_for.get(old, (None, 0))
         before = first() if first else None
@@ -81,37 +81,37 @@ class Exchange:
 
     @property
     def replaced(self) -> list[Any]:
-        """What is out of its container until it is put back."""
+        """The parts that are out of their containers until `put_back`."""
         return [old for _, _, old, _ in self._written]
 
     def put_back(self) -> None:
-        """Put back what was there, except where somebody else has written since. May be called again if interrupted."""
+        """Put the old parts back, except where other code has written since. If interrupted, it may be called again."""
         while self._written:
             container, key, old, new = self._written[-1]
             for place, part in (held_by(container) or {}).items():
-                if part is new and (isinstance(new, Tensor) or _is_key(place, key)):  # A list may have moved it.
+                if part is new and (isinstance(new, Tensor) or _is_key(place, key)):  # A list may be reordered.
                     _set(container, place, old)
             self._written.pop()
 
 
 def _is_key(one: Any, other: Any) -> bool:
-    return one is other or (type(one) in (str, int) and one == other)  # Others may be tensors, which can't be compared.
+    return one is other or (type(one) in (str, int) and one == other)  # Other keys may be tensors: == gives no bool.
 
 
 def _same_keys(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    """Return True if two containers have the same keys in the same order, in which keyword arguments are passed."""
+    """Return True if two containers have the same keys in the same order, which matters for keyword arguments."""
     return len(one) == len(other) and all(map(_is_key, one, other))
 
 
-# For each tensor that a call has put into a container: what was there before any call, and the thread of that call.
+# For each tensor that a call has put into a container: the tensor there before any call, and the thread of the call.
 _stands_for: MutableMapping[Tensor, tuple[weakref.ref[Tensor], int]] = WeakIdKeyDictionary()
 
 
 def is_mutable(container: Any) -> bool:
-    """Return True if a container's parts can be exchanged in place."""
+    """Return True if a container's parts can be replaced in place."""
     if type(container) in USUAL:
         return type(container) is not tuple
-    if isinstance(container, (tuple, ChainMap)):  # The second would be written to in another of its maps.
+    if isinstance(container, (tuple, ChainMap)):  # Writing to a ChainMap changes only its first map.
         return False
     if isinstance(container, Mapping) and not isinstance(container, MutableMapping):
         return False
@@ -120,7 +120,7 @@ def is_mutable(container: Any) -> bool:
 
 
 def mutable_containers(value: Any) -> dict[int, Any]:
-    """Return every container in a value whose parts can be exchanged in place, by its id."""
+    """Return, by id, every container in a value whose parts can be replaced in place."""
     found: dict[int, Any] = {}
     seen: set[int] = set()
     waiting = [value]
@@ -138,7 +138,7 @@ def mutable_containers(value: Any) -> dict[int, Any]:
 
 
 def private_containers(value: Any) -> dict[int, Any]:
-    """Return the containers of a value that nobody but the caller's one variable holds, by their ids."""
+    """Return, by id, the containers of a value that can be reached only through one variable of the caller."""
     found: dict[int, Any] = {}
     if getrefcount(value) == references_in_call():
         _add_private(value, found)
@@ -152,13 +152,13 @@ def _add_private(container: Any, found: dict[int, Any]) -> None:
     if is_mutable(container):
         found[id(container)] = container
     for key in list(parts):
-        part = parts.pop(key)  # Now its container holds it, and this variable.
+        part = parts.pop(key)  # Now only its container and this variable hold it.
         if getrefcount(part) == _ALONE_IN_CONTAINER and not isinstance(part, Tensor):
             _add_private(part, found)
 
 
 def _references_in_container() -> int:
-    """Count the references to what one container and one variable hold."""
+    """Return the reference count of an object that one container and one variable hold."""
     outer: list[Any] = [[]]
     parts = held_by(outer) or {}
     part = parts.pop(0)

@@ -1,21 +1,22 @@
-"""Which tensors are copied, when and how: on write where torch does that right, else now.
+"""Decide which tensors are copied, when and how: on write where torch does that correctly, else now.
 
 The caller says what the copy is for:
 
 copy_captured       a value that a capture keeps
-share, share_tensor a value that somebody else may write into: what a transform is given, a skipped module's output
-share_detached      the same, cut off the graph
-share_for_now       a value that is hookline's own, or a copy that ends with this run
-Loan                a value that a user's function is given, and may return
-copy_all            a value that a user has given, and may write into at any time
-copy_tensor         a value that is certain to be overwritten, or a part that would hold the whole
+share, share_tensor a value that other code may write into: a transform's argument, a skipped module's output
+share_detached      the same, detached from the graph
+share_for_now       a value that belongs to hookline, or a copy that lasts only for this run
+Loan                an argument of a user's function, which may return it
+copy_all            a value from the user, who may write into it at any time
+copy_tensor         a value that is certain to be overwritten, or a part that would keep the whole alive
 
-`lazy_clone` shares the memory of a tensor until somebody writes, and then the writer gets the copy. It is not a public
-function of torch: where there is none, everything is copied at once.
+`lazy_clone` shares the memory of a tensor until somebody writes to it, and then the writer gets the copy. It is a
+private function of torch. Where torch lacks it, everything is copied at once.
 
-No other file decides whether a value that passes is copied. Two copy by themselves: `hot_path` in shadowed_forward.py
-does the usual case of `copy_captured`, which saves a call for each module, and compiled.py clones, since dynamo can't
-trace a lazy clone. A plain `clone()` elsewhere decides nothing: it makes memory to write into, or frees a larger one.
+No other file decides whether a passing value is copied. Two files copy without asking: `hot_path` in
+shadowed_forward.py handles the usual case of `copy_captured`, which saves a call for each module, and compiled.py
+clones, since dynamo can't trace a lazy clone. A plain `clone()` elsewhere has other reasons: it makes memory to write
+into, or lets a larger tensor be freed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from hookline.errors import HooklineError
 def references_in_call() -> int:
     """Return the refcount that a callee sees for an object which one local variable of its caller holds.
 
-    It is measured every time: after dynamo has compiled something, Python may hold arguments once more.
+    It is measured every time: after dynamo has compiled something, Python may hold one more reference to arguments.
     """
     held: list[Any] = []
     return _count(held)
@@ -64,7 +65,7 @@ def _count(value: Any) -> int:
 
 
 class RunningForward:
-    """A forward of a model that runs now: what it was given, and what the model holds."""
+    """A running forward of a model: its arguments, and the memory that existed before it."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.model = model
@@ -73,11 +74,11 @@ class RunningForward:
         self._outside: set[int] | None = None
 
     def made(self, tensor: Tensor) -> bool:
-        """Return True if this forward allocated a tensor: no argument, attribute or numpy array has its memory."""
+        """Return True if this forward allocated a tensor: no argument, attribute or numpy array uses its memory."""
         memory = memory_of(tensor)
         if memory == 0 or tensor.nbytes < _SMALL or is_parameter(tensor):  # Copying is cheaper than checking further.
             return False
-        is_given_away = not tensor.requires_grad and count_uses(tensor) > 1  # As DLPack does, and autograd.
+        is_given_away = not tensor.requires_grad and count_uses(tensor) > 1  # To DLPack or autograd.
         if is_given_away or not _is_alone_in_memory(tensor):
             return False
         if self._outside is None:
@@ -92,7 +93,7 @@ current_forward: ContextVar[RunningForward | None] = ContextVar("current_forward
 def may_move(tensor: Tensor) -> bool:
     """Return True if a later write may move the tensor to new memory, because only torch knows its address.
 
-    That is always so for a copy-on-write tensor: torch copies it before it gives its address away.
+    This is always true of a copy-on-write tensor: torch copies it before it gives its address away.
     """
     if is_copied_on_write(tensor):
         return True
@@ -109,10 +110,10 @@ def is_copied_on_write(tensor: Tensor) -> bool:
 
 
 def is_private(tensor: Tensor) -> bool:
-    """Return True if nobody but the caller's one variable holds a tensor and its memory. Never true without proof."""
+    """Return True if only one variable of the caller holds a tensor and its memory; False if that is not certain."""
     if getrefcount(tensor) != references_in_call() or not is_result(tensor):
         return False
-    return tensor.untyped_storage().resizable()  # Memory that an array or a buffer owns is not.
+    return tensor.untyped_storage().resizable()  # Memory that an array or a buffer owns is not resizable.
 
 
 def is_result(tensor: Tensor) -> bool:
@@ -124,9 +125,9 @@ def is_result(tensor: Tensor) -> bool:
 
 
 def _is_alone_in_memory(tensor: Tensor) -> bool:
-    """Return True if no other tensor has the memory of this one, but for its base and what autograd keeps of it.
+    """Return True if no other tensor uses this tensor's memory, except its base and the one that autograd saved.
 
-    An array of numpy holds a tensor of its own.
+    A numpy array counts as another tensor, because it holds one.
     """
     try:
         others = count_holders(storage_id(tensor.untyped_storage())) - ALONE_IN_MEMORY
@@ -134,7 +135,7 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
         return False
     if others != 1 or tensor.is_inference():
         return others == 0
-    if is_view(tensor):  # A linear layer, for one, returns a view of what nobody else holds.
+    if is_view(tensor):  # For example, a linear layer returns a view of a tensor that nobody else holds.
         return True
     # `saved_tensors_hooks` may store something other than the tensor.
     made_by: Any = type(tensor.grad_fn)
@@ -146,18 +147,18 @@ def _is_alone_in_memory(tensor: Tensor) -> bool:
 def is_parameter(tensor: Tensor) -> bool:
     """Return True if a tensor is a parameter, or a view of one.
 
-    CUDA graphs and FSDP hold the address of their memory.
+    CUDA graphs and FSDP hold the addresses of parameters.
     """
     root: Tensor | None = tensor
     if is_view(tensor) and not tensor.is_inference():
         root = base_of(tensor)
-    if type(root) is Tensor:  # Else torch asks the tensor for an attribute, which takes longer than all the rest.
+    if type(root) is Tensor:  # The isinstance below reads an attribute of the tensor, which takes longer than the rest.
         return root.requires_grad and root.is_leaf
     return isinstance(root, nn.Parameter) or (root is not None and root.requires_grad and root.is_leaf)
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Return what identifies a tensor's memory, the same for all its views; 0 if there is no such thing."""
+    """Return an id of a tensor's memory, the same for all its views; 0 for a tensor without a storage of its own."""
     try:
         return storage_id(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # Sparse, nested, a subclass that wraps others.
@@ -165,7 +166,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def _memory_of_all(model: nn.Module, given: Any) -> set[int]:
-    """Return the memory of every tensor that a forward was given, or that the modules hold in any attribute."""
+    """Return the memory ids of all tensors in a forward's arguments, or in any attribute of the modules."""
     found: set[int] = set()
     seen: set[int] = set()
     waiting: list[Any] = [given]
@@ -179,16 +180,16 @@ def _memory_of_all(model: nn.Module, given: Any) -> set[int]:
         elif not isinstance(one, (nn.Module, *ATOMS)) and id(one) not in seen:
             seen.add(id(one))
             parts = held_by(one) or {}
-            if len(seen) + len(parts) > _MOST_OBJECTS:  # A vocabulary, say. Then nothing is known, and all is copied.
+            if len(seen) + len(parts) > _MOST_OBJECTS:  # For example a vocabulary. Copy everything instead.
                 return {_TOO_MUCH}
             waiting += parts.values()
     return found
 
 
 def _calibrate() -> tuple[int, int, int]:
-    """Count the references to a tensor that one variable holds, and to the base of a view, as they are counted here."""
+    """Measure the counts of a tensor that is held once: its references, those of a view's base, its memory's users."""
     tensor = torch.empty(1, device="cpu")
-    if type(tensor) is not Tensor:  # Imported under a mode that makes tensors of its own: then nothing is proved.
+    if type(tensor) is not Tensor:  # Imported under a mode that makes other tensors: no count proves anything.
         return -1, -1, -1
     view = torch.empty(1, device="cpu").view(1)
     base = base_of(view)
@@ -203,24 +204,25 @@ def _calibrate() -> tuple[int, int, int]:
 ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
 _SMALL = 1 << 20  # Bytes.
 _MOST_OBJECTS = 20_000
-_TOO_MUCH = -1  # Among memory: there is more than was looked at.
+_TOO_MUCH = -1  # Among memory ids: not all objects were searched.
 
 
 def share(value: Any, objects: bool = False) -> Any:
-    """Return `value` with every tensor copied on write, and with `objects` also those that hold no tensor."""
+    """Return `value` with every tensor copied on write; with `objects`, objects without tensors are copied too."""
     return map_tensors(share_tensor, value, in_objects=objects)
 
 
 def copy_all(value: Any) -> Any:
-    """Return `value` with every tensor copied now: what a user gives may be written to at any time."""
+    """Return `value` with every tensor copied now: the user may write into the originals at any time."""
     return map_tensors(copy_tensor, value)
 
 
 def share_tensor(tensor: Tensor, moves: bool | None = None) -> Tensor:
-    """Copy a tensor on write where that is right, else now. Autograd flows through.
+    """Copy a tensor on write where that is safe, else now. Gradients flow through the copy.
 
     Args:
-        moves: Whether its memory may move, if the caller knows: a tensor that was detached from it holds it too.
+        moves: Whether its memory may move, if the caller knows. `may_move` can't tell for a detached tensor: the
+            original holds the memory too.
     """
     if torch.compiler.is_dynamo_compiling():
         return tensor.clone()  # Dynamo can't trace a lazy clone, and a real one fuses.
@@ -235,20 +237,20 @@ def share_detached(tensor: Tensor) -> Tensor:
 
 
 def share_for_now(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write without asking `may_move`: for hookline's own memory, or a copy for this run."""
+    """Copy a tensor on write without asking `may_move`: for memory of hookline, or a copy that lasts for this run."""
     # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see `copy_captured`.
     if not tensor.is_cpu or tensor.is_quantized or current_transform() is not None or is_parameter(tensor):
         return copy_tensor(tensor)
-    if not tensor.numel():  # As an `out=` it may be given memory, which fails where an empty one is shared.
+    if not tensor.numel():  # An `out=` tensor may be resized, which fails if it is empty and shared.
         return copy_tensor(tensor)
     return _lazy_copy(tensor)
 
 
 def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, bool]:
-    """Copy a captured tensor, on write where that is right, also on CUDA.
+    """Copy a captured tensor, on write where that is safe, on CUDA too.
 
-    Also return whether reading the copy has to check the version of `source`: on CUDA torch's foreach functions write
-    through a copy on write.
+    The second result says whether a read of the copy has to check the version of `source`: on CUDA torch's foreach
+    functions write through a copy on write.
 
     Args:
         source: The tensor, detached unless its graph is kept.
@@ -256,17 +258,17 @@ def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, 
         moves: Whether its memory may move: see `may_move`.
     """
     if source.is_cuda:
-        is_shared = _may_share_on_cuda(tensor) and moves  # The first refuses what a CUDA graph records.
+        is_shared = _may_share_on_cuda(tensor) and moves  # Called first: it raises while a CUDA graph records.
         return (_lazy_copy(source) if is_shared else copy_tensor(source)), is_shared
     return (copy_tensor(source) if is_parameter(tensor) else share_tensor(source, moves)), False
 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
-    """Return True if torch copies this CUDA tensor right when somebody writes."""
+    """Return True if torch copies this CUDA tensor correctly when somebody writes to it."""
     if raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
         refuse_recording()
         return False
-    if is_parameter(tensor):  # Fused optimizers write into parameters unseen.
+    if is_parameter(tensor):  # Fused optimizers write through the copy and count no version.
         return False
     return not may_be_of_cuda_graph(tensor)  # The memory of compiled CUDA graphs can't be shared.
 
@@ -278,7 +280,7 @@ def refuse_recording() -> None:
 
 
 def _lazy_copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor on write wherever torch can; the caller knows that it is right there."""
+    """Copy a tensor on write if torch can, else now. The caller has checked that this is safe."""
     try:
         return lazy_clone(tensor)
     except RuntimeError:  # Sparse, nested, shared-memory and numpy-owned tensors.
@@ -302,7 +304,7 @@ def unexpanded(tensor: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Return where a tensor's memory is, without making a copy-on-write tensor copy itself, as data_ptr() would."""
+    """Return the address of a tensor's memory. Unlike data_ptr(), this makes no copy of a copy-on-write tensor."""
     try:
         return int(storage_address(tensor))
     except RuntimeError:  # No memory of its own: sparse, nested, a subclass that wraps others.
@@ -310,12 +312,12 @@ def address(tensor: Tensor) -> int:
 
 
 def versions(value: Any) -> list[Any]:
-    """Return what changes when somebody writes into the tensors of a value."""
+    """Return the versions of the tensors in a value, which change when somebody writes into them."""
     return [known_version(tensor) for tensor in leaves(value)]
 
 
 def state_of(value: Any, _inside: tuple[int, ...] = ()) -> Any:
-    """Return what changes when somebody writes into a value: its parts, and its tensors' versions."""
+    """Return a state that changes when somebody writes into a value: its parts, and its tensors' versions."""
     if isinstance(value, Tensor):
         return id(value), known_version(value), value.requires_grad
     parts = parts_of(value)
@@ -329,7 +331,7 @@ class Loan:
     """A value lent to a user's function: copies of its tensors, which show whether the function wrote into them."""
 
     def __init__(self, value: Any) -> None:
-        self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # A copy, what it is a copy of, and its state.
+        self._copies: dict[int, tuple[Tensor, Tensor, Any]] = {}  # Copy, original, the copy's state.
         self.given = self._lend(value) if isinstance(value, Tensor) else map_tensors(self._lend, value, in_objects=True)
         self._before = state_of(self.given)
 
@@ -339,24 +341,24 @@ class Loan:
         return copy
 
     def is_written(self) -> bool:
-        """Return True if the function is known to have written into what it was given."""
+        """Return True if the function is known to have written into its argument."""
         if state_of(self.given) != self._before:
             return True
         return any([copy.is_cpu and not _is_untouched(copy, own) for copy, own, _ in self._copies.values()])
 
     def take_back(self, tensor: Tensor) -> Tensor:
-        """Return what passes on for a tensor of the function's result: what it left alone is the model's own again."""
+        """Return the tensor to pass on for one that the function returned: the original if its copy is unchanged."""
         copy, own, before = self._copies.get(id(tensor), (None, None, None))
-        if copy is None or own is None:  # What the user holds is not the model's to overwrite.
+        if copy is None or own is None:  # The user may hold it, so the model must not overwrite it.
             return share_for_now(tensor) if is_copied_on_write(tensor) else copy_tensor(tensor)
         return own if state_of(copy) == before and _is_untouched(copy, own) else copy
 
 
 def _is_untouched(copy: Tensor, own: Tensor) -> bool:
-    """Return True if a copy surely has its original numbers.
+    """Return True if a copy certainly has its original numbers.
 
-    Versions miss writes through `.data` or numpy, so compare addresses, and then the numbers: reading through numpy
-    moves a copy on write too, and a real copy is elsewhere from the start.
+    Versions miss writes through `.data` or numpy, so addresses are compared. If they differ, the numbers are compared:
+    reading through numpy moves a copy-on-write tensor too, and a real copy has another address from the start.
     """
     if not own.is_cpu:
         return False
@@ -364,16 +366,16 @@ def _is_untouched(copy: Tensor, own: Tensor) -> bool:
         return True
     is_odd = own.is_quantized or own.layout is not torch.strided or own.is_nested or current_transform() is not None
     if is_odd or type(own) not in (Tensor, nn.Parameter):
-        return True  # Its memory can't be written to past torch's own functions.
+        return True  # Only torch's functions can write to its memory, and they change its version.
     return torch.equal(copy, own) or torch.equal(copy.nan_to_num(), own.nan_to_num())
 
 
 def alias_of(tensor: Tensor) -> Tensor:
     """Return a view of a whole tensor. Unlike `view_as` it keeps the stride of a dimension of size 1.
 
-    By that stride torch chooses between kernels, whose results differ in the last bits.
+    Torch chooses kernels by that stride, and their results differ in the last bits.
     """
-    return tensor.view_as(tensor) if tensor.is_nested else tensor[...]  # Nested tensors know the first alone.
+    return tensor.view_as(tensor) if tensor.is_nested else tensor[...]  # Nested tensors support only `view_as`.
 
 
 class Alias(torch.autograd.Function):

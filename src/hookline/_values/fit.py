@@ -1,4 +1,4 @@
-"""Whether a new value can stand where an old one passes: `fit` makes it so, `check_same_structure` insists on it."""
+"""Replace one value by another: `fit` converts the new value or raises, `check_same_structure` only checks it."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def _same_tensors(one: Tensor, other: Tensor) -> bool:
     return bool(equal.all())
 
 
-# The parts of torch.nn whose layers return the shape that they take, and those of their layers that don't.
-_KEEPING = [
+# The modules of torch.nn whose layers return the shape of their input, and the layers in them that don't.
+_SAME_SHAPE = [
     f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
 ]
-_NOT_KEEPING = (nn.MultiheadAttention, nn.GLU)
+_OTHER_SHAPE = (nn.MultiheadAttention, nn.GLU)
 
 
 def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any:
-    """Return `new` as a value that can stand where `old` passes: broadcast, of its type, no tensor the caller's own.
+    """Return `new` as a value that can replace `old`: of its type, broadcast to its shape, with every tensor copied.
 
     Args:
-        call: Where it passes, for an error.
-        keys: The subscripts that lead to `old`, for an error.
+        call: The call in which `old` passes, for errors.
+        keys: The subscripts that lead to `old`, for errors.
     """
     if isinstance(old, Tensor):
         return _fit_tensor(new, old)
@@ -86,12 +86,12 @@ def fit(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> Any
     if isinstance(old, Mapping) and new_parts.keys() != parts.keys():
         raise EditError(f"{describe(new)} given where {describe(old)} passes: the keys differ")
     if not isinstance(old, Mapping):
-        new_parts = dict(zip(parts, new_parts.values(), strict=True))  # A record read from a file has other names.
+        new_parts = dict(zip(parts, new_parts.values(), strict=True))  # A value read from a file may have other keys.
     return rebuild(old, {key: fit(new_parts[key], part, call, (*keys, key)) for key, part in parts.items()})
 
 
 def check_same_structure(new: Any, old: Any, call: Any = None, keys: tuple[Any, ...] = ()) -> None:
-    """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`; see `fit` for the others."""
+    """Raise unless `new` has the structure, types, shapes, dtypes and devices of `old`. Arguments as in `fit`."""
     if isinstance(old, Tensor):
         if not isinstance(new, Tensor):
             raise EditError(f"{describe(new)} given where {describe(old)} passes")
@@ -104,7 +104,7 @@ def check_same_structure(new: Any, old: Any, call: Any = None, keys: tuple[Any, 
         if not _is_array(old):
             _of_its_kind(new, old)
         elif not (_is_array(new) and (new.shape, new.dtype) == (old.shape, old.dtype)):
-            raise EditError(f"{_told(new)} given where {_told(old)} passes")
+            raise EditError(f"{_described(new)} given where {_described(old)} passes")
         return
     if new_parts is None or type(new) is not type(old) or parts.keys() != new_parts.keys():
         hint = _name_part(old, call, keys)
@@ -115,7 +115,7 @@ def check_same_structure(new: Any, old: Any, call: Any = None, keys: tuple[Any, 
 
 
 def _name_part(old: Any, call: Any, keys: tuple[Any, ...]) -> str:
-    """Say how the first part of a container is named as a place."""
+    """Return a hint that names the first part of a container as a site; "" for an empty one."""
     first = [*fields(old), *(children(old) or ())][:1]
     if not first:
         return ""
@@ -124,13 +124,13 @@ def _name_part(old: Any, call: Any, keys: tuple[Any, ...]) -> str:
 
 
 def _of_its_kind(new: Any, old: Any) -> Any:
-    """Return what can stand for an object: one of its type, a number or a tensor for a number; for None anything."""
+    """Return `new` if it can replace an object: same type, a number or tensor for a number, anything for None."""
     are_numbers = isinstance(new, (Number, Tensor)) and isinstance(old, Number)
     fits = are_numbers and (isinstance(old, complex) or not isinstance(new, complex))
     if isinstance(new, bool) or isinstance(old, bool) or not are_numbers:
         fits = old is None or (isinstance(new, type(old)) and isinstance(new, bool) == isinstance(old, bool))
     if not fits:
-        raise EditError(f"{describe(new)} given where {_named(old)} passes; with check=False anything takes its place")
+        raise EditError(f"{describe(new)} given where {_named(old)} passes; check=False allows any value")
     return new
 
 
@@ -142,19 +142,19 @@ def _is_array(value: Any) -> bool:
     return type(value).__name__ == "ndarray"
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"an array of {value.dtype} {value.shape}" if _is_array(value) else describe(value)
 
 
 def _fit_array(new: Any, old: Any) -> Any:
-    """The same for an array of numpy: a number, or an array of its dtype that broadcasts."""
+    """Return a number, or an array of the same dtype that broadcasts, as a numpy array that can replace `old`."""
     if _is_array(new) and new.dtype != old.dtype:
-        raise EditError(f"{_told(new)} given where {_told(old)} passes; cast it with .astype('{old.dtype}')")
+        raise EditError(f"{_described(new)} given where {_described(old)} passes; cast it with .astype('{old.dtype}')")
     if not _is_array(new):
         try:
             like = torch.from_numpy(old)
         except TypeError:  # A dtype that torch does not have.
-            raise EditError(f"{describe(new)} given where {_told(old)} passes; give such an array") from None
+            raise EditError(f"{describe(new)} given where {_described(old)} passes; give such an array") from None
         check_number(new, like, "a number or an array")
     filled = old.copy()
     try:
@@ -166,7 +166,7 @@ def _fit_array(new: Any, old: Any) -> Any:
 
 def _fit_tensor(new: Any, old: Tensor) -> Tensor:
     if not isinstance(new, (Tensor, int, float)) and isinstance(new, Number) and hasattr(new, "item"):
-        new = new.item()  # A number of numpy's.
+        new = new.item()  # A numpy scalar.
     check_fits(new, old)
     if isinstance(new, Tensor):
         return copy_tensor(new) if new.shape == old.shape else new.expand(old.shape).clone()
@@ -178,36 +178,36 @@ def _fit_tensor(new: Any, old: Tensor) -> Tensor:
 
 
 def as_returned(value: Any, module: nn.Module | None, first: Any, passed: Arguments) -> Any:
-    """Return a value for what a module would have returned, as far as that is known, or raise if it can't be that.
+    """Return a value in the shape, dtype and device that a skipped module would return, where they are known, or raise.
 
     Args:
         first: The first argument of the call.
-        passed: All of them.
+        passed: All arguments of the call.
     """
     plain = type(first) is Tensor and first.layout is torch.strided and not first.is_nested
     shape = _shape_returned(module, first, passed) if plain else None
     if shape is not None and module is not None:
         dtype, device = _kind_returned(value, [first, *module.parameters()])
         return fit(value, torch.empty(shape, dtype=dtype, device=device))
-    what = "this" if module is None else type(module).__name__
+    what = "this call" if module is None else type(module).__name__
     if isinstance(first, Tensor) and (value is None or callable(value)):
         raise EditError(
-            f"{describe(value)} given for what {what} returns; leave it out to pass the input on, give a tensor, or "
+            f"{describe(value)} given as the output of {what}; leave it out to pass the input on, give a tensor, or "
             "check=False"
         )
     if isinstance(first, Tensor) and isinstance(value, Number):
         raise EditError(
-            f"{value!r} given for what {what} returns, whose shape is not known before it runs; give a tensor, or "
+            f"{value!r} given as the output of {what}, whose shape is not known before it runs; give a tensor, or "
             "check=False"
         )
     return copy_all(value)
 
 
 def _kind_returned(value: Any, sources: list[Tensor]) -> tuple[torch.dtype, torch.device]:
-    """Return the dtype and device of what a layer returns: those of the value, if its input or a weight has them.
+    """Return the dtype and device of a layer's output: those of `value` where its input or a weight has them too.
 
-    A norm may return its input's dtype or its weights', and what moves layers between devices may leave them on either.
-    Autocast and layers that take whole numbers choose the dtype themselves.
+    A norm may return the dtype of its input or of its weights. Code that moves layers between devices may leave the
+    output on either device. Autocast, and layers that take integers, choose the dtype themselves.
     """
     devices = [source.device for source in sources]
     dtypes = [source.dtype for source in sources if _is_float_or_complex(source)]
@@ -224,7 +224,7 @@ def _is_float_or_complex(tensor: Tensor) -> bool:
 
 
 def _shape_returned(module: nn.Module | None, first: Tensor, passed: Arguments) -> tuple[int, ...] | None:
-    """Return the shape of what a layer of torch.nn makes of its arguments, None if it is not known without a run."""
+    """Return the shape of the output of a layer of torch.nn for these arguments; None if only a real run can tell."""
     shape = tuple(first.shape)
     if type(module) is nn.Sequential:
         for child in module:
@@ -238,31 +238,31 @@ def _shape_returned(module: nn.Module | None, first: Tensor, passed: Arguments) 
     kind = type(module)
     if module is None or not kind.__module__.startswith("torch.nn.modules.") or module._modules:
         return None
-    # Those that are skipped most are known without a run: one on tensors without data takes longer than the layer.
+    # The layers that are skipped most often need no run: one on meta tensors takes longer than the layer itself.
     if kind is nn.Linear:
         return (*shape[:-1], module.out_features)  # type: ignore[arg-type]
     if kind is nn.Embedding:
         return (*shape, module.embedding_dim)  # type: ignore[arg-type]
-    if kind.__module__ in _KEEPING and kind not in _NOT_KEEPING:
+    if kind.__module__ in _SAME_SHAPE and kind not in _OTHER_SHAPE:
         return shape
     with torch.no_grad(), unseen_by_modes_and_subclasses(), unseen_by_dispatch_modes():
         try:
             args, kwargs = map_tensors(lambda tensor: _without_numbers(module, tensor), passed)
             output = type(module).forward(_without_data(module), *args, **kwargs)
-        except Exception:  # This is not what it takes, say.
+        except Exception:  # For example, the layer does not take these arguments.
             return None
     return tuple(output.shape) if isinstance(output, Tensor) else None
 
 
 def wraps_own(forward: Any, module: nn.Module) -> bool:
-    """Return True if what an instance has as its `forward` is nothing, or says that it wraps that of the class."""
+    """Return True if `forward`, from the instance's `__dict__`, is None or a wrapper of the class's forward."""
     own = type(module).forward
     held = own if forward is None else inspect.unwrap(forward)
     return getattr(held, "__func__", held) in (own, inspect.unwrap(own))
 
 
 def _without_data(module: nn.Module) -> nn.Module:
-    """Return a layer like this one, unhooked, whose tensors have shapes but no data: running it computes nothing."""
+    """Return an unhooked copy of a layer with meta tensors, which have no data: running it computes only shapes."""
     bare = object.__new__(type(module))
     names = {name: held for name, held in module.__dict__.items() if not isinstance(held, MethodType)}
     for table in ("_parameters", "_buffers"):
@@ -274,17 +274,17 @@ def _without_data(module: nn.Module) -> nn.Module:
 
 
 def _without_numbers(module: nn.Module, given: Tensor) -> Tensor:
-    """Return a tensor of the same shape without data, of the dtype that the layer computes in."""
+    """Return a meta tensor of the same shape, in the dtype that the layer computes in."""
     dtypes = [one.dtype for one in module.parameters() if _is_float_or_complex(one)]
     dtype = dtypes[0] if dtypes and _is_float_or_complex(given) else given.dtype
     return torch.empty(tuple(given.shape), dtype=dtype, device="meta")
 
 
 def returns_another_structure(module: nn.Module, first: Any) -> str:
-    """Say how the module is known to return something else than what it takes, or nothing."""
+    """Say how the module's output is known to differ in structure from its input; return "" if it is not known to."""
     name = type(module).__name__
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-        return f"{name} returns a tuple, not what it takes"
+        return f"{name} returns a tuple, not a tensor like its input"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return f"{name} returns vectors, not the indices it takes"
     if isinstance(module, nn.Linear) and module.in_features != module.out_features:
@@ -296,7 +296,7 @@ def returns_another_structure(module: nn.Module, first: Any) -> str:
                 f"{name} takes {module.in_channels} channels and returns {module.out_channels}, stride {module.stride}"
             )
     if isinstance(module, (nn.Flatten, nn.Unflatten, AnyMaxPool, AnyAvgPool)):
-        return f"{name} returns another shape than it takes"
+        return f"{name} returns another shape than that of its input"
     annotation = str(getattr(type(module).forward, "__annotations__", {}).get("return", ""))
     if annotation.lower().removeprefix("typing.").startswith("tuple") and not isinstance(first, tuple):
         return f"{name}.forward is declared to return {annotation}, and takes {describe(first)}"

@@ -1,8 +1,8 @@
-"""Nested values: what a module takes or returns, of any shape.
+"""Nested values: arguments and outputs of modules, in any structure.
 
-`children` and `rebuild` say what a container is; everything else here is written in terms of them: `get_part` and
-`put_part`, `map_tensors` and `leaves` over all tensors. Nothing the caller holds is modified, unless it gives a
-`rebuild` of its own, as `Exchange` in containers.py has.
+`children` and `rebuild` define what a container is. Everything else here is written in terms of them: `get_part` and
+`put_part` for one part, `map_tensors` and `leaves` for all tensors. Nothing the caller holds is modified, unless it
+passes another `rebuild`, such as that of `Exchange` in containers.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class _Star:
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # The arguments of a call: by position, and by name.
 STAR = _Star()  # In a parsed subscript: every index of that dimension.
-DEEPEST = 40  # Levels of nesting that are looked into.
-WRITTEN_BITS = 14_000  # Of an integer: Python refuses to write one of over 4,300 digits in decimal.
+DEEPEST = 40  # How many levels of nesting hookline looks into.
+WRITTEN_BITS = 14_000  # Of the largest integer to write: Python refuses more than 4,300 decimal digits.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 CLOSED = (nn.Module, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.Generator)
 ITERATORS = (Iterator, AsyncIterator, Coroutine)
-USUAL = (tuple, list, dict)  # Asked for by `type()` first: an isinstance check takes longer than all the rest.
+USUAL = (tuple, list, dict)  # Checked by `type()` first: an isinstance check takes longer than all the rest.
 
 
 def children(value: Any) -> dict[Any, Any] | None:
@@ -57,11 +57,11 @@ def rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a container like `value` that holds `parts`."""
     if isinstance(value, tuple):
         items = list(parts.values())
-        if hasattr(value, "_make"):  # A named tuple. Its constructor may refuse what a gradient has: no integers.
+        if hasattr(value, "_make"):  # A named tuple. A PackedSequence's constructor refuses gradients without integers.
             return value._make(items)
         try:
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        except TypeError:  # A subclass with a constructor of its own.
+        except TypeError:  # A subclass with another constructor.
             raise HooklineError(
                 f"a {type(value).__name__} passes here, which can't be rebuilt from its items"
             ) from None
@@ -85,7 +85,7 @@ _rebuild = rebuild
 
 
 def object_parts(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object, not a container, that holds what may change: a distribution, a KV cache."""
+    """Return the attributes of an object that holds tensors, lists or dicts, such as a KV cache; None for any other."""
     if isinstance(value, (Tensor, *ATOMS, *CLOSED)):
         return None
     attributes = _own_attributes(value)
@@ -94,13 +94,13 @@ def object_parts(value: Any) -> dict[str, Any] | None:
 
 
 def parts_of(value: Any) -> dict[Any, Any] | None:
-    """Return what a value is made of: the parts of a container, or the members of an object."""
+    """Return the parts of a container, or the attributes of an object: see `object_parts`."""
     parts = children(value)
     return object_parts(value) if parts is None else parts
 
 
 def held_by(value: Any) -> dict[Any, Any] | None:
-    """Return what a container or any other object holds, by key or attribute; None for what is not looked into."""
+    """Return the parts of a container or the attributes of any other object; None for types that are not searched."""
     parts = children(value)
     if parts is not None or isinstance(value, (Tensor, *ATOMS, *CLOSED, *ITERATORS)):
         return parts
@@ -108,7 +108,7 @@ def held_by(value: Any) -> dict[Any, Any] | None:
 
 
 def attributes_of(module: nn.Module) -> list[Any]:
-    """Return what a module holds besides parameters, buffers, other modules and torch's own tables."""
+    """Return the attributes of a module, without its parameters, buffers, submodules and the tables of nn.Module."""
     return [one for name, one in module.__dict__.items() if name not in _TORCHS_OWN]
 
 
@@ -126,7 +126,7 @@ def put_part(
     rebuild: Callable[[Any, Mapping[Any, Any]], Any] = rebuild,
 ) -> Any:
     """Return `value` with `new` at `subscripts`; see `map_tensors` for `rebuild`."""
-    if len(subscripts) == 0:  # Not by its truth: see `act` in _engine/compiled.py.
+    if len(subscripts) == 0:  # Not `if not subscripts`: see `act_traced` in compiled.py.
         return new
     if isinstance(value, Tensor):
         return _put_in_tensor(value, subscripts, new)
@@ -147,14 +147,14 @@ def put_part(
 
 
 def is_empty(value: Any) -> bool:
-    """Return True if a value has no elements, or a list or tuple no items."""
+    """Return True for a tensor without elements, or a list or tuple without items."""
     if isinstance(value, Tensor):
         return value.numel() == 0
     return isinstance(value, (tuple, list)) and len(value) == 0
 
 
 def selects_nothing(value: Any, subscripts: Iterable[Any]) -> bool:
-    """Return True if a slice among the subscripts leaves nothing of a value that is not empty itself."""
+    """Return True if a slice among the subscripts selects nothing of a value that is not empty."""
     for subscript in subscripts:
         part = _get_one(value, subscript)
         slices = [one for one in (subscript if isinstance(subscript, tuple) else (subscript,)) if type(one) is slice]
@@ -171,7 +171,7 @@ def take_part(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, bool]:
 
 
 def split(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Follow `subscripts` into the containers; return what is there and the subscripts left for a tensor."""
+    """Follow `subscripts` into the containers; return the value there and the subscripts left for a tensor."""
     for position, subscript in enumerate(subscripts):
         if isinstance(value, Tensor):
             return value, subscripts[position:]
@@ -180,7 +180,7 @@ def split(value: Any, subscripts: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]
 
 
 def expand(value: Any, subscripts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the subscripts that a `[*]` stands for on this value; without one, just those given."""
+    """Return the subscripts that a `[*]` stands for on this value; without a `[*]`, only `subscripts`."""
     for position, subscript in enumerate(subscripts):
         items = subscript if isinstance(subscript, tuple) else (subscript,)
         if STAR not in items:
@@ -206,7 +206,8 @@ def map_tensors(
     """Return `value` with every tensor in it, at any depth, replaced by `function(tensor)`.
 
     Args:
-        rebuild: How a container comes to hold the results. The usual way builds a new container.
+        in_objects: Whether to copy every object in `value`, also one without tensors.
+        rebuild: Puts the results into a container. The default builds a new container.
     """
     if isinstance(value, Tensor):
         return function(value)
@@ -247,7 +248,7 @@ def leaves(value: Any, _inside: tuple[int, ...] = ()) -> list[Tensor]:
 
 
 def leaf_places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the subscripts at which each tensor of `leaves(value)` is."""
+    """Return the subscripts of each tensor in `leaves(value)`."""
     if isinstance(value, Tensor):
         return [()]
     inside = (*_inside, id(value))
@@ -255,7 +256,7 @@ def leaf_places(value: Any, _inside: tuple[int, ...] = ()) -> list[tuple[Any, ..
 
 
 def _parts(value: Any, inside: tuple[int, ...]) -> dict[Any, Any]:
-    """Return what may hold tensors in a value; nothing of one that holds itself, or that reading would use up."""
+    """Return the parts of a value that may hold tensors; none in a cycle, or of an iterator, which it would use up."""
     if id(value) in inside or (type(value) not in USUAL and isinstance(value, ITERATORS)):
         return {}
     return parts_of(value) or {}
@@ -270,7 +271,7 @@ def subscript_text(subscript: Any) -> str:
 
 
 def shape_of(tensor: Tensor) -> str:
-    """Return a tensor's shape as text; a nested one has a shape for each of its parts."""
+    """Return a tensor's shape as text; for a nested tensor, its number of parts."""
     if tensor.is_nested:
         return f"{tensor.size(0)} nested"
     return str(tuple(tensor.shape))
@@ -335,7 +336,7 @@ def _out_of_range(value: Any, subscript: Any) -> str:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return what may be named by a string: keys, fields and plain attributes, but no property and no method."""
+    """Return the parts that a string can name: keys, fields and plain attributes, but no properties and no methods."""
     found = _own_attributes(value)
     found |= {name: getattr(value, name) for name in fields(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -354,7 +355,7 @@ def _own_attributes(value: Any) -> dict[str, Any]:
 
 
 def fields(value: Any) -> tuple[str, ...]:
-    """Return the names of a tuple's items: a namedtuple's, or those of what torch.max and its like return."""
+    """Return the names of a tuple's items, for a namedtuple or a result of torch.max and the like; () for any other."""
     if not isinstance(value, tuple):
         return ()
     fields: Any = getattr(value, "_fields", None) or getattr(type(value), "__match_args__", ())
@@ -368,7 +369,7 @@ def _key_of(value: Any, parts: Mapping[Any, Any], subscript: Any) -> Any:
     if isinstance(subscript, str) and subscript in fields(value):
         return fields(value).index(subscript)
     if isinstance(subscript, int) and isinstance(value, Mapping) and subscript not in value:
-        return list(parts)[subscript]  # A ModelOutput answers to integers too.
+        return list(parts)[subscript]  # A ModelOutput accepts integers too.
     return subscript
 
 
@@ -454,7 +455,7 @@ def other_shape(new: Tensor, old: Tensor, did: str) -> EditError:
 
 
 def check_number(new: Any, old: Tensor, instead: str = "a tensor or a number") -> None:
-    """Raise unless `new` is a number that `old` can hold; `instead` says what to give in place of anything else."""
+    """Raise unless `new` is a number that `old` can hold; `instead` names, for the error, what to give."""
     if not isinstance(new, (int, float, complex)) or (isinstance(new, bool) and old.dtype is not torch.bool):
         raise EditError(f"{describe(new)} given where {describe(old)} passes; give {instead}")
     whole = isinstance(new, (bool, int)) or (isinstance(new, float) and new.is_integer())
