@@ -1,1 +1,1 @@
-"""Sites: the language, a model's names, and what a pattern means in a model."""
+"""Sites: the language, the names in a model, and the places that a pattern matches."""

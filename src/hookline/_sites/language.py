@@ -1,8 +1,8 @@
-"""WHERE, as text: `Site`, one place in a model, and `Pattern`, what a user writes to name some.
+"""The site language: a `Site` is one place in a model, a `Pattern` is text that names one or several.
 
     path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
 
-Text is parsed here, once, and never evaluated. `resolve.py` says what a pattern means in a model.
+Text is parsed here, once, and never evaluated. `resolve.py` finds the places in a model that a pattern matches.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MEMBER = re.compile(r"[\w*{},]+")
 _NAMES = re.compile(r"(?:\[\s*(?:\d+|\*|\"\w+\"|'\w+')\s*\])+")  # Subscripts that could be names of modules.
 
 
-Alternatives = tuple[tuple[str, ...], ...]  # Of one name, each cut at its `*`s.
-Segments = tuple[Alternatives | None, ...]  # For each name its alternatives; None is `**`.
+Alternatives = tuple[tuple[str, ...], ...]  # The alternatives of one name, each split at its `*`s.
+Segments = tuple[Alternatives | None, ...]  # The alternatives of each name; None is `**`.
 _GRADIENTS = (
     "; did you mean 'grad_output' or 'grad_input'? The gradient of a parameter is its .grad, once backward() has run"
 )
@@ -50,15 +50,15 @@ class Site(NamedTuple):
 
     path: str
     port: str = "output"
-    index: str = ""  # type: ignore[assignment]  # Hides tuple.index, which nobody needs of a site.
+    index: str = ""  # type: ignore[assignment]  # Hides tuple.index, which a site does not need.
     call: int | None = None
-    member: str = ""  # "split_heads()", a method, or "/softmax", a function.
-    within: int | None = None  # The call of the module in which a member's calls are meant.
+    member: str = ""  # A method, "split_heads()", or a function, "/softmax".
+    within: int | None = None  # The call of the module in which the member is called.
 
     @staticmethod
     def parse(text: str) -> Site:
         """Read the text of one site; wildcards in the path are refused."""
-        if not isinstance(text, str):  # It may be what can't be hashed.
+        if not isinstance(text, str):  # `parse` is cached, and this may not be hashable.
             raise SiteError(f"a site is text, not {type(text).__name__}")
         pattern = parse(text)
         if pattern.path is None:
@@ -72,7 +72,7 @@ class Site(NamedTuple):
 
     @property
     def is_gradient(self) -> bool:
-        """Whether a gradient passes here, and not a value."""
+        """True if a gradient passes here, False for a value."""
         return self.port.startswith("grad")
 
     @property
@@ -93,7 +93,7 @@ class Site(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A parsed text: which modules (`path`, or else `segments` with wildcards), and where at each."""
+    """A parsed text: which modules (`path`, or `segments` if there are wildcards), and which place at each."""
 
     text: str
     path: str | None
@@ -110,7 +110,7 @@ class Pattern(NamedTuple):
 
     def matches(self, path: str) -> bool:
         """Return True if the wildcards match this module path; linear in its length."""
-        if self.member.endswith("()"):  # A method is the last name: `**.encode()` may be one of the model itself.
+        if self.member.endswith("()"):  # The method counts as a name: `**.encode()` may be a method of the model.
             return _match_names([*filter(None, path.split(".")), self.member], (*self.segments, _ANY_NAME))
         if not path or (None not in self.segments and path.count(".") != len(self.segments) - 1):
             return False
@@ -168,7 +168,7 @@ def _hint(text: str, position: int, index: int, member: str) -> str:
     if member[:1] == "/" and mark in ".(":
         return ": a function is named alone, as in '/softmax'"
     if mark == "." and subscripts:
-        if not _NAMES.fullmatch(subscripts):  # A sign or a slice counts from the end, or names several.
+        if not _NAMES.fullmatch(subscripts):  # A negative number or a slice is no module's name.
             return ": a module is named with dots, by its own number or name, not by subscripts"
         dotted = re.sub(r"[^\w*]+", ".", subscripts).rstrip(".")
         return f": a module is named with dots, as in {text[:index] + dotted + rest!r}"
@@ -179,7 +179,7 @@ def _hint(text: str, position: int, index: int, member: str) -> str:
 
 @lru_cache(maxsize=4096)
 def alternatives_of(name: str) -> Alternatives:
-    """Return what the name of a method or a function stands for, wildcards and all."""
+    """Return the alternatives in the name of a method or a function, which may have wildcards."""
     names, end = _parse_name(name, 0)
     if end < len(name) or names is None:
         raise SiteError(f"{name!r} is not a name, nor a pattern of names")
@@ -195,7 +195,7 @@ def matches_name(name: str, pattern: str) -> bool:
     """Return True if a name matches the name of a method or function, which may have wildcards."""
     if name == pattern or not is_pattern(pattern):
         return name == pattern
-    mark = "/" if pattern[0] == "/" else ""  # Of a member as a site has it.
+    mark = "/" if pattern[0] == "/" else ""  # How the member of a site marks a function.
     return name.startswith(mark) and match_name(name.removeprefix(mark), alternatives_of(pattern.removeprefix(mark)))
 
 
@@ -256,7 +256,7 @@ def _parse_name(text: str, position: int) -> tuple[Alternatives | None, int]:
 
 
 def _parse_member(text: str, position: int, segments: Segments) -> tuple[Segments, str, int]:
-    """Read `/function`, `.method()` or the `()` of a method whose name was taken for the last of the path."""
+    """Read `/function`, `.method()` or the `()` of a method whose name was read as the last of the path."""
     mark = text[position]
     if mark == "(":
         start, segments = text.rfind(".", 0, position) + 1, segments[:-1] or _ROOT
@@ -329,7 +329,7 @@ def _parse_index(text: str, position: int) -> tuple[str, int]:
 
 
 def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
-    """Read one `[...]`; a single item stands for itself, several are a tuple."""
+    """Read one `[...]`; return a single item as it is, several as a tuple."""
     items: list[Any] = []
     parts: list[Any] = []  # The item being read, with the colons of a slice in it.
     start, position = position, position + 1
@@ -423,7 +423,7 @@ def match_name(name: str, alternatives: Alternatives) -> bool:
 
 
 def _match_pieces(name: str, pieces: tuple[str, ...]) -> bool:
-    """Return True if the pieces occur in this order, at the ends too, with at least one character in each gap."""
+    """Return True if the pieces occur in this order, from start to end, with at least one character in each gap."""
     first, *middle, last = pieces
     if not (name.startswith(first) and name.endswith(last)):
         return False

@@ -1,4 +1,4 @@
-"""What a module holds besides modules: methods, and parameters and buffers, by name; and why one can't be hooked."""
+"""The methods, parameters and buffers of a module by name, and the reasons why one can't be hooked."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hookline._sites.language import is_pattern, matches_name
 from hookline._sites.tree import Children, Names, children_of, is_scripted
 from hookline.errors import SiteError, did_you_mean
 
-Holders = tuple[tuple[nn.Module, str], ...]  # Who holds a parameter, and under which name: a tied one has several.
+Holders = tuple[tuple[nn.Module, str], ...]  # A parameter's modules and names: several if it is tied.
 
 
 class ParameterPlace(NamedTuple):
-    """A parameter or buffer: its path, and all modules that hold it, the one of that path first."""
+    """A parameter or buffer: its path, and all modules that hold it, the one at that path first."""
 
     path: str
     holders: Holders
-    siblings: Children | None = None  # The siblings of the module that holds it: by these a replaced one is noticed.
+    siblings: Children | None = None  # The siblings of its module, to notice when that module is replaced.
 
 
 def methods(path: str, module: nn.Module, name: str) -> list[str]:
-    """Return the methods of a module that a name or pattern means; raise for a name that means none."""
+    """Return the methods of a module that a name or pattern matches; raise for a name that is no method."""
     if not is_pattern(name):
         problem = _why_no_method(path, module, name)
         if problem:
@@ -37,7 +37,7 @@ def methods(path: str, module: nn.Module, name: str) -> list[str]:
 
 
 def method_names(module: nn.Module) -> list[str]:
-    """Return the methods that a module's classes define, except torch's own, and the callables that it holds itself."""
+    """Return the methods that a module's classes define, except torch's own, and the callables among its attributes."""
     written: dict[str, Any] = {}
     for base in type(module).__mro__:
         if base is not object and not base.__module__.startswith("torch."):
@@ -65,11 +65,11 @@ def _why_no_method(path: str, module: nn.Module, name: str) -> str:
     held = vars(module).get(name, inspect.getattr_static(type(module), name, missing))
     if isinstance(held, (property, functools.cached_property)):
         what = type(held).__name__.replace("_", " ")
-        return f"'{full}' is a {what} of {kind}: it is read and not called, so nothing passes there"
+        return f"'{full}' is a {what} of {kind}: it is read, not called, so nothing passes there"
     if held is missing or isinstance(held, Tensor) or not _is_callable(held):
         prefix = f"{path}." if path else ""
         near = did_you_mean(f"{full}()", [f"{prefix}{one}()" for one in method_names(module)])
-        found = "has no such method" if held is missing else f"holds no method there but a value, {type(held).__name__}"
+        found = "has no such method" if held is missing else f"has no method there, but a {type(held).__name__} value"
         every = f"{prefix}*()"
         return f"'{full}()': {kind} {found}{near or f'; hl.sites(model, {every!r}) lists them'}"
     return ""
@@ -78,7 +78,7 @@ def _why_no_method(path: str, module: nn.Module, name: str) -> str:
 def _is_method(name: str, held: object) -> bool:
     if name.startswith("__") or isinstance(held, (type, nn.Module, Tensor, property, functools.cached_property)):
         return False
-    held = getattr(held, "__wrapped__", held)  # What stands in for it while it is hooked.
+    held = getattr(held, "__wrapped__", held)  # While it is hooked, a wrapper is in its place.
     return inspect.isroutine(held) or isinstance(held, (staticmethod, classmethod, functools.partial))
 
 
@@ -104,14 +104,14 @@ def parameters(
 
 
 def locate(names: Names, path: str) -> ParameterPlace | None:
-    """Return the parameter or buffer of that path, None if there is none; one that can't be hooked is refused."""
+    """Return the parameter or buffer at a path, None if there is none; raise for one that can't be hooked."""
     above, _, name = path.rpartition(".")
     place = names.locate(above)
     if place is None or not name:
         return None
     above, module, siblings = place
     if is_scripted(module):
-        raise SiteError(f"{path!r} is of a module compiled by torch.jit, and nothing inside its graph can be seen")
+        raise SiteError(f"{path!r} belongs to a module compiled by torch.jit, and nothing inside its graph can be seen")
     path = f"{above}.{name}".lstrip(".")
     tensor: Any = module._parameters.get(name, module._buffers.get(name))
     if tensor is not None:
@@ -130,7 +130,7 @@ def _refuse_tensor(path: str, module: nn.Module, tensor: Tensor) -> None:
     if isinstance(module, nn.RNNBase):
         kind = type(module).__name__
         raise SiteError(
-            f"{path!r}: {kind} keeps its weights in a list of its own, and what is read here would stay there; "
+            f"{path!r}: {kind} keeps its weights in a list of its own, and a hooked value would stay in it; "
             "hook the module itself"
         )
     if is_lazy(tensor):
@@ -147,4 +147,4 @@ def _refuse_computed(path: str, above: str, module: nn.Module, name: str) -> Non
         made_of = [key for key in module._parameters if key.startswith(f"{name}_")]
         names = " and ".join(repr(f"{above}.{key}".lstrip(".")) for key in made_of)
         hint = f"; it is made of {names}, which are" if made_of else ""
-        raise SiteError(f"{path!r} is a plain tensor, no parameter or buffer{hint}")
+        raise SiteError(f"{path!r} is a plain tensor, not a parameter or buffer{hint}")

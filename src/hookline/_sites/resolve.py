@@ -1,6 +1,6 @@
-"""WHERE, in a model: what a pattern, a type, a module or a predicate means.
+"""Find the places in a model that a pattern, a type, a module or a predicate means.
 
-`find_places` turns what a user wrote into `Found`s: a site, its module, and whether it was named exactly.
+`find_places` turns the user's `where` into `Found`s: a site, its module, and whether it was named exactly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hookline.errors import SiteError, did_you_mean, warn
 Predicate = Callable[[str, nn.Module], bool]
 Where = Union[str, Site, nn.Module, type, "re.Pattern[str]", Predicate, Iterable[Any]]
 
-MARKS = (":", "[", "#", "/", ".")  # What the second part of a pair begins with.
+MARKS = (":", "[", "#", "/", ".")  # The second part of a pair begins with one of these.
 _PLAIN = Pattern("", "", ())
 
 
@@ -46,13 +46,13 @@ class Found(NamedTuple):
 
     site: Site
     module: nn.Module
-    exact: bool = False  # Whether it was named, and not found by a pattern.
-    siblings: Children | None = None  # Its parent's children: by these a replaced module is noticed.
+    exact: bool = False  # Whether it was named, not matched by a pattern.
+    siblings: Children | None = None  # The children of its parent, to notice a replaced module.
     holders: Holders = ()  # For a parameter: all modules that hold it.
 
 
 def find_places(model: nn.Module, where: Iterable[Where]) -> list[Found]:
-    """Return what `where` means in `model`, each place once, in the order asked for."""
+    """Return the places that `where` means in `model`, each once, in the order given."""
     refuse_other_model(model)
     _refuse_replicas(model)
     where = list(where)
@@ -84,7 +84,7 @@ def _find_one(model: nn.Module, names: Names, where: Any) -> list[Found]:
         return _find_all(model, names, where)
     if isinstance(where, dict):
         raise SiteError(
-            "a dict names no places, and what it holds would be ignored; to keep a function of what passes write "
+            "a dict names no places, and its values would be ignored; to keep a function of a value write "
             "capture(site, transform=function), and to name its keys list(...)"
         )
     if isinstance(where, Iterable) and not isinstance(where, torch.Tensor):
@@ -102,15 +102,15 @@ def _refuse_predicate(function: Callable[..., Any]) -> None:
     """Raise for a function that can't be called with a name and a module."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # A builtin may have none.
+    except (TypeError, ValueError):  # A builtin may have no signature.
         return
     try:
         signature.bind("", None)
     except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
         raise SiteError(
-            f"{name}{signature} names no place: a function is called with (name, module) and returns whether it is "
-            "meant; a method of a module is text, as in 'h.0.split_heads()'"
+            f"{name}{signature} names no place: a predicate is called with (name, module) and returns True for a "
+            "place; a method of a module is written as text, as in 'h.0.split_heads()'"
         ) from None
 
 
@@ -120,13 +120,13 @@ def _each_once(places: Iterable[Found]) -> list[Found]:
         name = place.holders[0][1] if place.holders else ""
         key = (id(place.module), name, *place.site[1:])
         if key not in found or (place.exact and not found[key].exact):
-            found[key] = place  # What is named exactly counts so, also when a pattern matches it too.
+            found[key] = place  # An exact name stays exact if a pattern matches it too.
     return list(found.values())
 
 
 def _find_text(model: nn.Module, names: Names, text: str) -> list[Found]:
     place = names.locate(text)
-    if place is not None:  # Text that equals a module's name is that module, whatever marks are in it.
+    if place is not None:  # Text that equals a module's name is that module, even with marks in it.
         path, module, siblings = place
         _refuse_blind(path, module)
         return [Found(Site(path), module, True, siblings)]
@@ -139,7 +139,7 @@ def _find_text(model: nn.Module, names: Names, text: str) -> list[Found]:
 
 
 def _parse(names: Names, text: str) -> Pattern:
-    """Read a text; where its port is the name of a parameter of that module, say so."""
+    """Parse a text. If its port is the name of a parameter of that module, the error says so."""
     try:
         return parse(text)
     except SiteError:
@@ -152,7 +152,7 @@ def _parse(names: Names, text: str) -> Pattern:
 
 
 def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Found]:
-    """`(nn.LayerNorm, ":input[0]")`: any other `where`, with a member, a port and subscripts."""
+    """Return the places of a pair such as `(nn.LayerNorm, ":input[0]")`: a `where` and a member, port, subscripts."""
     pattern = parse(rest)
     if pattern.path != "":
         raise SiteError(f"({where!r}, {rest!r}): the second part is a port and subscripts, as in ':input[0]'")
@@ -179,7 +179,7 @@ def _find_pair(model: nn.Module, names: Names, where: Any, rest: str) -> list[Fo
 
 
 def _exact(model: nn.Module, names: Names, site: Site) -> list[Found]:
-    """What a site means: one place, or the methods of one module that a pattern of names means."""
+    """Return the places that a site means: one, or the methods of one module that a pattern of names matches."""
     if site.port not in PORTS:
         raise SiteError(f"{site!r} has no port {site.port!r}{did_you_mean(site.port, PORTS)}")
     if site.member and parse(site.member).member != site.member:
@@ -206,7 +206,7 @@ def _why_not_there(model: nn.Module, names: Names, site: Site, place: Any) -> st
     above, _, name = site.path.rpartition(".")
     parent = names.find(above)
     if parent is not None and (name in parent._parameters or name in parent._buffers):
-        return f"is a parameter; did you mean '{site.path}:param', as read, or '{site.path}/*', what is made of it?"
+        return f"is a parameter; did you mean '{site.path}:param', its value, or '{site.path}/*', operations on it?"
     if parent is not None and not site.member and members.has_method(parent, name):
         return f"is a method; did you mean '{site.path}()'?"
     if parent is not None and name in parent._modules:
@@ -222,7 +222,7 @@ def _why_not_there(model: nn.Module, names: Names, site: Site, place: Any) -> st
 
 
 def _or_elsewhere(near: str) -> str:
-    """Return the hint; in a process that may hold one stage of a pipeline, add that the name may be on another."""
+    """Return the hint. In a process that may hold one stage of a pipeline, add that the name may be on another."""
     if not may_be_a_stage():
         return near
     return f"{near}{'' if near.endswith('?') else '.'} Or it is on another stage of the pipeline: hook it there"
@@ -237,7 +237,7 @@ def _parameter(site: Site, held: ParameterPlace, exact: bool) -> Found:
 
 
 def _find_parameters(model: nn.Module, names: Names, pattern: Pattern) -> list[Found]:
-    """Return all parameters that a pattern means; tied ones count once, under any of their names."""
+    """Return all parameters that a pattern matches; a tied one is returned once, under the name that matches."""
     chosen = list(members.parameters(names, pattern.matches))
     chosen = chosen or list(members.parameters(names, pattern.matches, buffers=True))
     if "{" in pattern.text and chosen:
@@ -251,7 +251,7 @@ def _find_parameters(model: nn.Module, names: Names, pattern: Pattern) -> list[F
 
 
 def _with_methods(place: Found) -> list[Found]:
-    """Return a place itself, or if its method is a pattern of names, one for each that the module has."""
+    """Return the place, or if its method is a pattern of names, one place for each method that matches."""
     site = place.site
     if not site.method:
         return [place]
@@ -282,9 +282,9 @@ def _refuse_blind(path: str, module: nn.Module, site: Site | None = None) -> Non
 
 
 def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | None:
-    """Return the modules that a name, a pattern, a type or a regular expression means, and whether that is exact.
+    """Return the modules that a name, a pattern, a type or a regular expression means, and whether it is exact.
 
-    A fast `find_places` for whole outputs. Returns None if `find_places` has to be used.
+    It is a fast `find_places` for whole outputs. It returns None if `find_places` has to be used.
     """
     names = Names(model)
     if isinstance(where, str):
@@ -294,7 +294,7 @@ def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | Non
         try:
             pattern = parse(where)
         except SiteError:
-            return None  # It may be the name of a module, below a wrapper, whatever marks are in it.
+            return None  # It may be the name of a module below a wrapper, even with marks in it.
         if pattern.path is not None or pattern[3:] != _PLAIN[3:] or names.locate(where) is not None:
             return None
         where = pattern
@@ -306,7 +306,7 @@ def find_modules(model: nn.Module, where: Any) -> tuple[list[Named], bool] | Non
 
 
 def _seen(chosen: list[Named]) -> list[Named]:
-    """Leave out what is never called or can't be seen, and all but the first name of a tied module."""
+    """Leave out modules that are never called or can't be seen, and all but the first name of a tied module."""
     modules = [module for _, module, _ in chosen]
     if len(set(map(id, modules))) < len(chosen):
         chosen = _once(chosen)
@@ -321,7 +321,7 @@ def _once(chosen: list[Named]) -> list[Named]:
 
 
 def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PLAIN) -> list[Found]:
-    """Return all that a type, a regular expression, a predicate or a pattern means, tied modules under one name."""
+    """Return all places that a type, a regular expression, a predicate or a pattern means; a tied module once."""
     everything = names.walk()
     chosen = _choose(everything, where)
     if pattern.member.endswith("()"):
@@ -330,13 +330,13 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
     if not seen and pattern.member and not chosen:
         return _find_parameters(model, names, pattern)
     around = wrapping(model) if not seen and pattern is where else ""
-    if around and pattern.text.startswith(around):  # As named_modules() of a wrapped model writes it.
+    if around and pattern.text.startswith(around):  # The name in named_modules() of the wrapper.
         return _find_text(model, names, pattern.text.removeprefix(around))
     if not seen:
         why = _or_elsewhere(_why(where, model, chosen, everything))
         raise SiteError(f"{_label(where)} matches nothing in {type(unwrap(model)).__name__}{why}")
     _, port, index, call, member, within = pattern.at("")
-    make = tuple.__new__  # Half the time of Site(...) and Found(...): one of each is made for every hooked module.
+    make = tuple.__new__  # Half the time of Site(...) and Found(...), of which every hooked module needs one each.
     return [
         make(Found, (make(Site, (name, port, index, call, member, within)), module, False, siblings, ()))
         for name, module, siblings in seen
@@ -344,7 +344,7 @@ def _find_all(model: nn.Module, names: Names, where: Any, pattern: Pattern = _PL
 
 
 def _find_methods(model: nn.Module, chosen: list[Named], pattern: Pattern) -> list[Found]:
-    """Return the methods that a pattern means, of those modules that have them."""
+    """Return the methods that a pattern matches, in the modules that have them."""
     name = pattern.member[:-2]
     holders = [place for place in chosen if is_pattern(name) or members.has_method(place[1], name)]
     places = [Found(pattern.at(path), module, False, siblings) for path, module, siblings in holders]
@@ -369,24 +369,22 @@ def _choose(everything: list[Named], where: Any) -> list[Named]:
 
 
 def _warn_of_absent(pattern: Pattern, paths: Iterable[str]) -> None:
-    """Warn of a number in braces that nothing has, as in `h.{0,9}`; of other names, models have one or the other."""
+    """Warn of a number in braces that matches nothing, as in `h.{0,9}`; other names may be meant for other models."""
     names = {name for path in paths for name in path.split(".")}
     for choices in pattern.segments:
         plain = [pieces[0] for pieces in choices or () if len(pieces) == 1]
         absent = [name for name in plain if name not in names]
         if absent and len(plain) > 1 and len({re.sub(r"\d+", "", name) for name in plain}) == 1:
-            warn(
-                f"{pattern.text!r}: nothing there is named {' or '.join(map(repr, absent))}; it means the others alone"
-            )
+            warn(f"{pattern.text!r}: nothing there is named {' or '.join(map(repr, absent))}; only the others are used")
 
 
 def _why(where: Any, model: nn.Module, chosen: list[Named], everything: list[Named]) -> str:
     """Say why nothing that can be hooked was found."""
     if is_scripted(unwrap(model)):
-        return ", a torch.jit graph, of which nothing can be seen"
+        return ", a torch.jit graph, in which nothing can be seen"
     for name, module, _ in chosen:
         blind = (
-            "runs in a torch.jit graph, of which nothing can be seen"
+            "runs in a torch.jit graph, in which nothing can be seen"
             if is_scripted(module)
             else "is never called itself"
         )

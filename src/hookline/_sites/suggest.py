@@ -1,4 +1,4 @@
-"""What a name that matches nothing in a model may have meant: a forgotten prefix, or how other libraries write it."""
+"""Suggestions for a name that matches nothing in a model: a missing prefix, or the spelling of another library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookline._sites.tree import Named, children_of, is_container
 from hookline.errors import SiteError, did_you_mean
 
 EVERY_NAME = "; hl.sites(model) lists every name"
-_HOOK = re.compile(r"(^|\.)hook_(\w+)$")  # As TransformerLens names what passes.
+_HOOK = re.compile(r"(^|\.)hook_(\w+)$")  # A name of a hook point in TransformerLens.
 
 
 def near(text: str, places: list[Named], parameters: Iterable[str] = ()) -> str:
@@ -41,7 +41,7 @@ def near(text: str, places: list[Named], parameters: Iterable[str] = ()) -> str:
 
 
 def _with_nearest_number(text: str, places: list[Named], names: list[str]) -> str:
-    """Return the text with a number that is there: `h.11.mlp` for `h.12.mlp` where `h` has 12 blocks."""
+    """Return the text with a number that exists: `h.11.mlp` for `h.12.mlp` where `h` has 12 blocks."""
     modules = {name: module for name, module, _ in places}
     parts = text.split(".")
     start = next((start for start in range(len(parts)) if ".".join(parts[: start + 1]) not in modules), len(parts))
@@ -56,7 +56,7 @@ def _with_nearest_number(text: str, places: list[Named], names: list[str]) -> st
 
 
 def _matches(text: str, names: list[str]) -> bool:
-    """Return True if a text that was put together matches any of these names."""
+    """Return True if a suggested text matches any of these names."""
     try:
         pattern = parse(text)
     except SiteError:
@@ -65,7 +65,7 @@ def _matches(text: str, names: list[str]) -> bool:
 
 
 def _with_prefix(text: str, names: list[str]) -> str:
-    """Return the text with what was left out before it: `transformer.h.1.mlp` for `h.1.mlp`, or `**.mlp` for many."""
+    """Return the text with its missing prefix: `transformer.h.1.mlp` for `h.1.mlp`, or `**.mlp` if several fit."""
     try:
         pattern = parse(text)
     except SiteError:
@@ -83,14 +83,14 @@ def _with_prefix(text: str, names: list[str]) -> str:
 
 
 def _without_prefix(text: str, names: list[str]) -> str:
-    """Return the text without the first names, which this model does not have: those of a wrapper, say."""
+    """Return the text without leading names that this model does not have, such as those of a wrapper."""
     parts = text.split(".")
     tails = (".".join(parts[start:]) for start in range(1, len(parts)))
     return next((tail for tail in tails if tail in names), "")
 
 
 def _written_otherwise(text: str, modules: dict[str, nn.Module]) -> str:
-    """Return a port or a function that was written like a module: `mlp.output`, `layer1.0.relu_1`, `flatten`."""
+    """Return the site of a port or function written like a module: `mlp.output`, `layer1.0.relu_1`, `flatten`."""
     above, _, last = text.rpartition(".")
     if above not in modules:
         return ""
@@ -105,7 +105,7 @@ def _written_otherwise(text: str, modules: dict[str, nn.Module]) -> str:
 
 
 def _of_a_hook(text: str, places: list[Named]) -> str:
-    """Return the place that a name of TransformerLens means: the module beside it, or the one it stands in."""
+    """Return the place that a name of TransformerLens means: the module beside it, or the one that holds it."""
     match = _HOOK.search(text)
     if match is None:
         return ""
@@ -119,7 +119,7 @@ def _of_a_hook(text: str, places: list[Named]) -> str:
 
 
 def _by_tail(text: str, places: list[Named], shortest: int = 1) -> str:
-    """Return the place that ends like the text: `transformer.h.1.mlp` for `blocks.1.mlp`, or for `blocks.1` a block."""
+    """Return the place that ends like the text: `transformer.h.1.mlp` for `blocks.1.mlp`, or a block for `blocks.1`."""
     parts, names = text.split("."), [name for name, _, _ in places if name]
     for start in range(1, len(parts) - shortest + 1):
         tail = parts[start:]
@@ -133,7 +133,7 @@ def _by_tail(text: str, places: list[Named], shortest: int = 1) -> str:
 
 
 def _by_misspelt_tail(text: str, names: list[str]) -> str:
-    """Return the names that end almost like the text."""
+    """Return "; did you mean 'a'?" for the names that end almost like the text."""
     length = text.count(".") + 1
     tails = {".".join(name.split(".")[-length:]): name for name in reversed(names)}
     close = difflib.get_close_matches(text, tails, n=3, cutoff=0.6)
@@ -152,7 +152,7 @@ def _of_a_class(text: str, places: list[Named]) -> str:
 
 
 def in_list(path: str, module: nn.Module, index: str, subscripts: tuple[object, ...]) -> str:
-    """Return the pattern that means the children of a container, or the one that its subscript names."""
+    """Return the pattern of a container's children, or of the child that its subscript names."""
     first = subscripts[0] if subscripts else None
     children = list(children_of(module))
     chosen = children[first] if isinstance(first, slice) else [first]

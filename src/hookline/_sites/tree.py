@@ -1,4 +1,4 @@
-"""A model's modules by name, seen through what wraps them: `torch.compile`, DDP, FSDP, PEFT."""
+"""A model's modules by name, without the names that wrappers add: `torch.compile`, DDP, FSDP, PEFT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from hookline.errors import HooklineError, SiteError
 
-# Wrappers that hold one model and change its names: the child's name, and what the wrapper's class is called.
+# Wrappers that hold one model and change its names: the name of the child, and those of the wrapper's classes.
 _WRAPPERS = {
     "_orig_mod": ("OptimizedModule",),
     "module": ("DistributedDataParallel", "DataParallel", "AveragedModel"),
@@ -25,9 +25,9 @@ _WRAPPERS = {
 }
 
 Children = Mapping[str, nn.Module | None]
-Link = tuple[dict[str, Any], str, Any]  # Who holds something, under which name, and what it is.
+Link = tuple[dict[str, Any], str, Any]  # A table of children or attributes, a key, and the object there.
 Named = tuple[str, nn.Module, Children | None]  # A module, its name and its siblings.
-MANY = 16  # From that many names on one walk through the model is cheaper than one for each.
+MANY = 16  # From this many names on, one walk through the model is cheaper than a search for each name.
 
 
 def wrapped_model(module: nn.Module) -> nn.Module | None:
@@ -40,7 +40,7 @@ def wrapped_model(module: nn.Module) -> nn.Module | None:
 
 
 def wrapping(module: nn.Module) -> str:
-    """Return what known wrappers put before every name of the model inside: "module." or nothing."""
+    """Return the prefix that known wrappers add to every name of the model inside: "module.", or "" without one."""
     found = wrapped_model(module)
     if found is None:
         return ""
@@ -57,7 +57,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def replaced_by(path: str, module: nn.Module, siblings: Children | None) -> nn.Module | None:
-    """Return the module that now stands where another did, or None if nothing has changed."""
+    """Return the module that has replaced another one at its path, or None if nothing has changed."""
     if siblings is None:
         return None
     now = siblings.get(path.rpartition(".")[2])
@@ -65,13 +65,13 @@ def replaced_by(path: str, module: nn.Module, siblings: Children | None) -> nn.M
 
 
 def way_to(path: str, model: nn.Module) -> list[Link]:
-    """Return the links from a model down to a module of that name, as far as they go."""
+    """Return the links from a model down to the module of that name, as far as they exist."""
     found: list[Link] = []
     module = unwrap(model)
     for key in path.split(".") if path else ():
         held: Any = children_of(module)
         if held.get(key) is None and isinstance(module.__dict__.get(key), nn.Module):
-            held = module.__dict__  # A second name for a module, or one that is kept out of the tree.
+            held = module.__dict__  # A second name for a module, or a module outside the tree.
         child = held.get(key)
         found.append((held, key, child))
         if child is None:
@@ -81,7 +81,7 @@ def way_to(path: str, model: nn.Module) -> list[Link]:
 
 
 def leads_to(module: nn.Module, path: str, model: nn.Module) -> bool:
-    """Return True if a module is where its name says."""
+    """Return True if `path` leads to this module."""
     way = way_to(path, model)
     last = way[-1][2] if len(way) == path.count(".") + 1 else None
     return last is module or (last is not None and unwrap(last) is module)
@@ -96,7 +96,7 @@ class Names:
     def walk(self, kind: type = nn.Module) -> list[Named]:
         """Return the name, the module and its siblings, for each module of a kind; the model itself first.
 
-        Tied modules come under each of their names.
+        A tied module is listed under each of its names.
         """
         model = self._model()
         found: list[Named] = []
@@ -119,7 +119,7 @@ class Names:
         return [(module, name) for module, name, held in self._tensors() if held is tensor]
 
     def _tensors(self) -> list[tuple[nn.Module, str, Tensor | None]]:
-        """Return every parameter and buffer and who holds it. Without a call for each module: there are many."""
+        """Return every parameter and buffer with its module and name, in one loop: a call for each module is slow."""
         found: list[tuple[nn.Module, str, Tensor | None]] = []
         seen = set[int]()
         waiting: list[Any] = [self._model()]
@@ -153,7 +153,7 @@ class Names:
         return None if place is None else (".".join(place[0]), place[1], place[2])
 
     def locate_plain(self, path: str) -> Named | None:
-        """Return a module by its name, where nothing is wrapped on the way there: the usual case of `locate`."""
+        """Return a module by its name if nothing on the way there is wrapped: the usual case of `locate`."""
         module, siblings = self._model(), None
         if module is None or not path or wrapped_model(module) is not None:
             return None
@@ -165,15 +165,16 @@ class Names:
         return path, module, siblings
 
     def of(self, module: nn.Module) -> list[str]:
-        """Return every name of a module object; one that is held outside the module tree has its class for a name."""
+        """Return every name of a module object; for one outside the module tree, a name made of its class."""
         target = unwrap(module)
-        return [name for name, found, _ in self.walk() if found is target] or [_name_of_stranger(target)]
+        return [name for name, found, _ in self.walk() if found is target] or [_name_outside_tree(target)]
 
 
 class Survey(Names):
-    """The names of a model for the time of one search, in which it does not change.
+    """The names of a model during one search, in which the model does not change.
 
-    What takes a walk through the whole model is looked up from the second time on: a search may be for thousands.
+    From the second time on, a lookup that needs a walk through the whole model uses an index: a search may be for
+    thousands of names.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -196,7 +197,7 @@ class Survey(Names):
         if not self._is_asked_again("module"):
             return super().of(module)
         target = unwrap(module)
-        return self._by_module.get(id(target)) or [_name_of_stranger(target)]
+        return self._by_module.get(id(target)) or [_name_outside_tree(target)]
 
     def _is_asked_again(self, what: str) -> bool:
         again = what in self._asked
@@ -222,7 +223,7 @@ class Survey(Names):
         return found
 
 
-def _name_of_stranger(module: nn.Module) -> str:
+def _name_outside_tree(module: nn.Module) -> str:
     return f"<{type(module).__name__} {id(module):x}>"
 
 
@@ -243,17 +244,17 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def may_be_blind(kind: type[nn.Module]) -> bool:
-    """Return True if modules of this class may be containers or scripted. Asked of classes, of which there are few."""
+    """Return True if modules of this class may be containers or scripted: a model has fewer classes than modules."""
     return issubclass(kind, torch.jit.ScriptModule) or kind.forward is nn.Module.forward
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Return how many parameters a module has, those of lazy modules that have not run yet not counted."""
+    """Return the number of elements in a module's parameters, without those of lazy modules that have not run yet."""
     return sum(one.numel() for one in module.parameters() if not isinstance(one, UninitializedParameter))
 
 
 def _collect(name: str, module: nn.Module, above: set[int], kind: type, found: list[Named]) -> None:
-    """Add all modules of a kind below one. Leaves, the most of them, cost no call."""
+    """Add all modules of a kind below `module`. Most are leaves, which cost no call."""
     above.add(id(module))
     prefix = name + "." if name else ""
     siblings = children_of(module)
@@ -265,7 +266,7 @@ def _collect(name: str, module: nn.Module, above: set[int], kind: type, found: l
                 found.append((prefix + key, child, siblings))
             continue
         child = unwrap(child)
-        if id(child) not in above:  # Else the modules hold each other in a ring.
+        if id(child) not in above:  # Otherwise the modules hold each other in a cycle.
             if isinstance(child, kind):
                 found.append((prefix + key, child, siblings))
             _collect(prefix + key, child, above, kind, found)
@@ -275,19 +276,19 @@ def _collect(name: str, module: nn.Module, above: set[int], kind: type, found: l
 def _descend(
     module: nn.Module, parts: list[str], above: tuple[str, ...], siblings: Children | None
 ) -> tuple[tuple[str, ...], nn.Module, Children | None] | None:
-    """Follow `parts` through children, and attributes that hold a module without being one: no property runs."""
+    """Follow `parts` through children and plain attributes that hold a module. No property runs."""
     wrapped, module = module, unwrap(module)
     if not parts:
         return above, module, siblings
     held = children_of(module)
     child = held.get(parts[0])
     if child is None and isinstance(module.__dict__.get(parts[0]), nn.Module):
-        held = module.__dict__  # A second name for a module, or one that is kept out of the tree.
+        held = module.__dict__  # A second name for a module, or a module outside the tree.
         child = held[parts[0]]
     place = _descend(child, parts[1:], (*above, parts[0]), held) if child is not None else None
     inside = wrapped_model(wrapped)
     if place is None and inside is not None and children_of(wrapped).get(parts[0]) is inside:
-        return _descend(inside, parts[1:], above, siblings)  # A wrapper's own name for what it holds.
+        return _descend(inside, parts[1:], above, siblings)  # The name that a wrapper gives its child.
     return place
 
 
@@ -298,7 +299,7 @@ def refuse_other_model(model: object) -> None:
 
 
 def refuse_data_parallel(*_: nn.Module) -> NoReturn:
-    """Raise for a model of which torch is about to make the copies that DataParallel runs."""
+    """Raise for a model that DataParallel runs in copies, on several devices."""
     raise HooklineError(
         "DataParallel runs copies of the model on other threads and devices; use DistributedDataParallel, or hook "
         "model.module on one device"
