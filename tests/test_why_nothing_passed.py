@@ -52,10 +52,10 @@ def test_modules_that_met_the_same_fate_are_named_in_one_sentence():
     lost = [why.LostModule(Site(f"h.{number}"), nn.ReLU(), "") for number in range(3)]
     lost += [why.LostModule(Site("head"), None, ""), why.LostModule(Site("ln"), nn.Identity(), "ln.0")]
     assert list(why.hooks_left_behind(lost)) == [
-        "'h.0' and 2 more were replaced by other modules while hooked, and their hooks act no more; "
+        "'h.0' and 2 more were replaced by other modules while hooked, and their hooks no longer act; "
         "make the hooks again",
-        "'head' was taken out of the model while hooked, and its hooks act no more; make the hooks again",
-        "'ln' was replaced by another Identity while hooked, and its hooks act on what was there, which is now 'ln.0'; "
+        "'head' was taken out of the model while hooked, and its hooks no longer act; make the hooks again",
+        "'ln' was replaced by another Identity while hooked, and its hooks still act on the old module, now 'ln.0'; "
         "make the hooks again",
     ]
 

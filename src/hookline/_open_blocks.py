@@ -2,8 +2,8 @@
 
 Every `with` block is a token. The set of open blocks is one context variable, so that threads and tasks don't see each
 other's blocks. While a function of a hook runs, the set also holds `RESTING` and a `Rest`: the hooks on that hook's
-model rest, except those of blocks that the function itself opens. A `Session` knows what ran in the blocks of one set
-of hooks.
+model are paused, except those of blocks that the function itself opens. A `Session` records what ran in the blocks of
+one set of hooks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hookline.errors import CacheFull, StoreError
 
 Blocks = frozenset[object]
 
-RESTING: object = object()  # In the set while any `Rest` is: the hot path looks for this alone.
+RESTING: object = object()  # In the set whenever a `Rest` is: the hot path checks only for this.
 open_blocks: ContextVar[Blocks] = ContextVar("open_blocks", default=frozenset())
 
 
@@ -39,7 +39,7 @@ def note_skip(module: nn.Module) -> None:
 
 
 def not_left() -> Blocks:
-    """Return the open blocks, without those that were left and could not be closed at that moment."""
+    """Return the open blocks, without those that were left but could not be closed at that moment."""
     here = open_blocks.get()
     return here.difference([token() for token in tuple(_left)]) if _left else here
 
@@ -47,9 +47,9 @@ def not_left() -> Blocks:
 def close_block(token: object) -> None:
     """Close a block. Blocks may be closed in any order, and from another context than the one that opened them.
 
-    Not while Python collects garbage: before Python 3.12 a context variable that is set then may free memory in which
-    Python is just setting another, and Python crashes. Nothing acts in a block that was left, so its token may wait
-    until another block opens or closes here.
+    During garbage collection the block is only marked as left. Before Python 3.12, setting a context variable there may
+    free memory in which Python is setting another one, and Python crashes. No hook acts in a block that was left, so
+    its token can stay in the set until another block opens or closes here.
     """
     if next(reversed(_phases)) == "start":
         _left.add(weakref.ref(token, _left.discard))
@@ -58,21 +58,21 @@ def close_block(token: object) -> None:
 
 
 _left = set[weakref.ref[object]]()
-# The last key is the phase that Python's garbage collector is in. A function in C moves it there: in one in Python a
+# The last key is the current phase of Python's garbage collector. A C function moves it there: in a Python function a
 # Ctrl-C would be lost.
 _phases = OrderedDict.fromkeys(("start", "stop"))
 
 
 def follow_collector() -> None:
-    """Keep track of the phase that Python's garbage collector is in, on the versions where `close_block` needs it."""
+    """Track the phase of Python's garbage collector, on the Python versions where `close_block` needs it."""
     if sys.version_info < (3, 12):
-        gc.callbacks.append(_phases.move_to_end)  # type: ignore[arg-type]  # A dict is given for `last`.
+        gc.callbacks.append(_phases.move_to_end)  # type: ignore[arg-type]  # The collector passes a dict as `last`.
 
 
 class Token:
     """Stands for a `with` block in the set of open blocks."""
 
-    skipped: frozenset[int] = frozenset()  # The ids of modules that a hook has skipped while it was open.
+    skipped: frozenset[int] = frozenset()  # The ids of modules that were skipped while the block was open.
 
     def is_on(self, _model: nn.Module) -> bool:
         """Return True if the block is open on this model, on a part of it or on a model that holds it."""
@@ -80,13 +80,13 @@ class Token:
 
 
 class OtherRuns:
-    """Runs of the model that a block misses, or whose values mix in it: those on other threads and tasks."""
+    """Runs of the model on other threads and tasks, which a block misses or whose values get mixed up in it."""
 
     ran = False  # Whether the model ran on a thread or in a task where no block on it is open.
     are_mixed = False  # Whether several tasks, or threads at the same time, ran it in this block since the last read.
     _task: Callable[[], Any] | None = None  # The asyncio task that ran it last in this block, held weakly.
-    _thread = 0  # The thread that runs it in this block now; of several, the last one that began.
-    _with_own: Blocks | None = None  # The last open blocks that had another block on this model: not reported.
+    _thread = 0  # The thread that is running it in this block; the last to begin if there are several.
+    _with_own: Blocks | None = None  # The last set of open blocks with another block on this model: not reported.
 
     def __getstate__(self) -> dict[str, Any]:
         return {"ran": self.ran}
@@ -101,7 +101,7 @@ class OtherRuns:
         self.ran = True
 
     def begin(self) -> OtherRuns:
-        """Note that a forward starts here. Two tasks, or two threads at once, overwrite each other's values."""
+        """Note that a forward starts here. Two tasks, or threads at the same time, overwrite each other's values."""
         thread, task = get_ident(), current_task()
         if self._thread != thread and self._thread:
             self.are_mixed = True
@@ -117,7 +117,7 @@ class OtherRuns:
         self._thread = 0
 
     def take_mixed(self) -> bool:
-        """Return True if values were mixed since this was last asked."""
+        """Return True if values were mixed since the last call of this method."""
         are_mixed, self.are_mixed, self._task = self.are_mixed, False, None
         return are_mixed
 
@@ -135,28 +135,28 @@ def _nothing() -> None:
 
 
 class Session:
-    """What is known of the forwards that fill a cache, most of it since the hooks were last entered. Holds no model."""
+    """Facts about the forwards that fill a cache, mostly since the hooks were last entered. Keeps no model alive."""
 
     lifecycle: Callable[[], Any] = staticmethod(_nothing)  # The `Lifecycle` of the hooks, held weakly.
-    began = 0  # Forwards before the hooks were last entered.
-    failed = 0  # Forwards since then that raised.
+    began = 0  # The number of forwards before the hooks were last entered.
+    failed = 0  # The number of forwards since then that raised.
     broke = 0  # The number of the last forward that raised.
-    was_full = False  # Whether it raised because the cache was full.
+    was_full = False  # Whether that forward raised because the cache was full.
     stopped = False  # Whether a forward was ended early.
     ran = False  # Whether the model ran inside a compiled graph, where nothing can be counted.
-    gave_up = False  # Whether the model ran uncompiled because torch makes no further graph of it.
-    missed = False  # Whether subscripts selected nothing of what passed.
-    backward = False  # Whether a backward went through what the model returned; noted where gradients are changed.
-    rested = False  # Whether hooks were passed over, since a function of a hook on the same model ran.
-    recomputed = False  # Whether captures were passed over in a backward, where a forward is a recomputation.
-    warned_of: tuple[str, ...] = ()  # Reasons why gradients can't come that a warning has named already.
+    gave_up = False  # Whether the model ran uncompiled because torch makes no more graphs of it.
+    missed = False  # Whether subscripts selected nothing of a value.
+    backward = False  # Whether a backward went through the model's output; noted if hooks change gradients.
+    rested = False  # Whether hooks were paused because a function of a hook on the same model ran.
+    recomputed = False  # Whether captures ignored a forward in a backward, where it is a recomputation.
+    warned_of: tuple[str, ...] = ()  # Reasons for missing gradients that a warning has named.
     generator: Generating | None = None  # The generator that opened the block, if one did.
-    called = ""  # What hl.run called that did not call the model itself.
-    over = ""  # Why no further value will come.
-    forked = False  # Whether this process is a copy of the one that placed the hooks.
+    called = ""  # The callable that hl.run called, if it did not call the model itself.
+    over = ""  # Why no more values will come.
+    forked = False  # Whether this process was forked from the one that placed the hooks.
 
     def __init__(self) -> None:
-        self.forwards = 0  # Forwards of the model.
+        self.forwards = 0  # The number of forwards of the model.
         self.others = OtherRuns()  # Runs on other threads and tasks since the hooks were last entered.
         self.model: Callable[[], nn.Module | None] = _nothing  # The model of those hooks, held weakly.
 
@@ -174,14 +174,14 @@ class Session:
         self.others = OtherRuns()
 
     def fail(self, error: BaseException) -> None:
-        """Note that the forward that is running ends with an exception."""
+        """Note that the running forward ends with an exception."""
         self.failed += 1
         self.was_full = isinstance(error, (CacheFull, StoreError))
         self.broke = self.forwards
 
     @property
     def since(self) -> int:
-        """Forwards since the hooks were last entered."""
+        """The number of forwards since the hooks were last entered."""
         return self.forwards - self.began
 
     @property
@@ -214,13 +214,13 @@ class Rest:
 
     def __init__(self, model: nn.Module | None, blocks: Blocks) -> None:
         self.blocks = blocks
-        self.is_of_user = model is not None  # Else hookline itself runs the model.
+        self.is_of_user = model is not None  # If False, hookline itself runs the model.
         self.backward = graph_task()  # The backward that the function is called in, or -1.
         self._model = model
         self._modules: set[int] | None = None
 
     def covers(self, module: nn.Module) -> bool:
-        """Return True if hooks on this module rest. The modules are looked up when first asked for, which is seldom."""
+        """Return True if hooks on this module are paused. The modules are listed on the first call, which is rare."""
         if self._model is None:
             return True
         if self._modules is None:
@@ -229,13 +229,13 @@ class Rest:
 
 
 def is_called_in_backward(here: Blocks) -> bool:
-    """Return True if a function of a hook at a gradient runs here. What it runs is not a recomputation."""
+    """Return True if a function of a hook at a gradient runs here. A forward inside it is not a recomputation."""
     task = graph_task()
     return RESTING in here and any(isinstance(rest, Rest) and rest.backward == task for rest in here)
 
 
 def acting(blocks: Blocks, active: bool, module: nn.Module, here: Blocks) -> bool:
-    """Return True if a hook in these blocks, or active everywhere, acts on its module while others rest."""
+    """Return True if a hook in these blocks, or active everywhere, acts on its module while others are paused."""
     left = blocks & here
     for rest in here:
         if isinstance(rest, Rest) and rest.covers(module):

@@ -1,4 +1,4 @@
-"""Why nothing passed: every sentence that hookline says about a site without a value.
+"""Why nothing passed: all messages about a site without a value.
 
 The functions turn facts into text, and neither raise nor warn.
 
@@ -30,7 +30,7 @@ from hookline._torch import FUSED_MODULES, MODULE_CALLS
 from hookline._values.nested import describe, leaves
 from hookline.errors import did_you_mean
 
-# Sentences that are used several times.
+# Phrases that several messages share.
 _AGAIN = "make the hooks again"
 _ADOPT = "start it there with contextvars.copy_context().run(...), or open a block there"
 _SCAN = "hl.scan(model, ...) shows what is called"
@@ -39,16 +39,16 @@ _FAST_PATH = (
     "Turn it off with torch.backends.mha.set_fastpath_enabled(False)."
 )
 
-# Reasons that a record keeps until somebody reads it; the site is put in then.
+# Reasons that a record keeps until it is read; the site is filled in then.
 NOT_YET = "nothing passed '{site}' in this block; the stored value is from an earlier one"
 REMOVED = "nothing passed '{site}' before its hook was removed"
 NOTHING_KEPT = "the transform has kept nothing of '{site}'"
 
-# Why no further value will come.
+# Why no more values will come.
 BLOCK_OVER = "its block is over"
 HOOKS_GONE = "the Hooks that filled this cache is gone; keep it in a variable"
 
-# What may follow "'site' ".
+# Texts that follow "'site' ".
 RESTED = (
     "was passed over: it ran inside a function of a hook on the same model, where hooks are paused; "
     "open the block inside that function"
@@ -72,7 +72,7 @@ CUT_OFF = (
 ADDED = f"was added after the hooks were made, and has none; {_AGAIN}"
 WRITTEN_LATER = "can get no gradient: a part of it is written in place later"
 
-# The functions that compute attention in one kernel, and those that can't be seen then.
+# The functions that compute attention in one kernel, and the functions that can't be seen inside them.
 _FUSED = (
     "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention", "flash_attn_func",
     "flash_attn_varlen_func", "_native_multi_head_attention", "_transformer_encoder_layer_fwd",
@@ -82,7 +82,7 @@ _LEADS_TO_FORWARD = {"forward", "__call__", "super", *(code.co_name for code in 
 
 
 class Waiting(Protocol):
-    """What these texts read of a `Tap`."""
+    """The attributes of a `Tap` that these messages use."""
 
     path: str
     module: nn.Module
@@ -99,11 +99,11 @@ class Waiting(Protocol):
 
     @property
     def site(self) -> Site:
-        """Where it waits."""
+        """The site at which it waits."""
 
     @property
     def is_covered(self) -> bool:
-        """Whether something else stands in the place of its shadow."""
+        """Whether something else has replaced its shadow."""
 
     @property
     def wanted_call(self) -> int | None:
@@ -113,16 +113,16 @@ class Waiting(Protocol):
         """Return True if it waits for the function of that name."""
 
 
-# A site that is read and has no value.
+# Reading a site that has no value.
 
 
 def why_empty(site: Site, session: Session, reason: str, has_value: bool, is_inactive: bool) -> str:
     """Say why a captured site can't be read.
 
     Args:
-        reason: What its record was told, or "".
+        reason: The reason that its record keeps, or "".
         has_value: Whether an earlier forward left a value there.
-        is_inactive: Whether its hook acts nowhere.
+        is_inactive: Whether its hook is not active anywhere.
     """
     if session.forked:
         return f"'{site}' can't be read here: this process was forked from the one that placed the hooks"
@@ -151,12 +151,12 @@ def why_empty(site: Site, session: Session, reason: str, has_value: bool, is_ina
 
 
 def why_unmet(name: str, site: Site, reason: str) -> str:
-    """Say that none of the sites that a pattern stands for has a value yet, `name` among them."""
+    """Say that no site of a pattern has a value yet; `name` is one of them."""
     return reason.replace("{site}", str(site)) or f"{name} was not captured: nothing has passed '{site}' yet"
 
 
 def same_as_before(site: Site) -> str:
-    """Say that the value was read before the latest forward, which did not pass the site."""
+    """Say that a value is from before the latest forward, in which nothing passed the site."""
     return (
         f"'{site}' is the value that was read before: the model ran, and nothing passed here since; "
         "call cache.clear() before each forward, and reading it raises instead"
@@ -169,48 +169,48 @@ def why_failed(site: Site, failed: type[BaseException] | None) -> str:
 
 
 def why_none_returned(model: str) -> str:
-    """Say why the call of a model that was stopped has returned None."""
+    """Say why the call of a model returned None: its forward was stopped."""
     return (
         f"the call of {model} returned None, since its forward was stopped. To stop what calls it too, "
         "give that to hl.run: hl.run(model.generate, ..., capture=..., stop=True)"
     )
 
 
-# Modules that were replaced, and forwards that were.
+# Replaced modules and replaced forwards.
 
 
 class LostModule(NamedTuple):
-    """A hooked module that is not where it was found."""
+    """A hooked module that is no longer where it was found."""
 
     site: Site
-    now: nn.Module | None  # What is at its place now.
-    place: str  # Where in the model it is now, or "".
+    now: nn.Module | None  # The module that is there now.
+    place: str  # The name under which the model holds it now, or "".
 
 
 def why_replaced(site: Site, now: nn.Module | None) -> str:
-    """Say that a site lost its module, with what is there now."""
+    """Say that the module of a site was replaced or taken out; `now` is the module there."""
     return f"'{site}' was {_fate(now)}; {_AGAIN}"
 
 
 def replaced_while_hooked(site: Site, now: nn.Module, places: list[str]) -> str:
-    """Say that a module was replaced in a block; it is at these places now."""
-    hint = f"; what was hooked is now {places[0]!r}" if places else ""
+    """Say that a module was replaced in a block; `places` are its names now."""
+    hint = f"; the hooked module is now {places[0]!r}" if places else ""
     return f"'{site}' was replaced while hooked: it is another {type(now).__name__} now{hint}"
 
 
 def hooks_left_behind(lost: Iterable[LostModule]) -> Iterator[str]:
-    """Say what became of the hooks on modules that were replaced or taken out: one sentence for all that are alike."""
+    """Say what happened to hooks on modules that were replaced or taken out; similar cases share one sentence."""
     alike: dict[tuple[bool, bool], dict[str, LostModule]] = {}
     for one in lost:
         alike.setdefault((one.now is None, one.place != ""), {})[f"'{one.site}'"] = one
     for (is_gone, is_elsewhere), found in alike.items():
         name, first = next(iter(found.items()))
-        them, where = f"{name} was {_fate(first.now)} while hooked, and its hooks", f"now {first.place!r}"
+        them, where = f"{name} was {_fate(first.now)} while hooked, and its hooks", f"module, now {first.place!r}"
         if len(found) > 1:
             fate = _fate(None) if is_gone else "replaced by other modules"
             them = f"{name} and {len(found) - 1} more were {fate} while hooked, and their hooks"
-            where = "elsewhere in the model now"
-        yield f"{them} {f'act on what was there, which is {where}' if is_elsewhere else 'act no more'}; {_AGAIN}"
+            where = "modules, now elsewhere in the model"
+        yield f"{them} {f'still act on the old {where}' if is_elsewhere else 'no longer act'}; {_AGAIN}"
 
 
 def _fate(now: nn.Module | None) -> str:
@@ -218,7 +218,7 @@ def _fate(now: nn.Module | None) -> str:
 
 
 def why_covered(tap: Waiting) -> str:
-    """Say that somebody replaced the forward in which a tap waits."""
+    """Say that the forward in which a tap waits was replaced on the instance."""
     whose = f"{tap.method!r} of this {type(tap.module).__name__}"
     advice = f"{_AGAIN}, unless the new one calls the old one"
     return f"{whose} was replaced on the instance after the hooks were made; {advice}"
@@ -244,7 +244,7 @@ def why_no_gradient(tensors: list[Tensor], model: nn.Module | None) -> str:
 
 
 def no_gradient_problem(why: str, stays: bool) -> str:
-    """Say that no gradient can come; hooks that stay also see runs without gradients, such as a validation."""
+    """Say that no gradient can come. Hooks that stay attached also see runs without gradients, such as a validation."""
     return f"can get no gradient: {why}{', or deactivate the hook for such a run' if stays else ''}"
 
 
@@ -260,23 +260,23 @@ def selected_nothing(site: Site, problem: str, hint: str, misses: int, calls: in
     """Say in how many calls of a block the subscripts of a site selected nothing."""
     some, every = "; '#n' names the calls that are meant", "; hl.scan(model, ...) shows the shapes"
     remedy = hint or (some if misses < calls else every)
-    return f"'{site}' {problem}, in {count(misses, 'call')}{remedy}; when_missing('ignore') leaves this unsaid"
+    return f"'{site}' {problem}, in {count(misses, 'call')}{remedy}; when_missing('ignore') silences this"
 
 
 def why_short(tap: Waiting, value: Any) -> str:
-    """Return a hint for generation with a cache, or "": after the prompt each call has one position."""
+    """Return a hint for generation with a cache, where each call after the prompt has one position; "" otherwise."""
     shapes = [tensor.shape for tensor in leaves(value)[:1] if not tensor.is_nested]
     if tap.count < 2 or tap.wanted_call is not None or not shapes or len(shapes[0]) < 2 or shapes[0][1] != 1:
         return ""
     prompt = tap.site._replace(within=0) if tap.is_inside else tap.site._replace(call=0)
     return (
         "; a model that generates with a cache is given one token a call after the prompt: "
-        f"'{prompt}' is the prompt's call alone, and call.number tells an edit which call it is"
+        f"'{prompt}' is only the prompt's call, and call.number tells an edit which call it is"
     )
 
 
 def none_passes(module: nn.Module) -> str:
-    """Say that None passes in the place of a value."""
+    """Say that None passes instead of a value."""
     return f"None passes here: {type(module).__name__} did not make this value"
 
 
@@ -290,7 +290,7 @@ def runs_later(method: str, output: Any) -> str:
 
 
 def counts_elsewhere(method: Site, caller: str, function: str) -> str:
-    """Say that the forward of another module called a method, so that the functions in it are that module's."""
+    """Say that another module's forward called a method, so that the functions in it count there."""
     whose = f"the forward of {caller!r}" if caller else "the model's own forward"
     return f"did not fire: '{method}' was called by {whose}, and what it calls counts there: '{caller}/{function}'"
 
@@ -310,9 +310,9 @@ def nothing_stopped(model: nn.Module) -> str:
 
 
 def did_not_run(call: Any, model: nn.Module) -> str:
-    """Say that what hl.run called did not run the model that was given with it."""
+    """Say that the callable given to hl.run did not run the model given with it."""
     what = getattr(call, "__name__", None) or type(call).__name__
-    return f"{what} did not run {type(model).__name__}, the model that it was given with, nor a part"
+    return f"{what} did not run {type(model).__name__}, the model that it was given with, nor a part of it"
 
 
 def why_skipped(site: Site, above: str) -> str:
@@ -321,7 +321,7 @@ def why_skipped(site: Site, above: str) -> str:
 
 
 def never_entered(where: str, verb: str, made_at: str) -> str:
-    """Say that a short form was never entered."""
+    """Say that a short form such as hl.capture was never entered."""
     made = f", made in {made_at}," if made_at else ""
     stays = f"; hooks = hl.Hooks(model), then hooks.{verb}(...) acts at once" if verb != "watch" else ""
     return f"hl.{verb} at {where}{made} was never entered and did nothing; write `with hl.{verb}(...):`{stays}"
@@ -330,15 +330,15 @@ def never_entered(where: str, verb: str, made_at: str) -> str:
 def held_by_nothing(where: str) -> str:
     """Say that the statement that made hooks dropped them at once."""
     return (
-        f"the hooks at {where} are gone before the model ran: nothing holds them; keep them in a variable, "
+        f"the hooks at {where} were gone before the model ran: nothing holds them; keep them in a variable, "
         "as in hooks = hl.Hooks(model)"
     )
 
 
 def gone_too_early(where: str, made_at: str) -> str:
-    """Say that the last variable that held hooks was gone before the model ran."""
+    """Say that no variable held the hooks any more when the model ran."""
     return (
-        f"the hooks at {where}, made in {made_at}, are gone before the model ran, and changed "
+        f"the hooks at {where}, made in {made_at}, were gone before the model ran, and changed "
         "nothing: hooks go with the last variable that holds them. If a function makes them, let it return them, "
         "and keep them while the model runs"
     )
@@ -385,13 +385,13 @@ def _why_never_fired(tap: Waiting, model: nn.Module) -> str:
     if site.method:
         return (
             f"'{site}' was not called in {times}. A call through super() or through the class itself "
-            "passes the instance by, and can't be seen."
+            "bypasses the instance, and can't be seen."
         )
     return f"'{site}' was not called in {times}{_advised(site.path, tap.module, model)}"
 
 
 def _times(tap: Waiting, model: nn.Module) -> str:
-    """Say how often the model ran, or what of it did."""
+    """Say how often the model ran, or which function was called instead."""
     session = tap.session
     if session.called:
         return f"a call of {session.called!r}"
@@ -422,7 +422,7 @@ def _why_not_run(tap: Waiting, model: nn.Module) -> str:
 
 
 def fused_instead(tap: Waiting) -> str:
-    """Return the name of the fused kernel that ran where the tap waited for a function of attention, or nothing."""
+    """Return the name of the fused kernel that ran where the tap waited for a function of attention, or ""."""
     ran = tap.ran or {}
     if tap.function not in _INSIDE_FUSED or tap.holders or tap.often or any(map(tap.wants, ran)):
         return ""
@@ -430,7 +430,7 @@ def fused_instead(tap: Waiting) -> str:
 
 
 def _eager_instead(module: nn.Module, path: str, model: nn.Module) -> str:
-    """Name the implementation of attention that makes what a fused kernel does not."""
+    """Say how to get an attention implementation that calls the functions a fused kernel replaces."""
     if isinstance(module, nn.MultiheadAttention):
         return f"Call it with need_weights=True, average_attn_weights=False, and capture what it returns: '{path}[1]'"
     if hasattr(module, "fused_attn"):
@@ -445,7 +445,7 @@ def _why_not_taken(tap: Waiting, model: nn.Module) -> str:
     """Say why a parameter was not read, or no operation took it."""
     name = type(model).__name__
     holder, key = tap.holders[0]
-    tensor = holder._parameters.get(key, holder._buffers.get(key))  # Not by its name, which would be a read of it.
+    tensor = holder._parameters.get(key, holder._buffers.get(key))  # Reading it by name would count as a read.
     times = _times(tap, model)
     if isinstance(tap.module, nn.RNNBase):
         return f"{type(tap.module).__name__} keeps its weights in a list of its own, and does not read them by name"
@@ -482,7 +482,7 @@ def _advised(path: str, module: nn.Module, model: nn.Module) -> str:
 
 
 def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
-    """Say why a module of this model is not called, as far as it can be known, or nothing."""
+    """Say why a module of this model is not called, if that can be known, or ""."""
     if is_scripted(module):
         return ": it is compiled by torch.jit, and can't be seen. Hook what calls it."
     names = Names(model)
@@ -500,16 +500,16 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
     for name, found in above:
         if isinstance(found, (nn.TransformerEncoderLayer, nn.TransformerEncoder)) and found is not module:
             return f": {type(found).__name__} {_FAST_PATH}"
-        resting = _why_adapter_rests(path.rpartition(".")[2], found) if isinstance(parent, nn.ModuleDict) else ""
-        if resting:
-            return f": {resting} at '{name}'. Hook '{name}' itself, or run the model with this adapter."
+        unused = _why_adapter_unused(path.rpartition(".")[2], found) if isinstance(parent, nn.ModuleDict) else ""
+        if unused:
+            return f": {unused} at '{name}'. Hook '{name}' itself, or run the model with this adapter."
     if _calls_no_forward(type(module)):
         return f": {type(module).__name__} has a __call__ of its own, which does not call forward."
     return ""
 
 
 def _calls_no_forward(kind: type[nn.Module]) -> bool:
-    """Return True if `__call__` of a class can't lead to forward: no name in its code does, nor in its methods'."""
+    """Return True if `__call__` of a class can't call forward: no name in its code, or its methods', leads there."""
     known = {"__call__"}
     waiting = [kind.__call__]
     while waiting:
@@ -523,12 +523,12 @@ def _calls_no_forward(kind: type[nn.Module]) -> bool:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Return the names that a function and those inside it use."""
+    """Return the names that a function and its inner functions use."""
     return set(code.co_names).union(*[_names_in(one) for one in code.co_consts if isinstance(one, CodeType)])
 
 
-def _why_adapter_rests(adapter: str, layer: nn.Module | None) -> str:
-    """Say why a layer that holds adapters, as those of peft do, does not call this one, or nothing."""
+def _why_adapter_unused(adapter: str, layer: nn.Module | None) -> str:
+    """Say why a layer with adapters, such as one of peft, does not call this adapter, or ""."""
     active = getattr(layer, "active_adapters", None)
     if getattr(layer, "disable_adapters", None) is True:
         return "the adapters are disabled"

@@ -191,7 +191,7 @@ def test_changes_that_a_function_makes_and_does_not_return_say_that_they_are_gon
     model = mlp()
     message = (
         r"the hooks at '0' and 1 more, made in test_hooks_never_entered.py:[0-9]+, "
-        r"are gone before the model ran, and changed"
+        r"were gone before the model ran, and changed"
     )
     with pytest.warns(hl.HooklineWarning, match=message) as found:
         make(model, verb)

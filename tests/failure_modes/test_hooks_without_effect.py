@@ -72,7 +72,7 @@ class TestSubscripts:
         (message,) = said(generate)
         assert message.startswith(
             "'0[:, 3:]' changed nothing: [:, 3:] selects nothing of float32 (1, 1), in 3 calls; a model that generates "
-            "with a cache is given one token a call after the prompt: '0#0[:, 3:]' is the prompt's call alone"
+            "with a cache is given one token a call after the prompt: '0#0[:, 3:]' is only the prompt's call"
         )
 
     def test_a_change_that_misses_longer_calls_points_at_their_numbers(self) -> None:

@@ -103,7 +103,7 @@ def test_hooks_say_when_their_module_is_in_the_model_no_more(name: str) -> None:
     hooks.patch({name: 0.0})
     model(X)
     model.body.h = model.body.h[:2]
-    with pytest.warns(hl.HooklineWarning, match="was taken out of the model while hooked, and its hooks act no more"):
+    with pytest.warns(hl.HooklineWarning, match="was taken out of the model while hooked, and its hooks no longer act"):
         model(X)
     hooks.remove()
 
@@ -141,8 +141,8 @@ def test_many_hooks_that_are_lost_are_told_of_together() -> None:
     with pytest.warns(hl.HooklineWarning) as said:
         model(X)
     assert [str(one.message) for one in said] == [
-        "'body.h.0.mlp' and 2 more were replaced by other modules while hooked, and their hooks act no more; make the "
-        "hooks again"
+        "'body.h.0.mlp' and 2 more were replaced by other modules while hooked, and their hooks no longer act; make "
+        "the hooks again"
     ]
     with pytest.raises(hl.NotCaptured, match="'body.h.1.mlp' was replaced by another Linear; make the hooks again"):
         acts["body.h.1.mlp"]
@@ -155,12 +155,12 @@ def test_hooks_say_where_they_act_when_their_module_is_elsewhere_in_the_model() 
     hooks.patch({"body.h.0.mlp": 0.0})
     model(X)
     model.body.h[0].mlp = nn.Sequential(model.body.h[0].mlp, nn.Tanh())
-    with pytest.warns(hl.HooklineWarning, match="act on what was there, which is now 'body.h.0.mlp.0'; make"):
+    with pytest.warns(hl.HooklineWarning, match="still act on the old module, now 'body.h.0.mlp.0'; make"):
         model(X)
     hooks.remove()
     hooks.edit("body.h.*", torch.neg)
     model.body.h[0], model.body.h[1] = model.body.h[1], model.body.h[0]
-    with pytest.warns(hl.HooklineWarning, match="'body.h.0' and 1 more .* their hooks act on what was there, which is"):
+    with pytest.warns(hl.HooklineWarning, match="'body.h.0' and 1 more .* their hooks still act on the old modules"):
         model(X)
     hooks.remove()
 

@@ -236,7 +236,7 @@ def test_dropping_the_last_reference_removes_the_hooks() -> None:
 
 def test_a_cache_outlives_its_hooks_but_not_the_other_way_round() -> None:
     model, x = mlp(), torch.ones(2, 4)
-    with pytest.warns(hl.HooklineWarning, match="'0' are gone before the model ran: nothing holds them"):
+    with pytest.warns(hl.HooklineWarning, match="'0' were gone before the model ran: nothing holds them"):
         acts = hl.Hooks(model).capture("0")
     model(x)
     with pytest.raises(hl.NotCaptured, match="the Hooks that filled this cache is gone; keep it in a variable"):
