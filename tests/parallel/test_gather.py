@@ -201,7 +201,7 @@ def test_what_differs_between_ranks_can_not_be_put_in(rank: int) -> None:
     model, x = cut(Net()), batch()
     torch.manual_seed(rank)
     for site in ("h.0.mlp.up", "h.0"):
-        with pytest.raises(hl.EditError, match=f"'{site}': .*not the same on ranks.*seed what is random"):
+        with pytest.raises(hl.EditError, match=f"'{site}': .*not the same on ranks.*seed random numbers"):
             hl.run(model, x, edit={site: lambda value: value + torch.randn_like(value)})
         with pytest.raises(hl.EditError, match="every rank"):
             hl.run(model, x, patch={f"{site}[0]": torch.randn(6, HIDDEN if "up" in site else WIDTH)})

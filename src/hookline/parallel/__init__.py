@@ -1,6 +1,7 @@
 """Models that run on several ranks: which ranks hold one model, and how they agree.
 
-What a loop over a dataset needs is public: `replica`, `meet`, `agree`, `whole`, `cut`, `placement` and `arrived`.
+The functions that a loop over a dataset needs are public: `replica`, `meet`, `agree`, `whole`, `cut`, `placement` and
+`arrived`.
 """
 
 from hookline.parallel.gather import Gathering, agree, arrived, cut, placement, whole

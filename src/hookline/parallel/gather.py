@@ -1,12 +1,12 @@
-"""Values of models that are themselves parallel: whole, in parts, and whether the ranks agree on them.
+"""Values of parallel models: gather them, shard them, and check that the ranks agree on them.
 
 | here | |
 |---|---|
-| `whole(value)` | every `DTensor` in it gathered, what is on its way waited for; all ranks have to call it |
-| `placement(tensor)` | as JSON text: how a `DTensor` is cut among which ranks; "null" for any other tensor |
-| `agree(ranks, value, what)` | raise, on all of them, unless these ranks hold the same value |
-| `Gathering` | the same for the hooks of one action, at each place once |
-| `replica(model)`, `meet(ranks, said)` | from ranks.py: which ranks hold a model together, and how they talk |
+| `whole(value)` | gather every `DTensor` in a value and wait for pending collectives; all ranks have to call it |
+| `placement(tensor)` | how a `DTensor` is sharded, and over which ranks, as JSON text; "null" for any other tensor |
+| `agree(ranks, value, what)` | raise, on every rank, unless these ranks hold the same value |
+| `Gathering` | gathers values for the hooks of one action, and checks once at each site that the ranks agree |
+| `replica(model)`, `meet(ranks, said)` | from ranks.py: which ranks hold a model together, and how they exchange text |
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _CUT = (
 
 
 def whole(value: Any) -> Any:
-    """Return a value with every DTensor gathered, and waited for. Autograd flows through; all ranks have to do it."""
+    """Return a value with every DTensor gathered, and waited for. Gradients flow through; all ranks have to call it."""
     return map_tensors(lambda tensor: arrived(tensor.full_tensor() if is_cut(tensor) else tensor), value)
 
 
 def arrived(tensor: Any) -> Tensor:
-    """Return a plain tensor in the place of the result of a collective that may still be on its way."""
+    """Return a plain tensor: wait for one that is the result of a pending collective."""
     waits = type(tensor).__name__ == "AsyncCollectiveTensor"
     plain: Tensor = tensor if not waits else tensor.clone() if tensor.requires_grad else tensor.trigger_wait()
     return plain
@@ -83,9 +83,9 @@ def _cut_tensor(new: Tensor, old: DTensor) -> Tensor:
 
 
 def replicate(new: Tensor, like: DTensor) -> DTensor:
-    """Return a whole tensor as a DTensor that is replicated over the ranks of another."""
+    """Return a whole tensor as a DTensor that is replicated over the mesh of another DTensor."""
     mesh = like.device_mesh
-    same = sys.modules[type(like).__module__].Replicate()  # That module has another name in torch 2.4.
+    same = sys.modules[type(like).__module__].Replicate()  # The module's name differs in torch 2.4.
     return type(like).from_local(new, mesh, [same] * mesh.ndim, run_check=False)
 
 
@@ -105,10 +105,10 @@ def placement(tensor: Any) -> str:
 
 
 def agree(ranks: Iterable[int], value: Any, what: str) -> None:
-    """Raise, on every rank alike, unless these ranks hold the same value; each of them has to call it.
+    """Raise, on every rank, unless these ranks hold the same value; each of them has to call it.
 
-    Tensors are compared by their shape and a sketch of their numbers: a shard or a pending sum differs from another
-    rank's, and a value that differs in its last digits only does not.
+    Tensors are compared by their shape and a sketch of their numbers. The sketch of a shard or a pending sum differs
+    from another rank's. A difference only in the last digits is ignored.
 
     Args:
         what: The name of the value, for the error: a site.
@@ -153,7 +153,7 @@ def _sketch(tensor: Tensor) -> list[float] | None:
         numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         flat = arrived(numbers.detach()).flatten().to(torch.float64 if tensor.is_cpu else torch.float32)
         flat = torch.nn.functional.pad(flat, (0, -flat.numel() % _ROW)).view(-1, _ROW)
-        generator = torch.Generator().manual_seed(0)  # Of its own: the user's random numbers are not touched.
+        generator = torch.Generator().manual_seed(0)  # The user's random state does not change.
         columns = torch.randint(0, 2, (_ROW, _SKETCHES), generator=generator).to(flat).mul_(2).sub_(1)
         rows = torch.randint(0, 2, (flat.shape[0], _SKETCHES), generator=generator).to(flat).mul_(2).sub_(1)
         size = flat.norm()
@@ -172,17 +172,17 @@ def _is_alike(mine: list[float] | None, theirs: list[float] | None) -> bool:
 
 
 class Gathering:
-    """Makes values whole for the hooks of one action, once all ranks have said that they are at the same place.
+    """Gathers values for the hooks of one action, after all ranks have confirmed that they are at the same site.
 
-    A model is looked at when the hooks are made, and again when the first value passes: it may be made parallel after
-    its hooks.
+    The model is inspected when the hooks are made, and again when the first value passes: it may have been made
+    parallel in between.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
         self._agreed: set[Site] = set()
         self._has_looked = False
-        self.alike: tuple[int, ...] = ()  # The ranks among which values may be cut and left without a mark.
+        self.alike: tuple[int, ...] = ()  # The ranks that may hold unmarked shards of a value.
         self._look()
 
     def _look(self) -> None:
@@ -192,7 +192,7 @@ class Gathering:
 
     @property
     def is_alone(self) -> bool:
-        """Return True if no value of the model is one rank's part, DTensors aside."""
+        """Whether no value of the model, except a DTensor, is one rank's part."""
         return self._has_looked and not self.alike
 
     def whole(self, value: Any, site: Site) -> Any:
@@ -200,7 +200,7 @@ class Gathering:
         return self._whole(value, site)[0]
 
     def _whole(self, value: Any, site: Site) -> tuple[Any, tuple[int, ...]]:
-        """Return a value whole, and the ranks that have just met over it."""
+        """Return the whole value, and the ranks that have just compared it."""
         if not self._has_looked:
             self._has_looked = True
             self._look()
@@ -216,7 +216,7 @@ class Gathering:
         return whole(value) if parts else value, met
 
     def change(self, value: Any, site: Site, function: Callable[[Any], Any]) -> Any:
-        """Return what a function makes of a value when it is whole, cut in parts again as the value was."""
+        """Apply a function to the whole value, and return the result sharded as the value was."""
         seen, met = self._whole(value, site)
         new = function(seen)
         if met:
@@ -224,7 +224,7 @@ class Gathering:
         return value if new is seen else cut(new, value, seen)
 
     def _check_result(self, ranks: tuple[int, ...], site: Site, new: Any) -> None:
-        why = "what is put here has to be the same on every rank; seed what is random, and give all the same tensors"
+        why = "a new value has to be the same on every rank; seed random numbers, and give all ranks the same tensors"
         try:
             _compare(ranks, f"'{site}', changed", leaves(new), True, why)
         except HooklineError as error:
@@ -232,5 +232,5 @@ class Gathering:
 
 
 def gathering_of(model: nn.Module, gather: bool) -> Gathering | None:
-    """Return what makes values whole for the hooks of one action; None in a process that is alone, or if not asked."""
+    """Return a `Gathering` for the hooks of one action; None in a single process, or if `gather` is False."""
     return Gathering(model) if gather and is_running() else None

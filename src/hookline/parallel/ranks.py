@@ -1,7 +1,7 @@
-"""The processes that run one model together: which they are, and what they tell each other.
+"""The processes that run one model together: which they are, and how they exchange text.
 
-Nothing here is a collective. Ranks meet at the key-value store through which torch joined them, so that one that does
-not come is missed in words, and never takes part in a collective of another place.
+Nothing here is a collective. Ranks exchange text through the key-value store with which torch connected them. An error
+can therefore name a rank that does not come, and no rank gets into a collective from another place.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hookline.errors import HooklineError, warn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# How torchrun (and launchers like it), srun and Open MPI tell a process its rank and the number of processes. A batch
-# script of Slurm has SLURM_PROCID and SLURM_NTASKS too, though it runs once; only srun sets SLURM_STEP_NUM_TASKS.
+# The variables in which torchrun (and launchers like it), srun and Open MPI put the rank and the number of processes. A
+# batch script of Slurm has SLURM_PROCID and SLURM_NTASKS too, though it runs once; only srun sets SLURM_STEP_NUM_TASKS.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
-PATIENCE = 20.0  # Seconds after which a rank says for whom it waits.
+PATIENCE = 20.0  # Seconds after which a rank warns, and names the ranks it waits for.
 _changing = threading.Lock()
-_meetings: Counter[tuple[int, ...]] = Counter()  # How often this process has met these ranks.
+_meetings: Counter[tuple[int, ...]] = Counter()  # The number of meetings with these ranks so far.
 
 
 def rank_and_world(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
@@ -63,8 +63,8 @@ def rank_and_world(environment: Mapping[str, str] | None = None) -> tuple[int, i
 class Replica(NamedTuple):
     """The ranks that hold one model together, this one among them.
 
-    `ranks` have to run as many forwards as each other. Among them `alike` see the same batch, for tensor parallelism
-    cuts the values of one forward among them; with sharded data parallelism alone there are none.
+    All `ranks` have to run the same number of forwards. Those in `alike` see the same batch, since tensor parallelism
+    shards the values of one forward among them. With sharded data parallelism alone, `alike` is empty.
     """
 
     ranks: tuple[int, ...]
@@ -72,12 +72,12 @@ class Replica(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """True in the first of these processes: it decides and writes."""
+        """True in the first of these processes, which decides and writes."""
         return dist.get_rank() == self.ranks[0]
 
 
 def replica(model: nn.Module) -> Replica | None:
-    """Return the ranks that hold one model together; None for a model that is whole here, as each of DDP's is."""
+    """Return the ranks that hold one model together; None if this process holds all of it, as with DDP."""
     if not is_running():
         return None
     ranks: set[int] = set()
@@ -88,7 +88,7 @@ def replica(model: nn.Module) -> Replica | None:
             ranks |= _shared_by(group)
             for one in group.fsdp_params:
                 managed.add(id(one.sharded_param))
-                if one.is_dtensor:  # Cut by tensor parallelism before.
+                if one.is_dtensor:  # Already sharded by tensor parallelism.
                     ranks |= cut_apart(one.sharded_param)
                     alike |= cut_apart(one.sharded_param, set(group.mesh_info.mesh.mesh.flatten().tolist()))
     for module in model.modules():
@@ -105,13 +105,13 @@ def replica(model: nn.Module) -> Replica | None:
 
 
 def _shared_by(group: Any) -> set[int]:
-    """Return the ranks among which FSDP2 shards a group of parameters: of two dimensions one only repeats them."""
+    """Return the ranks over which FSDP2 shards a group of parameters, not those of a mesh dimension that replicates."""
     process_group = getattr(group.mesh_info, "shard_process_group", None)
     return set() if process_group is None else set(dist.get_process_group_ranks(process_group))
 
 
 def cut_apart(tensor: Any, but: Iterable[int] = ()) -> set[int]:
-    """Return the ranks that hold shards of a DTensor. Mesh dimensions that lie wholly inside `but` are ignored."""
+    """Return the ranks that hold shards of a DTensor. Mesh dimensions that lie entirely inside `but` are ignored."""
     mesh = tensor.device_mesh
     here = mesh.get_coordinate()
     if here is None:
@@ -130,10 +130,10 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def meet(ranks: Iterable[int], said: str, what: str = "this") -> dict[int, str]:
-    """Tell something to all these ranks, and return what each of them said, by rank; every one has to come.
+    """Send a text to all these ranks, and return the text of each, by rank. Every rank has to call this.
 
     Args:
-        what: What is waited for, for the words with which a rank that does not come is missed.
+        what: The thing to agree on, such as a site, for the error about a rank that does not come.
     """
     ranks, me = tuple(sorted(ranks)), dist.get_rank()
     if len(ranks) < 2 or dist.get_backend() == "fake":
@@ -150,13 +150,13 @@ def meet(ranks: Iterable[int], said: str, what: str = "this") -> dict[int, str]:
         store.delete_key(keys[me])
         raise HooklineError(f"{_waited(missing, what)} for {store.timeout.total_seconds():.0f} s")
     heard = {rank: store.get(key).decode() for rank, key in keys.items()}
-    if number:  # All have come here, so nobody reads what was said at the meeting before.
+    if number:  # All ranks have come, so nobody reads the texts of the previous meeting any more.
         store.delete_key(f"hookline/{'-'.join(map(str, ranks))}/{number - 1}/{me}")
     return heard
 
 
 def _wait(store: Any, keys: dict[int, str], what: str) -> list[int]:
-    """Wait until every key is there; return whose are not, when nobody can be expected to come any more."""
+    """Wait until every key is set, or the store's timeout is over. Return the ranks whose keys are missing."""
     end = time.monotonic() + store.timeout.total_seconds()
     for seconds in (PATIENCE, None):
         left = end - time.monotonic()
