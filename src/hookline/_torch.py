@@ -1,12 +1,12 @@
-"""The one file that names private things of torch, and the one that walks Python frames.
+"""The only file that names private parts of torch, and the only one that walks Python frames.
 
 Each entry says what it is for, and what happens where the installed torch does not have it: "always there" means that
 every torch from 2.4 on has it. This file imports nothing of hookline. `tests/test_private_torch.py` keeps private
-names and frames out of every other file. Three exceptions stay where they are:
+names and frames out of every other file. There are three exceptions:
 
 - `_parameters`, `_buffers` and `_modules` of a module. They are private by name only: every subclass of `nn.Module`
   that stores its own tensors relies on them.
-- The names under which wrappers such as `OptimizedModule` hold their model, in `_sites/tree.py`. They are parts of the
+- The names under which wrappers such as `OptimizedModule` hold their model, in `_sites/tree.py`. They are part of the
   names of the modules inside.
 - `_version` and `_cdata` in `hot_path`, in `_engine/shadowed_forward.py`. An attribute is faster there than a call.
 
@@ -38,16 +38,16 @@ from torch.utils import _python_dispatch, checkpoint
 
 # Python frames.
 
-# Return a frame of this thread: frame_at(0) is that of the caller itself, frame_at(1) that of its caller.
+# Return a frame of this thread: frame_at(0) is the caller's, frame_at(1) that of its caller.
 frame_at: Callable[[int], FrameType] = sys._getframe
-# Return the frame that called another one, None for the outermost.
+# Return the frame that called a frame; None for the outermost.
 caller_of: Callable[[FrameType], FrameType | None] = attrgetter("f_back")
 # Return the variables of a frame by name. Up to Python 3.12 reading them keeps their values alive until the frame ends.
 variables: Callable[[FrameType], dict[str, Any]] = attrgetter("f_locals")
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Return a frame and all that are around it, innermost first."""
+    """Yield a frame and those that called it, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -83,28 +83,28 @@ def first_argument(frame: FrameType) -> Any:
 
 
 def cell_content(cell: CellType) -> Any:
-    """Return what a variable of a closure holds; None if it holds nothing yet."""
+    """Return the value of a closure's variable; None if it has none yet."""
     try:
         return cell.cell_contents
     except ValueError:
         return None
 
 
-# The user's own code.
+# The user's code.
 
-# The packages whose frames are not the user's: a warning points past them.
+# The packages whose frames are not the user's. A warning points outside them.
 _NOT_THE_USERS = ("hookline", "torch", "contextlib", "functools", "_collections_abc", "copy")
 Line = tuple[CodeType, int]  # A line of a program, by its code and number.
 
 
 def user_frame() -> tuple[FrameType | None, int]:
-    """Return the nearest frame of the user's own code, and its stacklevel for a warning that the caller gives."""
+    """Return the nearest frame of the user's code, and the stacklevel with which the caller's warning points there."""
     frame, steps = outside(_NOT_THE_USERS, frame_at(2))
     return frame, 2 + steps
 
 
 def user_line() -> Line | None:
-    """Return the line of the user's code that runs now."""
+    """Return the line of the user's code that is running."""
     frame = user_frame()[0]
     return None if frame is None else (frame.f_code, frame.f_lineno)
 
@@ -121,15 +121,15 @@ def line_text(line: Line) -> str:
 
 
 def is_thrown_away(line: Line | None) -> bool:
-    """Return True if the statement on this line runs now and drops what it has made, not what a variable held."""
+    """Return True if the statement on this line is running and drops its own result, not a variable's old value."""
     frame = user_frame()[0]
     if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
-        return False  # By identity: a cell of a notebook that runs again has other code that is equal.
+        return False  # Compared by identity: a notebook cell that runs again has new code that is equal.
     return not _gives_up_variable(frame)
 
 
 def is_given_up() -> bool:
-    """Return True if the user's statement that runs now drops what a variable held on purpose, by `del` or `=`."""
+    """Return True if the user's running statement drops the value of a variable on purpose, by `del` or `=`."""
     frame = user_frame()[0]
     return frame is not None and _gives_up_variable(frame)
 
@@ -141,25 +141,25 @@ def _gives_up_variable(frame: FrameType) -> bool:
 
 # Calls of modules and functions.
 
-MODULE_CALL = nn.Module._call_impl.__code__  # What runs between `model(x)` and `forward`. Always there.
+MODULE_CALL = nn.Module._call_impl.__code__  # Runs between `model(x)` and `forward`. Always there.
 MODULE_CALLS = (MODULE_CALL, nn.Module._wrapped_call_impl.__code__)
 _FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-# `DataParallel` copies a module by the method of this name. Without it there would be nothing to refuse.
+# `DataParallel` copies a module by the method of this name. Without the method there is nothing to refuse.
 REPLICATE = "_replicate_for_data_parallel"
-# Modules of torch that run functions of their own while they trace. One that does not exist is in no frame.
+# Modules of torch that run functions of their own, not of the model, while they trace. A missing one is in no frame.
 TRACING_MODULES = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")
 
-# The files of torch whose lines call a function, and are not where a model asked for it. One that does not exist
-# matches nothing: then a listing shows a line of torch instead of the model's.
+# The files of torch that call functions on behalf of the model: their lines are not where the model asked for one. A
+# file that does not exist matches nothing: then a listing shows a line of torch instead of the model's.
 _CALLING = ("overrides", "functional", "_tensor", "_ops", "nn/functional", "nn/modules/module", "nn/utils/stateless",
             "_functorch/functional_call", "utils/_contextlib")  # fmt: skip
 CALLING_FILES = tuple(os.path.join(os.path.dirname(torch.__file__), *f"{file}.py".split("/")) for file in _CALLING)
 
 
 def autograd_function_around(frame: FrameType | None) -> type | None:
-    """Return the `autograd.Function` that runs between a frame and the call of the nearest module; None without one.
+    """Return the `autograd.Function` that runs between a frame and the nearest module's call; None if there is none.
 
-    Reentrant checkpointing is such a function too, but runs what it holds again, and does not count.
+    Reentrant checkpointing is such a function too. It does not count, because it runs its segment again.
     """
     for one in frames(frame):
         if one.f_code is MODULE_CALL:
@@ -171,7 +171,7 @@ def autograd_function_around(frame: FrameType | None) -> type | None:
 
 
 def operator_schemas(function: Any) -> tuple[Any, ...]:
-    """Return the signatures of a builtin's overloads, none for what is not an operator of torch. Always there."""
+    """Return the signatures of an operator's overloads; () if torch has no such operator. Always there."""
     if isinstance(function, torch._ops.OpOverload):
         return (function._schema,)
     name = str(getattr(function, "__name__", "")).partition(".")[0]
@@ -184,20 +184,20 @@ current_function_mode: Callable[[], Any] = overrides._get_current_function_mode
 function_mode_stack: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 push_function_mode: Callable[[Any], None] = overrides._push_mode
 pop_function_mode: Callable[[], Any] = overrides._pop_mode
-# Context managers in which functions are not seen by modes and subclasses of tensors, or by subclasses alone.
+# Context managers that hide functions from modes and tensor subclasses, or only from subclasses.
 unseen_by_modes_and_subclasses = torch._C.DisableTorchFunction
 unseen_by_subclasses = torch._C.DisableTorchFunctionSubclass
-# A context manager in which no `TorchDispatchMode` sees an operation, such as one that makes every tensor fake.
+# A context manager that hides operations from every `TorchDispatchMode`, such as one that makes all tensors fake.
 unseen_by_dispatch_modes = _python_dispatch._disable_current_modes
 
-# Tracing and transforms. All are always there, but for what `is_traced` says.
+# Tracing and transforms. All are always there, except the flag for torch.export.
 
 FakeTensor = fake_tensor.FakeTensor  # A tensor with a shape and no data.
 FakeTensorMode = fake_tensor.FakeTensorMode
-FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"  # What a fake tensor cannot do is logged here.
-# Return the innermost transform of torch.func that runs here, None outside of all.
+FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"  # Logs what a fake tensor can't do.
+# Return the innermost transform of torch.func that runs here; None outside all of them.
 current_transform: Callable[[], Any] = _functorch.peek_interpreter_stack
-# Return True for a tensor that belongs to such a transform, and means nothing after it.
+# Return True for a tensor that belongs to such a transform, and has no meaning after it.
 is_transformed: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 
 
@@ -205,7 +205,7 @@ class _NoFlag:
     _is_exporting_flag = False  # Before torch 2.6 there is no such flag.
 
 
-# What `is_traced` asks: whether torch.export, torch.jit.trace or make_fx runs here.
+# `is_traced` reads these to see whether torch.export, torch.jit.trace or make_fx runs here.
 _exporting = cast("type[_NoFlag]", torch.compiler if hasattr(torch.compiler, "_is_exporting_flag") else _NoFlag)
 _tracing_state = torch._C._get_tracing_state
 _dispatch_mode = torch._C._get_dispatch_mode
@@ -218,7 +218,7 @@ def is_traced() -> bool:
         return True
     if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
         return True
-    # The flag itself: before torch 2.13 dynamo takes is_exporting() for True always.
+    # Reads the flag itself: before torch 2.13 dynamo takes is_exporting() to be True always.
     return _exporting._is_exporting_flag
 
 
@@ -232,19 +232,19 @@ def is_in_forward_ad() -> bool:
     return forward_ad._current_level >= 0
 
 
-# Dynamo and what it compiles. Its modules are looked up only if somebody imported them: that takes a second.
+# Dynamo and its graphs. Its modules are read from `sys.modules`, since importing them takes a second.
 
 DYNAMO = "torch._dynamo"
 _EVAL_FRAME = f"{DYNAMO}.eval_frame"
 # Return True if something in this process may have been compiled.
 is_dynamo_loaded: Callable[[], bool] = partial(sys.modules.__contains__, _EVAL_FRAME)
 uncompiled: Callable[[Any], Any] = (
-    _disable_dynamo  # Make a function that dynamo runs, and does not trace. Always there.
+    _disable_dynamo  # Wrap a function so that dynamo runs it without tracing it. Always there.
 )
 
 
 def has_compiled() -> bool:
-    """Return True if dynamo has compiled something; also where it does not count that, but is loaded."""
+    """Return True if dynamo has compiled something, or is loaded in a torch that does not count that."""
     dynamo = sys.modules.get(f"{DYNAMO}.convert_frame")
     return dynamo is not None and bool(getattr(dynamo, "FRAME_COUNTER", 1))
 
@@ -255,22 +255,22 @@ def keep_out_of_graphs(code: CodeType) -> None:
 
 
 def has_given_up() -> bool:
-    """Return True where dynamo runs a model uncompiled, having made as many graphs of it as it may.
+    """Return True if dynamo runs a model uncompiled because it has made as many graphs as it may.
 
-    Before torch 2.6 it does not tell, and nobody is warned.
+    Before torch 2.6 dynamo does not say so, and hookline does not warn.
     """
     return getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)() is False
 
 
 def most_graphs() -> int:
-    """Return how many graphs dynamo makes of one function."""
+    """Return how many graphs dynamo makes of one function at most."""
     return int(sys.modules[f"{DYNAMO}.config"].cache_size_limit)
 
 
 def is_any_compiled(model: nn.Module) -> bool:
     """Return True if torch.compile has wrapped a module of the model, and its graphs are in use."""
     dynamo = sys.modules.get(_EVAL_FRAME)
-    stance = getattr(dynamo, "_stance", None)  # Since torch 2.6; before it there is no way to turn graphs off.
+    stance = getattr(dynamo, "_stance", None)  # Since torch 2.6; before that, graphs can't be turned off.
     if dynamo is None or getattr(stance, "stance", "") == "force_eager":
         return False
     return any(
@@ -282,9 +282,9 @@ def is_any_compiled(model: nn.Module) -> bool:
 
 
 def _cuda_graphs(tensor: Tensor) -> Any:
-    """Return what manages the CUDA graphs of torch.compile on a tensor's device, None if it has made none.
+    """Return the manager of torch.compile's CUDA graphs on a tensor's device; None if there are no graphs.
 
-    It raises an AssertionError on a thread that is not the one that has the graphs.
+    It raises an AssertionError on a thread other than the one that owns the graphs.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     return None if trees is None else trees.get_manager(tensor.get_device(), create_if_none_exists=False)
@@ -299,20 +299,20 @@ def may_be_of_cuda_graph(tensor: Tensor) -> bool:
 
 
 def is_replayed_over(tensor: Tensor) -> bool:
-    """Return True if a CUDA graph of torch.compile made this tensor, and another run has got its memory since.
+    """Return True if a CUDA graph of torch.compile made this tensor, and a later run uses its memory.
 
-    Torch raises when one reads such a tensor while graphs are being recorded, and says nothing when they are replayed.
+    Torch raises if such a tensor is read while graphs are being recorded, but not while they are replayed.
     """
     if not tensor.is_cuda:
         return False
     try:
         manager = _cuda_graphs(tensor)
         memory = storage_id(tensor.untyped_storage())
-    except (AssertionError, RuntimeError):  # Another thread has the graphs; torch knows of it.
+    except (AssertionError, RuntimeError):  # Another thread owns the graphs, or torch refuses the read itself.
         return False
     if manager is None or torch._C._has_Standard_Deleter(memory):
         return False
-    latest = manager.current_node  # What ran last, and what ran before it in the same forward.
+    latest = manager.current_node  # The graph that ran last, and those before it in the same forward.
     return latest is None or memory not in [held() for held in latest.path_live_weakrefs()]
 
 
@@ -320,8 +320,8 @@ def is_replayed_over(tensor: Tensor) -> bool:
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")  # How often a tensor was written to.
 is_view: Callable[[Tensor], bool] = Tensor._is_view
-base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")  # What a view is a view of, None for any other tensor.
-gradient_hooks: Callable[[Tensor], Any] = attrgetter("_backward_hooks")  # None if there never was one.
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")  # The base of a view; None for any other tensor.
+gradient_hooks: Callable[[Tensor], Any] = attrgetter("_backward_hooks")  # None if there never was a hook.
 make_subclass: Callable[..., Any] = Tensor._make_subclass  # Make a tensor of a class with the memory of another one.
 norms_together: Callable[..., tuple[Tensor, ...]] = torch._foreach_norm  # The norms of many tensors at once.
 # Return True for a tensor that wraps others, such as a DTensor. Then `__tensor_flatten__` names them.
@@ -332,7 +332,7 @@ stored_values: Callable[[Tensor], Tensor] = Tensor._values
 
 
 def known_version(tensor: Tensor) -> int:
-    """Return how often a tensor was written to; -1 for one of inference mode, for which `version_of` raises."""
+    """Return how often a tensor was written to; -1 for an inference tensor, for which `version_of` raises."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -344,29 +344,29 @@ def local_part(tensor: Tensor) -> Tensor:
 
 # The memory of tensors. Where torch lacks one of these, hookline copies more than it has to.
 
-# Copy a tensor when somebody writes to it, or to the copy. Without it the copy is made at once.
+# Copy a tensor when somebody writes to it or to the copy. Without this function the copy is made at once.
 lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.clone)
-# Return True for a tensor whose memory is copied on write. Without it none is.
+# Return True for a tensor whose memory is copied on write. Without this function there is no such tensor.
 is_lazy_clone: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
-# Count what holds a tensor in C++: Python, autograd, a DLPack capsule. Without it: Python alone.
+# Count the holders of a tensor in C++: Python, autograd, a DLPack capsule. The fallback counts only Python.
 count_uses: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda _: 1)
-# Return what identifies a storage, and so the memory of a tensor and all its views. Always there.
+# Return the id of a storage, and so of the memory of a tensor and all its views. Always there.
 storage_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
-# Count the tensors that hold a storage, by its `storage_id`. Without it 0, which proves nothing, so all is copied.
+# Count the tensors that hold a storage, by its `storage_id`. The fallback 0 proves nothing, so everything is copied.
 count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
-# Return the hooks that pack what autograd saves, None without any. Before torch 2.5 it is not known, so there may be.
+# Return the hooks that pack the tensors autograd saves, or None. Before torch 2.5, always True: there may be some.
 saving_hooks: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
-# Return the number of a device's current CUDA stream, 0 for the default one. Without CUDA nobody calls it.
+# Return the number of a device's current CUDA stream, 0 for the default one. Only called with CUDA.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 1)
-# Give pinned memory that nobody uses back. Without it torch keeps it.
+# Free unused pinned memory. Without this function torch keeps it.
 empty_pinned_cache: Callable[[], None] = getattr(torch._C, "_host_emptyCache", lambda: None)
 to_dlpack: Callable[[Tensor], object] = torch._C._to_dlpack  # Lend a tensor's memory to another library. Always there.
-# Return where a tensor's storage begins. `data_ptr` would make a lazy clone copy itself. Without it there is none.
+# Return the address of a tensor's storage. `data_ptr`, the fallback, makes a lazy clone copy itself.
 storage_address: Callable[[Tensor], int] = getattr(torch._C, "_data_address", Tensor.data_ptr)
 
 
 def first_element(tensor: Tensor) -> int:
-    """Return the address of a tensor's first element, without making a lazy clone copy itself where that can be."""
+    """Return the address of a tensor's first element, without making a lazy clone copy itself if possible."""
     if storage_address is Tensor.data_ptr:
         return tensor.data_ptr()
     return storage_address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
@@ -374,12 +374,12 @@ def first_element(tensor: Tensor) -> int:
 
 # Autograd.
 
-# Return the number of the backward that runs on this thread, -1 outside of one. Always there.
+# Return the number of the backward that runs on this thread, -1 outside a backward. Always there.
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def saves_its_output(node: type) -> bool:
-    """Return True if a node of this class keeps the output of its forward; asking the node itself would unpack it."""
+    """Return True if a node of this class keeps the output of its forward. Asking the node would unpack it."""
     return hasattr(node, "_saved_result") or hasattr(node, "_saved_output")
 
 
@@ -388,7 +388,7 @@ def when_backward_ends(function: Callable[[], Any]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
-# Activation checkpointing: torch keeps what recomputes a segment in variables of its own functions.
+# Activation checkpointing. Torch keeps the function that recomputes a segment in local variables.
 
 _reentrant_code = checkpoint.CheckpointFunction.forward.__code__
 _checkpoint_file = checkpoint.__file__
@@ -407,10 +407,9 @@ def is_in_checkpoint() -> bool:
 def recomputations() -> list[tuple[Any, str]]:
     """Return, for each checkpointed segment that runs for the first time, the object and attribute that recompute it.
 
-    Where torch names these variables otherwise, a non-reentrant segment is not found, and a reentrant one raises a
-    KeyError.
+    If torch renames these variables, a non-reentrant segment is not found, and a reentrant one raises a KeyError.
     """
-    if not torch.is_grad_enabled():  # Only a reentrant one runs like that, and will run again with gradients.
+    if not torch.is_grad_enabled():  # Only a reentrant one runs without gradients, and runs again with them.
         return [(frame.f_locals["ctx"], "run_function") for frame in frames_of(_reentrant_code)]
     if saving_hooks(True) is None:
         return []  # A checkpoint that is not reentrant packs the tensors that autograd saves.
@@ -433,7 +432,7 @@ non_persistent_buffers: Callable[[nn.Module], set[str]] = attrgetter("_non_persi
 
 
 def saved_by_itself(module: nn.Module) -> dict[str, Any]:
-    """Return what a module without its children puts into a state_dict; nothing if it does no more than nn.Module."""
+    """Return the state_dict entries of a module without its children, if its class overrides how it saves; else {}."""
     base, kind = nn.Module, type(module)
     found: dict[str, Any] = {}
     if kind._save_to_state_dict is not base._save_to_state_dict or kind.get_extra_state is not base.get_extra_state:
@@ -450,10 +449,10 @@ AnyDropout = dropout._DropoutNd
 AnyMaxPool = pooling._MaxPoolNd
 AnyAvgPool = pooling._AvgPoolNd
 
-# Public, and here because several files ask: these may compute in one kernel, past their children and functions.
+# Public; several files need them. They may compute in one kernel, without calling their children or any function.
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
-# Torch's own hooks: the attributes that hold them, and what each is called. A table that torch lacks holds nothing.
+# Torch's hooks: the attributes that hold them, and a name for each. A table that torch lacks holds nothing.
 
 MODULE_HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -469,14 +468,14 @@ forward_hooks: Callable[[nn.Module], dict[int, Any]] = attrgetter("_forward_hook
 TENSOR_HOOKS = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks": "accumulated gradient hook"}
 
 
-# Several processes.
+# Distributed processes.
 
 _STAGES = "torch.distributed.pipelining.stage"
-REHEARSAL = -1  # In the place of a microbatch's number: a stage runs on no data, to learn its shapes.
+REHEARSAL = -1  # Instead of a microbatch's number: a stage runs without data, to find out its shapes.
 
 
 def is_running() -> bool:
-    """Return True if this process is one of several, or was started as such."""
+    """Return True if this process belongs to a torch.distributed process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -491,7 +490,7 @@ def is_fsdp1(module: nn.Module) -> bool:
 
 
 def fsdp_states(model: nn.Module) -> Iterator[Any]:
-    """Return what FSDP2 keeps on the modules of a model, each once; nothing before it exists."""
+    """Return the states that FSDP2 keeps for the modules of a model, each once; none if torch has no FSDP2."""
     seen: dict[int, Any] = {}
     for module in model.modules():
         find = getattr(module, "_get_fsdp_state", None)
@@ -503,19 +502,19 @@ def fsdp_states(model: nn.Module) -> Iterator[Any]:
 
 def fsdp_groups(state: Any) -> list[Any]:
     """Return the groups of parameters that FSDP2 gathers and shards together."""
-    several = getattr(state, "_fsdp_param_groups", None)  # Before torch 2.11 there is one.
+    several = getattr(state, "_fsdp_param_groups", None)  # Before torch 2.11 there is only one.
     groups = several if several is not None else [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 
 
 def reshard_after_stop(model: nn.Module, is_over: bool) -> None:
-    """Shard again what FSDP2 gathered for modules whose forward was ended early.
+    """Reshard the parameters that FSDP2 gathered for modules whose forward was ended early.
 
-    Otherwise they would stay whole, and the next forward would take them for gathered, even after an optimizer has
-    changed them.
+    Otherwise they would stay whole, and the next forward would use these old values, even after an optimizer has
+    changed the shards.
 
     Args:
-        is_over: Whether the model's own call was ended too. If not, it goes on to its end, where FSDP2 sees it.
+        is_over: Whether the call of the model was ended too. If not, it runs to its end, and FSDP2 reshards it there.
     """
     own = None if is_over else getattr(model, "_get_fsdp_state", lambda: None)()
     for state in fsdp_states(model):
@@ -538,7 +537,7 @@ def reshard_after_stop(model: nn.Module, is_over: bool) -> None:
 
 
 def microbatch() -> int | None:
-    """Return the number of the microbatch that a stage of a pipeline runs now, REHEARSAL, or None outside of one."""
+    """Return the number of the microbatch that a pipeline stage is running, or REHEARSAL; None outside a stage."""
     if not may_be_a_stage():
         return None
     for frame in frames(sys._getframe(1)):
@@ -551,10 +550,10 @@ def microbatch() -> int | None:
 
 
 def is_rehearsal() -> bool:
-    """Return True if a stage of a pipeline runs on no data: in its first step it learns its shapes that way."""
+    """Return True if a pipeline stage runs without data, as in its first step, where it finds out its shapes."""
     return _STAGES in sys.modules and microbatch() == REHEARSAL
 
 
 def may_be_a_stage() -> bool:
-    """Return True if this process may hold one stage of a pipeline, and other processes other modules."""
+    """Return True if this process may hold one stage of a pipeline, so that other processes hold other modules."""
     return _STAGES in sys.modules and is_running()
