@@ -1,18 +1,19 @@
-"""What the clients of the kernel may use beyond hookline's public names, with a sentence for each.
+"""The names of the kernel that clients may use besides hookline's public names, with a sentence for each.
 
 A client is a folder such as `_watch/` or `_harvest/`. From the kernel it imports only these names, so that the kernel
-can change inside. A client that needs more adds a concept here. Beside this list clients may import the foundations,
-which know no hooks: `errors`, `parallel`, `_torch`, `_tables`, `_stats`, `_progress`, `_plot` and `_untrusted_files`.
+can change inside. A client that needs more adds a concept here. Besides this list clients may import the foundations,
+which know nothing about hooks: `errors`, `parallel`, `_torch`, `_tables`, `_stats`, `_progress`, `_plot` and
+`_untrusted_files`.
 """
 
-# ruff: noqa: I001 (in groups by what they are about; `as` says that a name is for others)
+# ruff: noqa: I001 (imports are grouped by topic; `as` marks a name as exported)
 
 # Nested values: tensors in tuples, dicts, dataclasses and the like.
 from hookline._values.nested import (
     ATOMS as ATOMS,  # The types that have no parts and are never copied.
     DEEPEST as DEEPEST,  # How many levels of nesting hookline looks into.
-    WRITTEN_BITS as WRITTEN_BITS,  # How large an integer may be that Python still writes in decimal.
-    children as children,  # The parts of a container by key; None for what is not a container.
+    WRITTEN_BITS as WRITTEN_BITS,  # The most bits of an integer that is still written in decimal.
+    children as children,  # The parts of a container by key; None for any other value.
     describe as describe,  # A value in one short line of text.
     fields as fields,  # The names of a namedtuple's items.
     get_part as get_part,  # The part of a value at some subscripts.
@@ -26,10 +27,10 @@ from hookline._values.fit import same_values as same_values  # True if two value
 
 # Copies of tensors.
 from hookline._values.copy_or_share import (
-    address as address,  # Where a tensor's memory is. Unlike `data_ptr`, it does not make a lazy copy copy.
+    address as address,  # The address of a tensor's memory. Unlike `data_ptr`, it copies no lazy clone.
     share as share,  # A value whose tensors are copied when somebody writes into them.
-    share_detached as share_detached,  # A tensor copied on write and cut off the graph.
-    share_for_now as share_for_now,  # A tensor copied on write, only while one run lasts.
+    share_detached as share_detached,  # A tensor copied on write and detached from the graph.
+    share_for_now as share_for_now,  # A tensor copied on write, for this run only.
     share_tensor as share_tensor,  # A tensor copied on write.
 )
 
@@ -49,12 +50,12 @@ from hookline._option_checks import (
 # Sites and the models they are in.
 from hookline._sites.resolve import (
     Found as Found,  # A place in a model that a pattern was resolved to.
-    Where as Where,  # What a user may give to say where: text, a module, a type, a function, a list of these.
+    Where as Where,  # The types that name places: text, a module, a type, a function, a list of these.
     find_places as find_places,  # The places in a model that several `Where`s mean: it takes a list of them.
 )
 from hookline._sites.tree import (
     Names as Names,  # The modules of a model by name.
-    is_container as is_container,  # True if a module only holds others and is not called itself.
+    is_container as is_container,  # True if a module only holds others and is never called.
     is_scripted as is_scripted,  # True if a module is compiled by torch.jit.
     parameter_count as parameter_count,  # How many elements the parameters of a module have.
     unwrap as unwrap,  # The model inside DDP, FSDP, torch.compile and other wrappers.
@@ -68,21 +69,21 @@ from hookline._sites.language import (
 from hookline._sites.members import method_names as method_names  # The methods of a module that can be hooked.
 from hookline._hooks.short_forms import model_of as model_of  # The model that a callable runs.
 
-# Actions of one's own at a site.
+# Custom actions at a site.
 from hookline._engine.action import (
     NOTHING as NOTHING,  # Stands for an argument that was not given.
     Call as Call,  # One call of a module: its site, arguments, number and notes.
-    Observer as Observer,  # The base class of a client's own actions: called with what passes, they leave it alone.
+    Observer as Observer,  # The base class of a client's actions: it is called with each value, and changes none.
     OutputObserver as OutputObserver,  # An observer of whole outputs with the least cost: its `keep` is called.
 )
 from hookline._hooks.for_clients import (
     add_observers as add_observers,  # Add observers to hooks.
     arguments_by_name as arguments_by_name,  # The arguments of a call by the names of its parameters.
     changes_in as changes_in,  # The hooks that have changed something in some modules.
-    observing as observing,  # Let observers see what passes in a block.
+    observing as observing,  # Let observers see the values that pass in a block.
 )
 from hookline._engine.shadowed_forward import (
-    is_shadow as is_shadow,  # True if an attribute of an instance is hookline's own.
+    is_shadow as is_shadow,  # True if hookline put this attribute on an instance.
     running_calls as running_calls,  # The calls of modules that are running now, innermost first.
 )
 
@@ -90,8 +91,8 @@ from hookline._engine.shadowed_forward import (
 from hookline._cache.cache import (
     cache_of_calls as cache_of_calls,  # A cache with several calls of each site.
     latest_value as latest_value,  # The latest value of a site, and its number of calls; never warns.
-    refuse_several_calls as refuse_several_calls,  # Raise if a site has several calls, which can't all be put in.
-    sites_without_values as sites_without_values,  # The sites of a cache that nothing passed, though the model ran.
+    refuse_several_calls as refuse_several_calls,  # Raise if a site has several calls, since only one can be put in.
+    sites_without_values as sites_without_values,  # The sites of a cache at which nothing passed, though the model ran.
 )
 from hookline._hooks.for_clients import (
     Miss as Miss,  # A hook whose subscripts selected nothing in a block.
@@ -115,5 +116,5 @@ from hookline.parallel.ranks import (
     rank_and_world as rank_and_world,  # The rank of this process, and how many there are.
 )
 from hookline._engine import (
-    offload as offload,  # Copies from a GPU to the host beside the model: `send`, `flush`, `Copy`.
+    offload as offload,  # Copies from a GPU to the host while the model runs: `send`, `flush`, `Copy`.
 )

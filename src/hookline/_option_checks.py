@@ -1,4 +1,4 @@
-"""What arguments of many functions may be: flags, numbers, text, sizes, devices, dtypes. Others are refused by name."""
+"""Checks of options that many functions have: flags, numbers, text, sizes, devices, dtypes. Errors name the option."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_texts(**texts: Any) -> None:
 
 
 def refuse_numbers(least: int | None = None, /, **numbers: Any) -> None:
-    """Raise for an option that is not a whole number, or is less than the least."""
+    """Raise for an option that is not a whole number, or is less than `least`."""
     for name, given in numbers.items():
         if not is_whole(given) or (least is not None and given < least):
             wanted = "a whole number" if least is None else f"a whole number from {least} on"
@@ -44,16 +44,16 @@ def refuse_numbers(least: int | None = None, /, **numbers: Any) -> None:
 
 
 def is_whole(given: Any) -> bool:
-    """Return True for a whole number, of numpy or torch too, but not for a flag."""
+    """Return True for a whole number, including numpy's and torch's, but not for a bool."""
     try:
         operator.index(given)
-    except (TypeError, ValueError, RuntimeError):  # Of a tensor with several elements, torch raises any of them.
+    except (TypeError, ValueError, RuntimeError):  # For a tensor with several elements torch may raise any.
         return False
     return not isinstance(given, bool)
 
 
 def bytes_of(limit: Any, name: str = "limit") -> int:
-    """Return a number of bytes that was given as one, or as text: "500 MB", "2 GiB"."""
+    """Return a number of bytes from a number, or from text such as "500 MB" or "2 GiB"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", limit) if isinstance(limit, str) else None
     if found is not None:
         size = Decimal(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")
@@ -69,7 +69,7 @@ def bytes_of(limit: Any, name: str = "limit") -> int:
 
 
 def device_of(device: Any, name: str = "device") -> torch.device:
-    """Return the device that is meant, by its name, its number or itself."""
+    """Return a device from its name, its number or a torch.device."""
     try:
         if isinstance(device, (str, torch.device)) or is_whole(device):
             return torch.device(device)
@@ -80,17 +80,17 @@ def device_of(device: Any, name: str = "device") -> torch.device:
 
 
 def device_here(device: Any, name: str = "device") -> torch.device:
-    """Return the device that is meant, or say why nothing can be put there."""
+    """Return a device as `device_of` does; raise if it can't be used in this process."""
     found = device_of(device, name)
     try:
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # Torch raises the second without CUDA.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: no CUDA.
         raise HooklineError(f"{name}='{found}' can't be used here: {str(error).splitlines()[0]}") from None
     return found
 
 
 def dtype_of(dtype: Any, name: str = "dtype") -> torch.dtype:
-    """Return the dtype that is meant, by its name or itself."""
+    """Return a dtype from its name or a torch.dtype."""
     text = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
     found = getattr(torch, text, None) if text else dtype
     if isinstance(found, torch.dtype):
@@ -100,5 +100,5 @@ def dtype_of(dtype: Any, name: str = "dtype") -> torch.dtype:
 
 
 def short_text(given: Any) -> str:
-    """Return what was given, in one short line."""
+    """Return an argument in one short line of text."""
     return repr(given) if isinstance(given, str) and len(given) < 60 else describe(given)

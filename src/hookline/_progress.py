@@ -1,7 +1,7 @@
 """Progress bars on stderr, if that is a terminal: steps done, their rate and the time left.
 
 Bar      counts steps, and shows them while it is entered
-track    iterates over something under a bar
+track    iterates over something and shows a bar
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hookline._tables.terminal import bar, clean, cut, pad, width
 Step = TypeVar("Step")
 
 _EVERY = 0.1  # Seconds between two updates.
-_WIDTH = 30  # The width of a bar in columns,
-_NARROWEST = 12  # and its least width if the text after it is long.
+_WIDTH = 30  # The width of a bar in columns.
+_NARROWEST = 12  # Its least width, if the text after it is long.
 _showing: list[Bar] = []  # The bar on screen, if any: a second one would draw over it.
 
 
@@ -31,7 +31,7 @@ class _Drawing(Protocol):
 
 
 class Bar:
-    """Counts steps, and shows how many there were, their rate and the time left.
+    """Counts steps, and shows their number, their rate and the time left.
 
     >>> with Bar("reading", total=8, progress=False) as progress:
     ...     progress.advance(3)
@@ -41,7 +41,7 @@ class Bar:
     Args:
         total: How many steps there will be, if known.
         done: How many steps were done before.
-        progress: Whether to show the bar; None shows it if stderr is a terminal.
+        progress: Whether to show the bar. None shows it if stderr is a terminal.
         stays: Whether the bar stays on screen at the end.
         unit: What is counted, as in "samples".
     """
@@ -74,7 +74,7 @@ class Bar:
             self._draw()
 
     def figures(self) -> str:
-        """Return how many steps there were, their rate, and the time left."""
+        """Return the number of steps, their rate and the time left, as text."""
         taken = self.done - self.start
         seconds = max(time.monotonic() - self.began, 1e-9)
         found = f"{self.done:,}" if self.total is None else f"{self.done:,} of {self.total:,}"
@@ -120,7 +120,7 @@ class Bar:
 
 
 def track(steps: Iterable[Step], label: str, total: int | None = None, progress: bool | None = None) -> Iterable[Step]:
-    """Iterate over `steps` under a bar, if stderr is a terminal.
+    """Iterate over `steps`, with a bar if stderr is a terminal.
 
     >>> list(track(range(3), "counting"))
     [0, 1, 2]

@@ -13,7 +13,7 @@ from hookline._tables import Table, Tabular
 from hookline._torch import FakeTensor
 from hookline.errors import NotCaptured, did_you_mean
 
-MOST_ELEMENTS = 4096  # Of a tensor, to tell how its values are spread.
+MOST_ELEMENTS = 4096  # Of a tensor, for a small histogram.
 MOST_PARTS = 8
 
 
@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many elements lie in each of some bins of equal width between `low` and `high`; NaN and Inf lie in none."""
+    """The number of elements in each of several bins of equal width between `low` and `high`, without NaN and Inf."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ class Stats(Tabular, Mapping[str, Numbers]):
     def __init__(self, tensors: Mapping[str, Iterable[Tensor]] | Iterable[tuple[str, Iterable[Tensor]]]) -> None:
         pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
         self._numbers: dict[str, Numbers] = {}
-        self._spread: dict[str, Histogram | None] = {}  # For a notebook.
+        self._spread: dict[str, Histogram | None] = {}  # Shown in a notebook.
         for site, found in pairs:
             seen: list[Tensor] = []
             self._numbers[site] = numbers(found) if isinstance(found, list) else numbers_of_pieces(_noted(found, seen))
@@ -56,7 +56,7 @@ class Stats(Tabular, Mapping[str, Numbers]):
 
     @classmethod
     def of(cls, numbers: Mapping[str, Numbers]) -> Stats:
-        """Return statistics that were made elsewhere, as the same table."""
+        """Return a table of statistics that were computed elsewhere."""
         stats = cls({})
         stats._numbers = dict(numbers)
         return stats
@@ -83,7 +83,7 @@ class Stats(Tabular, Mapping[str, Numbers]):
 
 @torch.no_grad()
 def numbers(tensors: list[Tensor]) -> Numbers:
-    """Return the statistics of all elements together; NaN and Inf count for their shares only."""
+    """Return the statistics of all elements together; NaN and Inf count only for their shares."""
     parts = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not parts:
         return Numbers(*(float("nan"),) * 5, 0.0, 0.0, 0.0)
@@ -104,9 +104,9 @@ def numbers(tensors: list[Tensor]) -> Numbers:
 
 @torch.no_grad()
 def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
-    """Return the statistics of all elements together, of which only one piece need be in memory at a time."""
+    """Return the statistics of all elements together, with only one piece in memory at a time."""
     count = seen = zeros = nan = inf = 0
-    mean = squares = total = 0.0  # `squares` of the distances to the mean: sums of squares alone would lose digits.
+    mean = squares = total = 0.0  # `squares` are of distances to the mean: plain sums of squares lose digits.
     least, most = float("inf"), float("-inf")
     for piece in pieces:
         flat = _real(piece.detach())
@@ -132,14 +132,14 @@ def numbers_of_pieces(pieces: Iterable[Tensor]) -> Numbers:
 
 @torch.no_grad()
 def glimpse(tensors: list[Tensor], bins: int = 24) -> Histogram | None:
-    """Return how the elements of a value are spread, judged by a few thousand; None where nothing can be said."""
+    """Return a histogram of a few thousand elements of a value; None if there is nothing to count."""
     parts = [_some(tensor.detach()) for tensor in tensors[:MOST_PARTS] if _is_there(tensor)]
     found = histogram(parts, bins) if parts else None
     return found if found is not None and any(found.counts) else None
 
 
 def _noted(tensors: Iterable[Tensor], seen: list[Tensor]) -> Iterator[Tensor]:
-    """Return tensors one by one, and leave a few elements of the first ones in a list."""
+    """Yield the tensors, and put a few elements of the first ones into `seen`."""
     for tensor in tensors:
         if len(seen) < MOST_PARTS and _is_there(tensor):
             seen.append(_some(tensor.detach()).clone())
@@ -151,12 +151,12 @@ def _is_there(tensor: Tensor) -> bool:
 
 
 def _some(tensor: Tensor) -> Tensor:
-    """Return elements from all over a tensor, as a view of it: what is on a device is not copied in whole."""
+    """Return elements from all over a tensor, as a view of it, so that a GPU tensor is not copied as a whole."""
     if tensor.layout is not torch.strided or tensor.is_quantized or _is_masked(tensor):
         return tensor
     left = MOST_ELEMENTS
     for dimension in sorted(range(tensor.dim()), key=lambda one: tensor.shape[one]):
-        # An odd step, so that not the same few units are met again and again.
+        # With an even step, the same few units would be sampled again and again.
         step = -(-tensor.shape[dimension] // max(left, 1)) | 1 if tensor.shape[dimension] > left else 1
         tensor = tensor[(slice(None),) * dimension + (slice(None, None, step),)]
         left //= tensor.shape[dimension]
@@ -165,7 +165,7 @@ def _some(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def histogram(tensors: list[Tensor], bins: int = 64) -> Histogram:
-    """Count all elements together.
+    """Return a histogram of all elements together.
 
     >>> histogram([torch.tensor([0.0, 1.0, 1.0, 2.0, float("nan")])], bins=2)
     Histogram(low=0.0, high=2.0, counts=(1, 3))
@@ -181,7 +181,7 @@ def histogram(tensors: list[Tensor], bins: int = 64) -> Histogram:
 
 
 def _real(tensor: Any) -> Tensor:
-    """Return the elements as numbers that can be averaged: complex ones by their size, of a MaskedTensor the valid."""
+    """Return the elements as real numbers: absolute values of complex ones, only the valid ones of a MaskedTensor."""
     if _is_masked(tensor):
         tensor = tensor.get_data()[tensor.get_mask()]
     dense: Tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor

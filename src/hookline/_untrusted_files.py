@@ -1,4 +1,4 @@
-"""Read files that a stranger may have written, safely; and the names of dtypes in files."""
+"""Read untrusted files safely; and the names of dtypes in files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
-LONGEST = 100_000_000  # Bytes of JSON. safetensors reads no longer header either.
+LONGEST = 100_000_000  # Bytes of JSON: also safetensors' limit for a header.
 _MOST_PARTS = 4_000_000  # Values in JSON: each takes a few hundred bytes of memory, however short its text.
 # Without O_NONBLOCK, opening a pipe would wait. Not every system has all of these flags.
 _FLAGS = [getattr(os, name, 0) for name in ("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")]
@@ -31,7 +31,7 @@ def open_regular(path: str) -> BufferedReader:
     _refuse_irregular(os.stat(path))  # Opening some devices has side effects.
     descriptor = os.open(path, sum(_FLAGS))
     try:
-        _refuse_irregular(os.fstat(descriptor))  # The file may have been replaced since.
+        _refuse_irregular(os.fstat(descriptor))  # The file may have been replaced since `os.stat`.
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -60,7 +60,7 @@ def check_memory(nbytes: int) -> None:
     try:
         torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     except RuntimeError:
-        raise MemoryError(f"{nbytes:,} bytes of memory, which this process can't have") from None
+        raise MemoryError(f"{nbytes:,} bytes of memory, which this process can't allocate") from None
 
 
 def _refuse_irregular(found: os.stat_result) -> None:

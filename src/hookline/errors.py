@@ -1,4 +1,4 @@
-"""The exceptions, as a tree: one base class, and each also the built-in it resembles. And how hookline warns."""
+"""The exceptions: one base class, and each also derives from the built-in it resembles. Also how hookline warns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class HooklineError(Exception):
 
 
 class SiteError(HooklineError, LookupError):
-    """A place that can't be read as one, or that the model does not have."""
+    """A site that can't be parsed, or that the model does not have."""
 
 
 class NotCaptured(HooklineError, KeyError):
-    """A value that is not in the cache, and why."""
+    """A value that is not in the cache; the message says why."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""  # KeyError would show the message in quotes.
@@ -36,7 +36,7 @@ class StaleValue(HooklineError, RuntimeError):
 class EditError(HooklineError, ValueError):
     """A new value that does not fit in the place of the old one."""
 
-    is_longer = False  # Whether it is because the old one has a single position where the new one has several.
+    is_longer = False  # Whether the new value is longer in a dimension in which the old one has size 1.
 
 
 class StoreError(HooklineError, OSError):
@@ -44,7 +44,7 @@ class StoreError(HooklineError, OSError):
 
 
 class CacheFull(HooklineError, MemoryError):
-    """More than a capture may keep in memory."""
+    """A capture that would keep more in memory than it may."""
 
 
 class BadSample(HooklineError, RuntimeError):
@@ -54,11 +54,11 @@ class BadSample(HooklineError, RuntimeError):
 
 
 class BadValue(HooklineError, ArithmeticError):
-    """A NaN, an Inf or a value over a limit that a watch has found, and what is known of it.
+    """A NaN, an Inf or a value over a limit that a watch has found, with what is known about it.
 
-    `site` is where it was seen, `step`, `forward` and `call` when, `backward` whether it is a gradient. `value` is what
-    passed there, `inputs` a Cache of what went in, `stats` the statistics of both and of the parameters; `function` is
-    the place inside a forward that made it, where a second run has shown one.
+    `site` says where it was seen, `step`, `forward` and `call` say when, and `backward` is True for a gradient. `value`
+    is the value at the site, `inputs` a Cache of the inputs, and `stats` the statistics of both and of the parameters.
+    `function` is the place inside the forward that produced it, if a second run has found one.
     """
 
     site: Any = None
@@ -73,7 +73,7 @@ class BadValue(HooklineError, ArithmeticError):
 
 
 class HooklineWarning(UserWarning):
-    """The run is valid, but probably not what was meant."""
+    """The run is valid, but probably not what the user meant."""
 
 
 class StopForward(BaseException):
@@ -81,33 +81,33 @@ class StopForward(BaseException):
 
     @property
     def owner(self) -> object:
-        """What is to catch it."""
+        """The object that has to catch it."""
         return self.args[0]
 
 
 def warn(message: str, category: type[Warning] = HooklineWarning) -> None:
-    """Warn at the line of the user: the nearest that is neither hookline's nor torch's."""
+    """Warn at the user's line: the nearest one that is neither in hookline nor in torch."""
     warnings.warn(message, category, stacklevel=user_frame()[1])
 
 
 def first_line(said: object) -> str:
-    """Return the first line of an error or of what a file says, cut where it is long."""
+    """Return the first line of an error or a text, shortened if it is long."""
     text = str(said).partition("\n")[0] or type(said).__name__
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a note to an error, unless hookline has added one. Python 3.10 has no notes."""
+    """Add a note to an error, unless it has one from hookline already. Python 3.10 has no notes."""
     is_noted = any(note.startswith("hookline: ") for note in getattr(error, "__notes__", ()))
     if hasattr(error, "add_note") and not is_noted:
         error.add_note(f"hookline: {text}")
 
 
 def did_you_mean(text: str, names: Iterable[str], written: Mapping[str, str] | None = None) -> str:
-    """Return "; did you mean 'a' or 'b'?" for the nearest names, or nothing.
+    """Return "; did you mean 'a' or 'b'?" for the nearest names, or "" if none is near.
 
     Args:
-        written: What to write for a name, where that is not the name itself.
+        written: The text to suggest for a name, where it differs from the name.
     """
     names = list(names)
     near = sorted(difflib.get_close_matches(text, names, n=3, cutoff=0.6), key=names.index)
