@@ -531,7 +531,7 @@ def test_a_change_inside_an_autograd_function_is_refused_and_a_look_is_not() -> 
     model, x = Returns(Squared.apply), torch.randn(3, requires_grad=True)
     assert hl.run(model, x, capture="/mul")[1]["/mul"].equal((x * x).detach())
     for hooked in (hl.edit(model, "/mul", lambda value: value * 0), hl.patch(model, {"/mul": 0.0})):
-        with pytest.raises(hl.HooklineError, match="'/mul' runs inside Squared.*edit what goes in"), hooked:
+        with pytest.raises(hl.HooklineError, match="'/mul' runs inside Squared.*edit the input"), hooked:
             model(x)
 
 

@@ -509,7 +509,7 @@ class TestSkips:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
             hl.run(Coder(), X, skip=skip)
         (note,) = raised.value.__notes__
-        assert note.startswith(f"hookline: 'encode()' was skipped, and {what} stood for its result; if that does not")
+        assert note.startswith(f"hookline: 'encode()' was skipped, and {what} was used as its result; if that does not")
 
     def test_an_error_before_the_skip_or_of_another_kind_has_no_note(self) -> None:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:

@@ -255,7 +255,7 @@ def test_a_captured_dual_tensor_is_its_primal_value_and_the_tangent_goes_on() ->
 def test_a_dual_tensor_kept_with_its_graph_does_not_lose_its_tangent_in_silence() -> None:
     """E22: the tangent ends with its level."""
     model, x, direction = mlp(), torch.randn(3, 4), torch.randn(3, 4)
-    with pytest.raises(hl.HooklineError, match=r"'0'.*tangent.*beside detach=False"), forward_ad.dual_level():
+    with pytest.raises(hl.HooklineError, match=r"'0'.*tangent.*with detach=False"), forward_ad.dual_level():
         dual = forward_ad.make_dual(x, direction)
         with hl.capture(model, "0", detach=False):
             model(dual)

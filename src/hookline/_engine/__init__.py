@@ -1,1 +1,1 @@
-"""The only code that touches a model: actions, and how they get to see a value."""
+"""The only code that touches a model: actions, and how values reach them."""

@@ -1,7 +1,7 @@
-"""WHAT is done to a passing value: the `Action` protocol, and Set, Apply, Skip and Stop (capture_action.py has `Save`).
+"""Actions on a passing value: the `Action` protocol, Set, Apply, Skip and Stop. `Save` is in capture_action.py.
 
-An action is called with the value (or the part of it that the site's subscripts name) and the call it belongs to, and
-returns what passes on: the very same object, if it leaves the value alone.
+An action is called with the value (or the part of it that the site's subscripts select) and the call it belongs to. It
+returns the value that the model continues with: the same object, if it leaves the value unchanged.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ NOTHING: Any = object()
 
 
 class Call(NamedTuple):
-    """The call of a module that an edit takes part in."""
+    """The call that a value belongs to, for functions that are called with `with_call=True`."""
 
     site: Site
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     number: int
-    notes: dict[Any, Any]  # Shared by the hooks of this one call, those of its gradients included.
+    notes: dict[Any, Any]  # Shared by all hooks of this one call, including those at its gradients.
     model: nn.Module | None = None  # The model that the hook is on.
 
 
 class Action(Protocol):
-    """What the engine asks of anything that acts at a site."""
+    """The interface of anything that acts at a site."""
 
     kind: str  # The name shown by `Hook.kind` and in messages.
-    observes: bool  # Whether the value passes on as it is.
-    gathering: Gathering | None  # Makes values whole, in a process that is one of several.
-    with_call: bool  # Whether a user's function is called with the `Call` too.
+    observes: bool  # Whether it leaves every value unchanged.
+    gathering: Gathering | None  # Gathers sharded values, if this process is one of several.
+    with_call: bool  # Whether the user's function is also called with the `Call`.
     is_traceable: bool  # Whether dynamo can trace it.
 
     @property
@@ -56,25 +56,25 @@ class Action(Protocol):
         """The user's function whose result is kept."""
 
     def __call__(self, value: Any, call: Any, is_whole: bool, /) -> Any:
-        """Return what passes on in the place of a value; `is_whole` is False for a part of a tensor."""
+        """Return the value that the model continues with. `is_whole` is False if `value` is a part of a tensor."""
 
 
 class KeepingAction(Action, Protocol):
-    """What the hot path asks of an action at a module's whole output, instead of calling it: see `hot_path`."""
+    """The interface of actions at a module's whole output. `hot_path` uses it instead of calling the action."""
 
-    copies_on_write: bool  # The hot path keeps a copy on write of a CPU tensor that nobody else holds.
-    refers: bool  # The hot path keeps any tensor itself, detached.
-    clone: bool | None  # With None, `keep` wants to know whether the value is new.
+    copies_on_write: bool  # The hot path keeps a copy-on-write clone of a CPU tensor that nobody else holds.
+    refers: bool  # The hot path keeps a detached alias of any tensor.
+    clone: bool | None  # If None, the caller of `keep` works out whether the value is new.
 
     def gathered(self, value: Any, site: Site) -> Any:
-        """Return a value whole, gathered from all ranks where it is in parts."""
+        """Return the whole value, gathered from all ranks if it is sharded."""
 
     def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
-        """Return what the record is to hold of a whole value; `is_new` means that nobody else holds the value."""
+        """Return what the record stores for a whole value. `is_new` means that nobody else holds `value`."""
 
 
 class Observer:
-    """The base of actions that leave every value alone."""
+    """Base class of actions that leave every value unchanged."""
 
     kind = "observe"
     observes = True
@@ -90,23 +90,23 @@ class Observer:
 
 
 class OutputObserver(Observer):
-    """The base of observers that the hot path gives a module's whole output, by `keep`."""
+    """Base class of observers whose `keep` the hot path calls with a module's whole output."""
 
     copies_on_write = False
     refers = False
     clone: bool | None = True
 
     def gathered(self, value: Any, _site: Site) -> Any:
-        """Return the value: it is looked at as it is on this rank."""
+        """Return the value as it is on this rank."""
         return value
 
     def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
-        """Look at a value; return what the record is to hold of it. `is_new` means that nobody else holds the value."""
+        """Observe a value and return what the record stores for it. `is_new` means that nobody else holds `value`."""
         raise NotImplementedError
 
 
 class Set:
-    """Put a given value in the place of what passes."""
+    """Replace the passing value with a given one."""
 
     kind = "patch"
     observes = False
@@ -119,7 +119,7 @@ class Set:
     ) -> None:
         self.value = value
         self.check = check
-        self.number = number  # The value as a tensor, for compiled graphs: see compiled.py.
+        self.number = number  # The value as a tensor, for compiled graphs: see `number_tensor` in compiled.py.
         self.gathering = gathering
 
     def __call__(self, value: Any, call: Call | None, _is_whole: bool, /) -> Any:
@@ -133,7 +133,7 @@ class Set:
 
 
 class Apply:
-    """Put `function(value)` in the place of what passes; None leaves it alone."""
+    """Replace the passing value with `function(value)`. A result of None leaves the value unchanged."""
 
     kind = "edit"
     observes = False
@@ -157,7 +157,7 @@ class Apply:
     def __call__(self, value: Any, call: Call | None, is_whole: bool, /) -> Any:
         if self.clone is False:
             return self._on_own(value, call, is_whole)
-        loan = Loan(value)  # The function may write into its argument: nobody else sees that.
+        loan = Loan(value)  # The function may write into its argument. Nobody else sees these writes.
         result = ask(self.function, self.with_call, loan.given, call)
         if result is None:
             if loan.is_written():
@@ -172,7 +172,7 @@ class Apply:
         return map_tensors(loan.take_back, result, in_objects=True)
 
     def _on_own(self, value: Any, call: Call | None, is_whole: bool) -> Any:
-        """Give the function the model's own value, as torch's own hooks do: what it writes there, the model sees."""
+        """Call the function with the model's own value, as torch's hooks do. The model sees what it writes there."""
         result = ask(self.function, self.with_call, value, call)
         if result is None or result is value:
             return value
@@ -185,7 +185,7 @@ class Apply:
 
 
 class Skip(Observer):
-    """Don't run the module: pass its first argument on, or the given value."""
+    """Return the module's first argument, or a given value, instead of running the module."""
 
     kind = "skip"
     observes = False
@@ -196,17 +196,17 @@ class Skip(Observer):
         self.is_traceable = not (check and isinstance(value, Number))  # Dynamo does not know the shape to fill.
 
     def output(self, module: nn.Module | None, first: Any, passed: Arguments = ((), {})) -> Any:
-        """Return what is given instead of running; a module is asked whether its input can stand for its output."""
+        """Return the result of the skipped call. With a `module`, raise if it is known to return something else."""
         refuse_tracers(first)
         if self.value is NOTHING:
             self.check_input(module, first)
-            return share(first)  # As an output it may be overwritten; the model's input may not.
+            return share(first)  # The model may overwrite an output in place, but not its input.
         if self.check and not self._is_replicated(first):
             return as_returned(self.value, module, first, passed)
         return self.given_output(first)
 
     def given_output(self, first: Any) -> Any:
-        """Return a copy of the given value, as a DTensor where the input is one; nothing is checked."""
+        """Return a copy of the given value, unchecked. It is a DTensor if the input is one."""
         given = copy_all(self.value)
         return replicate(given, first) if self._is_replicated(first) else given
 
@@ -214,7 +214,7 @@ class Skip(Observer):
         return isinstance(first, Tensor) and is_cut(first) and type(self.value) is Tensor
 
     def check_input(self, module: nn.Module | None, first: Any) -> None:
-        """Raise unless the first argument can stand for the output."""
+        """Raise if the first argument cannot replace the output."""
         if first is NOTHING:
             raise EditError(
                 "called without an argument to pass on; give the value to return, as in skip(model, site, value)"
@@ -228,7 +228,7 @@ class Skip(Observer):
 
 
 class Stop(Observer):
-    """End the forward when every site that waits for it has fired: see stop.py."""
+    """End the forward once the sites of all its stops have fired: see stop.py."""
 
     kind = "stop"
 
@@ -237,7 +237,7 @@ class Stop(Observer):
 
 
 def ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
-    """Call a user's function with a value, and the call if it asks for it. The hooks on the model rest meanwhile."""
+    """Call a user's function with a value, and the call if `with_call`. Hooks on the model are paused meanwhile."""
     try:
         return call_user(call and call.model, function, *((value, call) if with_call else (value,)))
     except TypeError as error:
@@ -246,7 +246,7 @@ def ask(function: Any, with_call: bool, value: Any, call: Call | None) -> Any:
 
 
 def _refuse_arguments(function: Any, with_call: bool, error: TypeError) -> None:
-    """Raise if a user's function does not take what it is called with, and say what it is."""
+    """Raise an `EditError` if a user's function cannot take the arguments that it is called with."""
     try:
         takes = inspect.signature(function)
     except (TypeError, ValueError):  # A builtin may have no signature.

@@ -1,8 +1,8 @@
 """Activation checkpointing: a forward that autograd runs a second time, during backward.
 
-What was captured in the first pass is not captured again. What was changed is changed again in the same way, call by
-call, also when the block has been left since: the segment's own recomputation is wrapped in a `Replay`, which knows
-what happened at each call of each hooked module in it.
+Values that were captured in the first pass are not captured again. Edits are repeated in the same way, call by call,
+even if their block was left before the backward. For this, the function that recomputes a segment is wrapped in a
+`Replay`, which knows which taps acted on each call of each hooked module in the segment.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _replaying: ContextVar[Replay | None] = ContextVar("replaying", default=None)
 
 
 class Replay:
-    """A segment's recomputation, with what happened in it the first time."""
+    """A segment's recomputation, with the calls in which taps changed values or followed gradients the first time."""
 
     def __init__(self, recompute: Callable[..., Any]) -> None:
         self.recompute = recompute
         self.parent = _replaying.get()
-        self.events: dict[Any, list[Any]] = {}  # The calls in it, each an `Event`, by what was called.
-        self.left: dict[Any, deque[Any]] = {}  # The calls that have not come again yet.
+        self.events: dict[Any, list[Any]] = {}  # The calls in the segment, each an `Event`, by what was called.
+        self.left: dict[Any, deque[Any]] = {}  # The calls that have not been repeated yet.
         self.task = -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ class Replay:
             open_blocks.set(NO_BLOCKS)
             with (
                 nullcontext() if attach_for_now is None else attach_for_now(list(dict.fromkeys(taps)))
-            ):  # They may be off by now.
+            ):  # They may be detached by now.
                 return self.recompute(*args, **kwargs)
         finally:
             open_blocks.set(blocks)
@@ -49,22 +49,26 @@ class Replay:
 
 
 def replaying() -> Replay | None:
-    """Return the segment that is being recomputed here, if hooks took part in it."""
+    """Return the `Replay` that runs here, if there is one."""
     return _replaying.get()
 
 
 def is_replaying() -> bool:
-    """Return True if a checkpointed segment is being recomputed here, in which hooks took part."""
+    """Return True if a `Replay` runs here, in a backward."""
     return graph_task() != -1 and _replaying.get() is not None
 
 
 def is_only_backward() -> bool:
-    """Return True if a backward runs here that recomputes nothing in which hooks took part."""
+    """Return True if a backward runs here, but not in a `Replay`."""
     return graph_task() != -1 and _replaying.get() is None
 
 
 def wrapped(recomputations: Iterable[tuple[Any, str]]) -> list[Replay]:
-    """Wrap what recomputes these segments, each given as an object and an attribute of it, where that is not done."""
+    """Wrap the functions that recompute these segments in a `Replay` each, unless they are wrapped already.
+
+    Args:
+        recomputations: For each segment, an object and the name of its attribute that holds the function.
+    """
     found = []
     for holder, name in recomputations:
         recompute = getattr(holder, name)

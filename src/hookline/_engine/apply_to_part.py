@@ -1,4 +1,4 @@
-"""One tap acts on one value: take the part that the subscripts name, act on it, put the result back."""
+"""Let one tap act on one value: take the part that its subscripts select, act on it, put the result back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hookline.parallel.gather import Gathering
 
 
 def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
-    """Let a tap see a value; return what passes on."""
+    """Let a tap act on a value. Return the value that the model continues with."""
     action = tap.action
     if isinstance(action, Stop):
         reached(tap)
@@ -51,9 +51,9 @@ def act(tap: Tap, value: Any, call: Call, event: Event) -> Any:
 
 
 def _change(tap: Tap, value: Any, call: Call, event: Event) -> Any:
-    """Return a value with what the tap's action makes of those parts of it that the tap is at."""
+    """Let the tap's action change the parts of a value that the tap is at. Return the value that passes on."""
     action = tap.action
-    if type(value) is not Tensor and not action.observes:  # A scan on fake tensors only looks.
+    if type(value) is not Tensor and not action.observes:  # A scan with fake tensors only observes.
         refuse_tracers(value)
     if not tap.subscripts and isinstance(value, Tensor) and action.gathering is None:
         tap.fired = True
@@ -84,14 +84,14 @@ def change_part(
 ) -> tuple[Any, bool]:
     """Take the part of a value at some subscripts, let `change` act on it, and put the result back.
 
-    Return the value that passes on, and whether the subscripts select anything of it.
+    Return the value that passes on, and whether the subscripts select anything in it.
 
     Args:
-        change: Called with the part, and True if that is a whole value, False if it is a part of a tensor.
+        change: Called with the part, and False if that is a part of a tensor, else True.
         exchange: Puts the result into the containers of the value.
-        gathering: Makes a value whole that is one rank's part of it, and cuts it again afterwards.
+        gathering: Gathers a sharded value from all ranks, and shards the result again afterwards.
     """
-    held, rest = split(value, subscripts)  # Subscripts lead through containers to a tensor, and the rest into it.
+    held, rest = split(value, subscripts)  # The first subscripts lead through containers to a tensor, the rest into it.
     where = subscripts[: len(subscripts) - len(rest)]
     if is_empty(held) and selects_nothing(value, where):
         return value, False
@@ -110,7 +110,7 @@ def change_part(
 
 
 def _save(tap: Tap, action: Save, value: Any, call: Call, event: Event) -> None:
-    """Keep those parts of a value that the tap is at."""
+    """Store the parts of a value that the tap is at."""
     forward, site, stamp = tap.session.forwards, call.site, event.stamp
     if not tap.subscripts:
         whole = value if action.gathering is None else action.gathered(value, site)
@@ -139,7 +139,7 @@ def _put(record: Record, kept: Any, stamp: Any, forward: int, budget: Budget | N
 
 
 def blame(site: Site, error: Exception) -> NoReturn:
-    """Raise an error that came up at a site: hookline's own with the site in it, a user's as it is with a note."""
+    """Raise an error with the site where it occurred: in the text of a hookline error, as a note on any other."""
     if isinstance(error, HooklineError) and not str(error).startswith("'"):
         raise type(error)(f"'{site}': {error}") from None
     if not isinstance(error, HooklineError):
@@ -147,4 +147,4 @@ def blame(site: Site, error: Exception) -> NoReturn:
     try:
         raise error
     finally:
-        del error  # Its traceback holds this frame, which would hold it, and with it the model.
+        del error  # Break a reference cycle: the traceback holds this frame, and with it the model.

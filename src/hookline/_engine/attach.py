@@ -1,7 +1,8 @@
-"""Putting taps on modules and taking them off: `forward`, or another method, is shadowed on the instance.
+"""Attach taps to modules and detach them: `forward`, or another method, is shadowed on the instance.
 
-Nothing in the instance's `__dict__` is touched but that name and those by which DataParallel makes replicas and
-torch.jit.script begins, which are refused. The last tap to go takes them away.
+At most three names in the instance's `__dict__` are touched: that of the method, and two methods that raise when
+DataParallel replicates the module or torch.jit.script compiles it. Detaching the last tap leaves them as they were.
+Taps on parameters are in parameters.py.
 """
 
 from __future__ import annotations
@@ -43,15 +44,19 @@ from hookline._sites.members import method_names
 from hookline._sites.tree import refuse_data_parallel
 from hookline._torch import REPLICATE, cell_content, is_dynamo_loaded
 
-# The classes of hooked modules, each with what copyreg had for it before, and the sessions of the hooks.
+# The classes of hooked modules, each with the reducer that copyreg had for it before, and the sessions of the hooks.
 _reducers: dict[type, tuple[Any, set[Session]]] = {}
-Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if it has one of its own.
+Common = tuple[dict[str, Any], CodeType | None]  # The attributes of a function, and its code if the class has a copy.
 _WRITTEN = (FunctionType, staticmethod, classmethod)
 _changing = threading.RLock()
 
 
 def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
-    """Let taps act; if the blocks are given in which they will, the first call need not look that up."""
+    """Attach taps to their modules.
+
+    Args:
+        acts_in: The open blocks in which the taps act, if known. Saves the first call from checking.
+    """
     if is_dynamo_loaded():
         keep_dynamo_out()
     noted: dict[type, Common | None] = {}
@@ -69,7 +74,7 @@ def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
             if common is None:
                 _attach(tap)
                 continue
-            # The usual case: a plain capture on a module that nobody has touched.
+            # The usual case: a plain capture on a module whose forward nobody has replaced.
             function = hot_path(tap)
             function.__dict__, code = common
             if code is not None:
@@ -79,7 +84,7 @@ def attach(taps: Iterable[Tap], acts_in: Blocks | None = None) -> None:
 
 
 def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Session) -> Common | None:
-    """Note what all shadows of a class have in common; None if its forward is not a function: a staticmethod, say."""
+    """Note what all shadows of a class have in common; None if its forward is not a function (a staticmethod, say)."""
     _copy_unhooked(kind, session)
     is_function = type(kind.__dict__.get("forward") or written_in(kind, "forward")) is FunctionType
     noted[kind] = _common(kind) if is_function else None
@@ -87,13 +92,12 @@ def _note(kind: type[nn.Module], noted: dict[type, Common | None], session: Sess
 
 
 def _common(kind: type[nn.Module]) -> Common:
-    return {"__wrapped__": kind.forward}, code_for(
-        kind, CODE, HOT_CODES
-    )  # The first is for inspect.signature(model.forward).
+    # `__wrapped__` is for inspect.signature(model.forward).
+    return {"__wrapped__": kind.forward}, code_for(kind, CODE, HOT_CODES)
 
 
 def _attach(tap: Tap) -> None:
-    """Attach one tap; if that fails or Ctrl-C comes, leave nothing of it behind."""
+    """Attach one tap. If that fails, or Ctrl-C interrupts it, leave nothing of it behind."""
     try:
         _put_on(tap)
     except BaseException:
@@ -122,7 +126,7 @@ def _put_on(tap: Tap) -> None:
         tap.shadow = shadow = Shadow(module, name, before)
         shadow.change((tap,))
         if name == "forward":
-            # No call from here to the shadow itself: a Ctrl-C comes only at a call.
+            # No function is called until the shadow is in place: Ctrl-C interrupts Python only at a call.
             module.__dict__[REPLICATE] = refuse_data_parallel
             if SCRIPT not in module.__dict__:
                 module.__dict__[SCRIPT] = refuse_scripting
@@ -136,7 +140,7 @@ def _put_on(tap: Tap) -> None:
 
 
 def _leave_hot_path(plain: HotTap, tap: Tap) -> None:
-    """Let one `Shadow` serve a plain tap and another: all is made before anything is changed, for a Ctrl-C."""
+    """Put a plain tap and another one on one `Shadow`. It is built before anything is changed, in case of Ctrl-C."""
     shadow = Shadow(plain.module, "forward", None)
     shadow.change((plain, tap))
     left: Any = plain.shadow
@@ -145,11 +149,11 @@ def _leave_hot_path(plain: HotTap, tap: Tap) -> None:
     if SCRIPT not in plain.module.__dict__:
         plain.module.__dict__[SCRIPT] = refuse_scripting
     plain.acts_in = None
-    left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch, or anybody, may have looked it up already.
+    left.__func__.__closure__[0].cell_contents = gone(shadow)  # Torch or others may have read it already.
 
 
 def _take_hot_path(plain: HotTap, shadow: Shadow) -> None:
-    """Let a plain tap stand alone again."""
+    """Move a plain tap that is alone on its module again back to the hot path."""
     function = hot_path(plain)
     function.__dict__, code = _common(type(plain.module))
     function.__code__ = code or function.__code__
@@ -157,12 +161,12 @@ def _take_hot_path(plain: HotTap, shadow: Shadow) -> None:
     if SCRIPT in names and names[SCRIPT] is refuse_scripting:
         del names[SCRIPT]
     names["forward"] = plain.shadow = method
-    shadow.heir = weakref.ref(plain)  # Before it is left: another thread may be about to run.
+    shadow.heir = weakref.ref(plain)  # Set before `leave`: another thread may be about to call the shadow.
     shadow.leave()
 
 
 def _add_helpers(tap: Tap) -> None:
-    """Attach what a tap on a function needs besides: see functions.py."""
+    """Attach the helper taps that a tap on a function needs: see functions.py."""
     tap.helpers = pauses_below(tap)
     if tap.site.within is None:  # Only forwards are numbered.
         tap.helpers += entries_of(tap, _written_methods(tap.module))
@@ -170,14 +174,14 @@ def _add_helpers(tap: Tap) -> None:
 
 
 def _written_methods(module: nn.Module) -> list[str]:
-    """Return the methods that a module's classes define, but for those in whose place its instance holds something."""
+    """Return the methods that a module's classes define, except those that somebody replaced on the instance."""
     kind, held = type(module), module.__dict__
     names = [name for name in method_names(module) if name not in held or is_shadow(held[name])]
     return [name for name in names if type(written_in(kind, name)) in _WRITTEN]
 
 
 def detach(taps: Iterable[Tap]) -> None:
-    """Take taps away; the last of a module leaves it as it was found."""
+    """Detach taps. The last tap of a module leaves the module as it was found."""
     with _changing:
         for tap in taps:
             shadow: Any = tap.shadow
@@ -185,11 +189,11 @@ def detach(taps: Iterable[Tap]) -> None:
                 continue
             if type(shadow) is MethodType:
                 names = tap.module.__dict__
-                if names.get("forward") is shadow:  # Else somebody has wrapped it: theirs stays.
+                if names.get("forward") is shadow:  # Else somebody has wrapped it: their wrapper stays.
                     del names["forward"]
                 if REPLICATE in names:
                     del names[REPLICATE]
-                # A copy of the module may hold the shadow for longer: not all that it saw.
+                # A copy of the module may keep the shadow alive. It must not keep the tap and its values alive.
                 shadow.__func__.__closure__[0].cell_contents = GONE  # type: ignore[index]  # It has a closure.
             elif tap.holders:
                 parameters.detach(tap)
@@ -204,13 +208,13 @@ def _detach(tap: Tap, shadow: Shadow) -> None:
         _take_hot_path(plain, shadow)
     if tap.helpers:
         detach(tap.helpers)
-        tap.helpers = None  # They know the tap: the two would keep each other, and the model, alive.
+        tap.helpers = None  # They refer to the tap: the cycle would keep the model alive.
 
 
 def _copy_unhooked(kind: type[nn.Module], session: Session) -> None:
-    """Let modules of a class be copied and pickled without what hookline has put on them, while any are hooked.
+    """Copy and pickle modules of a class without hookline's shadows, while any of them are hooked.
 
-    A shallow copy takes the shadow along as it is, bound to the original, and would run that.
+    A shallow copy would otherwise hold a shadow that is bound to the original module, and would run the original.
     """
     table = copyreg.dispatch_table
     if kind not in _reducers:
@@ -229,10 +233,10 @@ def _reduce(module: nn.Module) -> Any:
 
 
 def copy_as_before(session: Session) -> None:
-    """Let modules that had hooks of a session be copied as before, unless others of their class are hooked still."""
+    """Restore copyreg for the classes that a session hooked, except those on which other sessions have hooks."""
     with _changing:
         lifecycle = session.lifecycle()
-        if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are on the model, or on it again.
+        if lifecycle is not None and lifecycle.forward.owner is not None:  # Its hooks are still on the model, or again.
             return
         table = copyreg.dispatch_table
         for kind in tuple(_reducers):
@@ -241,7 +245,7 @@ def copy_as_before(session: Session) -> None:
                 sessions.discard(session)
                 continue
             if table.get(kind) is not _reduce:
-                pass  # Somebody has changed it since.
+                pass  # Somebody has replaced our reducer since.
             elif before is not None:
                 table[kind] = before
             else:
@@ -250,7 +254,7 @@ def copy_as_before(session: Session) -> None:
 
 
 def strip(module: nn.Module) -> None:
-    """Take everything of hookline's off a module, also what no `Hooks` knows of any more."""
+    """Remove everything that hookline put on a module, even if no `Hooks` knows about it any more."""
     with _changing:
         detach(taps_on(module))
         strip_shadows(module)
@@ -259,7 +263,7 @@ def strip(module: nn.Module) -> None:
 
 @contextmanager
 def attached_for_now(taps: list[Tap]) -> Iterator[None]:
-    """Let taps act for a while."""
+    """Attach the taps that are detached, for the duration of a `with` block."""
     missing = [tap for tap in taps if tap.shadow is None]
     try:
         attach(missing)
@@ -272,7 +276,7 @@ def attached_for_now(taps: list[Tap]) -> Iterator[None]:
 
 
 def taps_on(module: nn.Module) -> tuple[Tap, ...]:
-    """Return the taps on a module, its methods and parameters, also when somebody has wrapped its forward since."""
+    """Return the taps on a module, its methods and its parameters, even if somebody has wrapped its forward since."""
     found: tuple[Tap, ...] = ()
     names = module.__dict__
     forward = names.get("forward")
@@ -286,12 +290,12 @@ def taps_on(module: nn.Module) -> tuple[Tap, ...]:
 
 
 def model_taps(model: nn.Module) -> tuple[ModelTap, ...]:
-    """Return the taps that follow the forwards of a model: one of each `Hooks` that acts on it."""
+    """Return the taps that follow the forwards of a model: one for each `Hooks` on it."""
     shadow = shadow_of(model.__dict__.get("forward"), model)
     return shadow.around if shadow is not None else ()
 
 
 def forget_locks() -> None:
-    """Make a new lock in a process that was forked: the thread that held the old one may not exist there."""
+    """Make a new lock in a forked process: the thread that held the old one may not exist there."""
     global _changing
     _changing = threading.RLock()

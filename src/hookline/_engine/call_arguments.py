@@ -13,12 +13,12 @@ from hookline.errors import EditError
 
 
 class Parameters(NamedTuple):
-    """The names of a forward's parameters: those that may be positional, and the one that takes the rest."""
+    """The names of a function's parameters: those that may be passed by position, and the `*args`."""
 
     positional: tuple[str, ...]
-    rest: str
-    only: int = 0  # How many of the positional ones can't be given by keyword.
-    takes_rest: bool = False
+    rest: str  # The name of `*args`.
+    only: int = 0  # How many of the positional ones can't be passed by keyword.
+    takes_rest: bool = False  # Whether there is an `*args`.
 
 
 NO_PARAMETERS = Parameters((), "args")
@@ -47,18 +47,18 @@ parameters_of_function = lru_cache(maxsize=1024)(read_parameters)
 
 
 def take(arguments: Arguments, parameters: Parameters, port: str) -> Any:
-    """Return what a port of a call names: all arguments by name, or the first one, or NOTHING."""
+    """Return the value at an input port: all arguments by name, or the first one, or NOTHING if there is none."""
     return bind(arguments, parameters) if port.endswith("inputs") else first(arguments, parameters)
 
 
 def put(arguments: Arguments, parameters: Parameters, port: str, new: Any) -> Arguments:
-    """Return the arguments with another value in the place of what `take` returned."""
+    """Return the arguments with `new` in place of the value that `take` returned."""
     place = unbind if port.endswith("inputs") else with_first
     return place(arguments, parameters, new)
 
 
 def first(arguments: Arguments, parameters: Parameters) -> Any:
-    """Return the first argument, however it was passed, or NOTHING."""
+    """Return the first argument, passed by position or by keyword, or NOTHING."""
     args, kwargs = arguments
     if args:
         return args[0]
@@ -68,7 +68,7 @@ def first(arguments: Arguments, parameters: Parameters) -> Any:
 
 
 def with_first(arguments: Arguments, parameters: Parameters, new: Any) -> Arguments:
-    """Return the arguments with another first one."""
+    """Return the arguments with `new` as the first one."""
     args, kwargs = arguments
     if args:
         return (new, *args[1:]), kwargs
@@ -78,7 +78,7 @@ def with_first(arguments: Arguments, parameters: Parameters, new: Any) -> Argume
 
 
 def bind(arguments: Arguments, parameters: Parameters) -> dict[str, Any]:
-    """Return all arguments by name; those beyond the named ones as a tuple under the name of `*args`."""
+    """Return all arguments by name. Extra positional ones are a tuple under the name of `*args`."""
     args, kwargs = arguments
     bound: dict[str, Any] = dict(zip(parameters.positional, args, strict=False))
     if len(args) > len(parameters.positional):
@@ -87,7 +87,7 @@ def bind(arguments: Arguments, parameters: Parameters) -> dict[str, Any]:
 
 
 def unbind(arguments: Arguments, parameters: Parameters, bound: dict[str, Any]) -> Arguments:
-    """Return bound arguments as they were passed: by position or by keyword."""
+    """Return a dict of arguments as positional and keyword arguments, each passed as it was before."""
     args, before = arguments
     has_rest = len(args) > len(parameters.positional) or (parameters.takes_rest and parameters.rest not in before)
     rest = bound.get(parameters.rest, ()) if has_rest else ()
@@ -97,7 +97,7 @@ def unbind(arguments: Arguments, parameters: Parameters, bound: dict[str, Any]) 
         if name not in bound:
             break
         names.append(name)
-    after = parameters.positional[len(names) :]  # The arguments behind one that is left out go by keyword.
+    after = parameters.positional[len(names) :]  # Arguments after one that is left out are passed by keyword.
     stuck = [name for name in after[: parameters.only - len(names)] if name in bound] if len(names) < count else []
     if stuck or (rest and after):
         raise EditError(f"{after[0]!r} is left out, and what comes after it can only be passed by position")

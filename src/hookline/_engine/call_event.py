@@ -1,4 +1,4 @@
-"""One call of a module, method, function or parameter: what is called, and which taps act on it."""
+"""One call of a module, method or function, or one read of a parameter: what is called, and which taps act on it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hookline._values.containers import Exchange
 from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError
 
-Count = tuple[int, bool]  # The number of a call, and whether it is wanted.
-Choices = tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # Taps, and of these the ones for each function met.
+Count = tuple[int, bool]  # The number of a call, and whether the tap acts on it.
+Choices = tuple[tuple[Tap, ...], dict[Any, tuple[Tap, ...]]]  # Taps, and those for each function met so far.
 
 
 class Called(Protocol):
-    """What is called: a shadowed method of a module, or a function inside a forward."""
+    """Something that is called: a shadowed method of a module, or a function inside a forward."""
 
     name: str
     is_function: bool
-    is_method: bool  # Whether it is a method that is called by itself, and not by a forward.
-    found: Callable[..., Any] | None  # What is called instead of the class's own function.
-    code: Any  # The code of the forward whose functions have taps.
+    is_method: bool  # Whether it is a method that is called directly, not by a forward.
+    found: Callable[..., Any] | None  # The callable that is called instead of the class's function.
+    code: Any  # The code of the forward or method, if there are taps on functions inside it.
     choices: Choices
 
     @property
@@ -41,7 +41,7 @@ class Called(Protocol):
         """Call it."""
 
     def stand_in(self, value: Any, is_given: bool, passed: Arguments) -> Any:
-        """Return what is given when it is skipped."""
+        """Return the result of the call when it is skipped."""
 
 
 class Event:
@@ -53,29 +53,30 @@ class Event:
     def __init__(self, taps: list[tuple[Tap, int]]) -> None:
         self.stamp = next(ticks)
         self.taps = taps
-        self.notes: dict[Any, Any] = {}  # What users' functions leave for each other: see Call.
-        self.marks: dict[Any, Any] | None = None  # In a checkpointed segment: what edits made the first time.
+        self.notes: dict[Any, Any] = {}  # What users' functions store for each other: see `Call.notes`.
+        self.marks: dict[Any, Any] | None = None  # In a checkpointed segment: statistics of edited values.
         self.is_replayed = False
-        self.task: int | None = None  # The backward in which it is replayed.
-        # The tensors whose gradients it follows, apart for inputs and outputs: see gradients.py.
+        self.task: int | None = None  # The number of the backward that replays it.
+        # The tensors whose gradients it follows, by whether they are outputs: see gradients.py.
         self.followed: dict[bool, list[Tensor]] = {}
-        self.written: list[Tensor] = []  # If this is a function: the arguments that it wrote into.
+        self.written: list[Tensor] = []  # For a function: the arguments that it wrote into.
         self.depth = 0  # How many checkpointed segments it is in.
         # The arguments whose gradients it follows, each with its alias, by the id of the argument.
         self.aliases: dict[int, tuple[Tensor, Tensor]] = {}
-        self.exchanged: Exchange | None = None  # What was put into the containers among its arguments.
-        self.new: Tensor | None = None  # What it returned, if nobody else holds that.
-        self.own: dict[int, Any] = {}  # The containers that it returned and nobody else holds, by their ids.
+        self.exchanged: Exchange | None = None  # Writes into the containers among its arguments, and restores them.
+        self.new: Tensor | None = None  # The tensor that it returned, if nobody else holds it.
+        self.own: dict[int, Any] = {}  # The containers that it returned and that nobody else holds, by id.
 
     @property
     def changes(self) -> bool:
-        """Whether any of its taps may change what passes, or follows a gradient."""
+        """Whether any of its taps may change a value, or follows a gradient."""
         return any([tap.changes for tap, _ in self.taps])
 
     def exchange(self, port: str) -> Exchange:
-        """Return what writes into the containers of a value: those of arguments are restored when the call is over.
+        """Return the `Exchange` that writes into the containers of a value at this port.
 
-        In an output only containers that nobody else holds are written into: nothing restores them afterwards.
+        Containers among the arguments are restored when the call is over. Nothing restores those in an output, so only
+        containers that nobody else holds are written to there.
         """
         if port in ("output", "grad_output"):
             return Exchange(self.own)
@@ -84,7 +85,7 @@ class Event:
         return self.exchanged
 
     def inside(self, taps: list[tuple[Tap, int]], name: str, number: int) -> Event:
-        """Return the call of a function within this call of a module."""
+        """Return the event for a call of a function inside this call of a module."""
         event = Event(taps)
         event.is_replayed, event.task = self.is_replayed, self.task
         if self.marks is not None:
@@ -98,13 +99,13 @@ class Event:
         return event
 
     def again(self, taps: list[tuple[Tap, int]], task: int) -> Event:
-        """Return the same call on its recomputation."""
+        """Return the event for the recomputation of this call."""
         event = Event(taps)
         event.stamp, event.marks, event.is_replayed, event.task = self.stamp, self.marks, True, task
         return event
 
     def check(self, tap: Tap, value: Any) -> None:
-        """Hold an edit to what it made the first time: a recomputation that differs gives wrong gradients."""
+        """Raise if an edit makes another value than in the first pass: that would give wrong gradients."""
         if self.marks is None:
             return
         tensors = [tensor.detach().double() for tensor in leaves(value) if tensor.is_floating_point()]
@@ -119,7 +120,7 @@ class Event:
 
 
 def event_of(called: Any, taps: Iterable[Tap], opened: Blocks, count: Callable[[Tap], Count] = Tap.next_call) -> Event:
-    """Return this call of a module, a method or an operation on a parameter: which of its taps act on it."""
+    """Return the event for a call of a module or method, or a use of a parameter, with the taps that act on it."""
     if graph_task() != -1 and not (is_called_in_backward(opened) and any([tap.acts(opened) for tap in taps])):
         return _again(called, taps)
     acting = []
@@ -139,19 +140,19 @@ def event_of(called: Any, taps: Iterable[Tap], opened: Blocks, count: Callable[[
 
 
 def _again(called: Any, taps: Iterable[Tap]) -> Event:
-    """Return a call that runs in a backward: most often one that checkpointing runs again."""
+    """Return the event for a call that runs in a backward, usually because checkpointing recomputes it."""
     replay = replaying()
     if replay is None:
         if is_in_checkpoint():
-            return Event([])  # Torch recomputes what no hook of ours took part in.
-        # On CUDA backward runs on a thread of autograd's own, where no block is open: any block counts.
+            return Event([])  # A segment in which no tap changed anything.
+        # On CUDA backward runs on a thread of autograd's, where no block is open. So a block on any thread counts.
         open_taps = [tap for tap in taps if (tap.active or tap.blocks) and tap.changes and not tap.site.is_gradient]
         for tap in taps:
             tap.session.recomputed = tap.session.recomputed or not tap.changes
         for tap in open_taps:
             if tap.wanted_call is not None:
                 raise HooklineError(
-                    f"'{tap.site}': backward runs the forward again, and which of its calls this is can't be told"
+                    f"'{tap.site}': backward runs the forward again, and hookline can't tell which of its calls this is"
                 )
         return Event([(tap, 0) for tap in open_taps])
     left = replay.left.get(called)
@@ -160,13 +161,13 @@ def _again(called: Any, taps: Iterable[Tap]) -> Event:
     event: Event = left.popleft()
     has_gradients = torch.is_grad_enabled()
     again = event.again([(tap, n) for tap, n in event.taps if has_gradients or not tap.site.is_gradient], replay.task)
-    for inner in wrapped(recomputations()):  # A checkpoint within the checkpoint, run for the first time since.
+    for inner in wrapped(recomputations()):  # Nested checkpoints that now run for the first time.
         inner.events.setdefault(called, []).append(event)
     return again
 
 
 def _log(called: Any, event: Event) -> int:
-    """Note a call in every checkpointed segment that is running for the first time; return how many there are."""
+    """Note a call in every checkpointed segment that runs in its first pass. Return the number of these segments."""
     running = recomputations()
     if not running:
         return 0

@@ -1,7 +1,7 @@
-"""Captures: the options of `capture`, and `Save`, which keeps what passes as they say.
+"""Captures: the options of `capture`, and `Save`, which keeps passing values according to them.
 
 How a tensor is copied is decided in `_values/copy_or_share.py`. `hot_path` in shadowed_forward.py does the usual case
-of `Save.keep` by itself, a plain tensor on the CPU that nobody else holds. That saves a call for each captured module.
+of `Save.keep` inline: a plain tensor on the CPU that nobody else holds. That saves a call for each captured module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hookline.parallel.ranks import is_cut
 
 
 class CaptureOptions(NamedTuple):
-    """What a capture keeps of each value. `Hooks.capture` says what each option means, and has the same defaults."""
+    """The options of a capture. `Hooks.capture` says what each one means, and has the same defaults."""
 
     detach: bool = True
     clone: bool | None = None
@@ -48,7 +48,7 @@ class CaptureOptions(NamedTuple):
 
     @property
     def offloads(self) -> bool:
-        """Whether values on a GPU go to the host while the model runs on."""
+        """Whether values on a GPU are copied to the host while the model keeps running."""
         return self.detach and self.device is not None and torch.device(self.device).type == "cpu"
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ USUAL = CaptureOptions()
 
 
 class Save(OutputObserver):
-    """Keep what passes. The model goes on with its own value."""
+    """Keep the values that pass. The model continues with its own."""
 
     kind = "capture"
 
@@ -75,7 +75,7 @@ class Save(OutputObserver):
         self.budget = budget
         self.gathering = gathering
         self.is_plain = transform is None and budget is None  # Whether the record holds every value as it passed.
-        # A value of the graph itself can't be a copy: autograd.grad(loss, copy) would not find it.
+        # With detach=False the graph's own tensor is kept, not a copy: autograd.grad(loss, copy) would not find a copy.
         self.keeps_own = not detach and clone is not True
         self.is_quick = detach and clone is not True and (device, dtype, transform) == (None, None, None)
         self.offloads = device is not None and options.offloads
@@ -91,27 +91,28 @@ class Save(OutputObserver):
         self.is_traceable = self.options.detach and (self.gathering is None or not self.gathering.alike)
 
     def gathered(self, value: Any, site: Site) -> Any:
-        """Return a value whole, gathered from all ranks where it is in parts."""
+        """Return the whole value, gathered from all ranks if it is sharded."""
         if self.gathering is None:
             return value
         found = self.gathering.whole(value, site)
         self._choose_path()
         if self.keeps_own and found is not value:
-            raise HooklineError("detach=False gives the graph's own tensor, which is in parts here; add gather=False")
+            raise HooklineError("detach=False gives the graph's own tensor, which is sharded here; add gather=False")
         return found
 
     def keep(self, value: Any, call: Call | None = None, is_new: bool = False) -> Any:
         """Return what to keep of a whole value.
 
         Args:
-            is_new: Whether the forward is known to have made it, and nobody else to hold it.
+            is_new: Whether the forward is known to have made the value, and nobody else holds it.
         """
         if not self.is_quick or type(value) is not Tensor:
             sends = self.offloads and self.transform is None and type(value) is Tensor and value.is_cuda
             sent = offload.send(value.detach(), self.options.dtype) if sends else None
             return self.keep_part(value, False, call) if sent is None else sent
-        moves = is_new or (self.clone is None and may_move(value))  # Before there is a second tensor with its memory.
-        source = value.detach()  # Always: an autograd function may make its output a part of the graph later.
+        # `may_move` is asked before `detach` makes a second tensor with this memory.
+        moves = is_new or (self.clone is None and may_move(value))
+        source = value.detach()  # Always: an autograd.Function may attach its output to the graph later.
         try:
             version = version_of(source)
         except RuntimeError:  # Torch counts no writes in inference mode.
@@ -124,7 +125,7 @@ class Save(OutputObserver):
         return Guarded(kept, [(source, version, kept)]) if is_shared else kept
 
     def keep_part(self, value: Any, is_part: bool, call: Call | None = None) -> Any:
-        """Return what to keep of any value. A part of a tensor is copied, or it would hold the whole."""
+        """Return what to keep of any value. A part of a tensor is copied: a view would keep the whole tensor alive."""
         refuse_tracers(value)
         refuse_transforms(value)
         if self.transform is not None:
@@ -140,7 +141,7 @@ class Save(OutputObserver):
         except HooklineError:
             if not self.keeps_own:
                 raise
-            # It can't be copied: then it is the model's own, as was asked.
+            # The value can't be copied. Keep the model's own, which detach=False asks for.
             return Guarded(value, [(one, version_of(one), None) for one in leaves(value) if not one.is_inference()])
         if sources and self.keeps_own and self.clone is not False:
             return Guarded(kept, sources, {id(own): _spare(own) for own, _, _ in sources if not is_parameter(own)})
@@ -149,19 +150,20 @@ class Save(OutputObserver):
     def keep_gradient(self, gradient: Tensor, subscripts: tuple[Any, ...], call: Callable[[], Call], site: Site) -> Any:
         """Return what to keep of the part of a gradient at these subscripts."""
         part = get_part(self.gathered(gradient, site), subscripts)
-        # Torch's foreach functions clip gradients on CUDA, unseen by any version: copy them now.
+        # On CUDA torch's foreach functions clip gradients in place, and no version counter shows it: copy them now.
         copies = bool(subscripts) or (part.is_cuda and self.clone is not False and not self.keeps_own)
         if copies or self.transform is not None:
             return self.keep_part(part, copies, call() if self.transform is not None else None)
         return self.keep(part)
 
     def _transformed(self, value: Any, call: Call | None) -> Any:
-        """Run the user's transform on the value; it may not touch the model's tensors nor its random numbers."""
+        """Run the user's transform on the value. It must not change the model's tensors or its random numbers."""
         value = plain(value)
-        if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):  # No writes are counted there.
+        # Torch counts no writes into inference tensors, so the transform never gets the model's own.
+        if not self.keeps_own or any(tensor.is_inference() for tensor in leaves(value)):
             value = map_tensors(share_detached if self.options.detach else share_tensor, value)
         devices = sorted({tensor.device.index for tensor in leaves(value) if tensor.is_cuda})
-        forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # The first takes 5 µs.
+        forked = torch.random.fork_rng(devices) if devices else _kept_random_state()  # `fork_rng` takes 5 µs.
         before = versions(value) if self.keeps_own else None
         with forked:
             kept = ask(self.transform, self.with_call, value, call)
@@ -172,7 +174,7 @@ class Save(OutputObserver):
     def _keep_tensor(
         self, tensor: Tensor, is_part: bool, sources: list[Source], sent: dict[int, offload.Copy]
     ) -> Tensor:
-        """Return what to keep of one tensor; what has to be checked on reading is added to the sources."""
+        """Return what to keep of one tensor. If its version has to be checked on reading, it is added to `sources`."""
         tensor = tensor.plain if isinstance(tensor, Operand) else tensor
         moves = self.clone is None and not is_part and not self.keeps_own and may_move(tensor)
         source = tensor.detach() if self.options.detach else tensor
@@ -197,7 +199,7 @@ class Save(OutputObserver):
                 raise HooklineError(
                     "clone=False can't tell in inference mode whether a value is overwritten; use clone=None"
                 )
-            with torch.inference_mode(False):  # Autograd can use a copy that is made outside of it.
+            with torch.inference_mode(False):  # Autograd can use only a copy made outside inference mode.
                 return copy_tensor(source) if self.clone or is_part else share_tensor(source, moves)
         if (self.keeps_own or self.clone is False) and not is_part:
             sources.append((source, version_of(source), None))
@@ -223,6 +225,6 @@ def _kept_random_state() -> Iterator[None]:
 
 
 def _spare(own: Tensor) -> Guarded:
-    """Return a copy on write of a tensor of the graph, for when the model overwrites it."""
+    """Return a copy-on-write clone of a tensor of the graph, in case the model overwrites the tensor."""
     kept, is_shared = copy_captured(own, own, may_move(own))
     return Guarded(kept, [(own, version_of(own), kept)] if is_shared else [])

@@ -1,17 +1,22 @@
-"""What dynamo needs differently: the functions here are traced into the graph of the model.
+"""Hooks under torch.compile: dynamo traces the functions here into the graph of the model.
 
-Nothing is counted there, no clock is read, and hooks act for every thread. What dynamo can't trace runs in Python: the
-`uncompiled` twin of the usual function breaks the graph there.
+A graph counts no calls and reads no clock, and its hooks act for every thread. Where dynamo can't trace a hook, the
+graph breaks and the `uncompiled` version of the usual function runs in Python.
 
-The rest of hookline only asks `is_dynamo_compiling()` and calls what is here: the stand-ins for methods in
-shadowed_forward.py, and the property that reads a parameter in parameters.py. Dynamo also shows in these places:
-`FunctionMode` in functions.py and `call_user` in _open_blocks.py, which step aside; `share_tensor` in copy_or_share.py,
-which clones where dynamo traces a function of hookline by itself, after a graph failed; functions.py, where `read_name`
-and `may_give_tensors` have no cache, of which dynamo would warn; `Record.copy_out_of_graph`, for values in the memory
-of a CUDA graph; `Lifecycle`, which refuses a block on a second thread and calls that method; attach.py, which calls
-`keep_dynamo_out`; `HOT_CODES` in shadowed_forward.py, a copy of the code for each class; model_forward.py and
-_hooks/diagnose.py, which see and say that torch gave up compiling; and `ValueCheck` in _watch/watch.py, whose traced
-form notes the largest element. `tests/test_architecture.py` holds the list of files that ask `is_dynamo_compiling()`.
+Two files ask `is_dynamo_compiling()` and then call the functions here: shadowed_forward.py, in the shadows of methods,
+and parameters.py, in the property that reads a parameter. These places also deal with dynamo:
+
+- `FunctionMode` in functions.py and `call_user` in _open_blocks.py step aside while dynamo traces.
+- `share_tensor` in copy_or_share.py clones if dynamo traces a function of hookline by itself, after a graph failed.
+- `read_name` and `may_give_tensors` in functions.py have no cache: dynamo would warn about it.
+- `Record.copy_out_of_graph` copies values out of the memory of a CUDA graph.
+- `Lifecycle` refuses a block on a second thread, and calls `copy_out_of_graph`.
+- attach.py calls `keep_dynamo_out`.
+- `HOT_CODES` in shadowed_forward.py has a copy of the code for each class.
+- model_forward.py notices that torch gave up compiling, and _hooks/diagnose.py reports it.
+- `ValueCheck` in _watch/watch.py has a traced form that notes the largest element.
+
+`tests/test_architecture.py` has the list of files that ask `is_dynamo_compiling()`.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ from hookline.errors import HooklineError
 
 
 def is_traceable(tap: Tap) -> bool:
-    """Return True if dynamo can trace a tap: nothing to count, nothing to raise, no tensor hook."""
+    """Return True if dynamo can trace a tap: it has nothing to count, nothing to raise and no tensor hook."""
     action, site = tap.action, tap.site
     if site.is_gradient or site.call is not None or tap.star or tap.is_inside or not action.is_traceable:
         return False
@@ -120,14 +125,14 @@ def run_hot_traced(
 
 
 class _TracedExchange(Exchange):
-    """Dynamo can't trace the table of what was replaced, which tells threads apart."""
+    """An `Exchange` without the table of replaced tensors and their threads, which dynamo can't trace."""
 
     def remember(self, old: Tensor, new: Tensor) -> Tensor:
         return old
 
 
 def _skip(tap: Tap, shadow: Shadowed, module: nn.Module, passed: Arguments) -> Any:
-    """Return what stands in for a call that is skipped; the shape of a given value is not checked."""
+    """Return the result of a skipped call. The shape of a given value is not checked."""
     action = tap.action
     assert isinstance(action, Skip)
     tap.fired = True
@@ -148,7 +153,8 @@ def _skipped(action: Skip, module: nn.Module | None, first: Any) -> Any:
 def act_traced(tap: Tap, value: Any, exchange: Exchange | None = None) -> Any:
     """Take the part that a tap is at, act on it, put the result back: see `change_part` in apply_to_part.py.
 
-    Not by that function: whether subscripts select anything, and whether a tuple is the same, dynamo can't tell.
+    This function does not call `change_part`: dynamo can't tell whether subscripts select anything, or whether two
+    tuples are the same object.
     """
     tap.fired = True
     action = tap.action
@@ -170,27 +176,27 @@ def act_traced(tap: Tap, value: Any, exchange: Exchange | None = None) -> Any:
 
 
 def _save(tap: Tap, action: Save, value: Any) -> None:
-    """Keep a value: a copy, which fuses with what made it."""
+    """Store a copy of a value. The copy fuses with the operation that made the value."""
     record = tap.record
     assert record is not None
     value = map_tensors(Tensor.detach, value)
     if action.transform is not None:
-        value = action.transform(_copied(value))  # It may write into what it is given.
+        value = action.transform(_copied(value))  # The transform may write into its argument.
         if value is None:
             return
     device, dtype = action.options.device, action.options.dtype
     record.value = map_tensors(lambda tensor: tensor.to(device, dtype or tensor.dtype, copy=True), value)
     record.is_traced = True
     if action.clone is False:
-        record.version = -1  # It is a copy, whatever was there before.
+        record.version = -1  # The value is a copy, so no version has to be checked.
 
 
 def _changed(action: Action, value: Any, is_whole: bool) -> Any:
-    """Return what an action puts in the place of a value. What it copies is cloned, which fuses with what made it."""
+    """Return the value that an action puts in place of another. Copies are clones, which fuse with other operations."""
     if isinstance(action, Apply):
         return _apply(action, value, is_whole)
     if isinstance(action, Set) and action.check and action.number is not None and _takes_any_number(value):
-        # Dynamo would make a graph for each number that it sees.
+        # Given a Python number, dynamo would make a graph for each value of it.
         return torch.empty_like(value, requires_grad=False).copy_(action.number)
     return action(value, None, is_whole)
 
@@ -200,14 +206,14 @@ def _takes_any_number(value: Any) -> bool:
 
 
 def number_tensor(value: Any, model: nn.Module) -> Tensor | None:
-    """Return a number as a tensor, where the model is; None if it is not a number, or nothing was compiled yet."""
+    """Return a number as a tensor on the model's device; None for any other value, or if nothing was compiled yet."""
     if not has_compiled():
         return None
     if type(value) not in (int, float) or not abs(value) <= 1 << 53:
         return None
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    if device.type not in ("cpu", "cuda"):  # Others have no float64.
+    if device.type not in ("cpu", "cuda"):  # Other devices may have no float64.
         return None
     with torch.inference_mode(False):
         return torch.full((), value, dtype=torch.float64, device=device)
@@ -218,7 +224,7 @@ def _copied(value: Any, in_object: bool = False) -> Any:
 
 
 def _apply(action: Apply, value: Any, is_whole: bool) -> Any:
-    """Call a user's function. To dynamo neither versions nor the identity of a tuple mean anything."""
+    """Call a user's function on clones: dynamo knows neither the version of a tensor nor the identity of a tuple."""
     result = action.function(value if action.clone is False else _copied(value, in_object=True))
     if result is None:
         return value
@@ -240,7 +246,7 @@ class ParameterTaps(Protocol):
 def read_traced(
     reads: ParameterTaps, name: str, value: Tensor, on_operation: OnOperation, read_uncompiled: Callable[..., Tensor]
 ) -> Tensor:
-    """Return what is read in place of a parameter: see `Reads.read` in parameters.py."""
+    """Return the value that is read in place of a parameter: see `Reads.read` in parameters.py."""
     if name in reads.untraceable and reads.taps.get(name):
         return read_uncompiled(reads, name, value)
     for tap in reads.taps.get(name, ()):
@@ -251,7 +257,7 @@ def read_traced(
 def operate_traced(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role], run_uncompiled: Callable[..., Any]
 ) -> Any:
-    """Run an operation that takes a parameter with taps on such operations: see `on_operation` in parameters.py."""
+    """Run an operation on a parameter, with the taps on its operations: see `on_operation` in parameters.py."""
     if not may_give_tensors(function):
         return function(*args, **kwargs)
     name = read_name(function)
@@ -268,7 +274,7 @@ def operate_traced(
             tap.fired = True
             skips.append(tap.action)
     result = _skipped(skips[-1], None, args[0]) if skips and not follows else function(*args, **kwargs)
-    if follows:  # Dynamo can't make a subclass of the very same tensor.
+    if follows:  # Dynamo can't make a subclass of the result itself, but of a view of it.
         return as_operands(result, lambda one: make_operand(one.view_as(one), origins, found[0].on_operation))
     if not isinstance(result, Tensor):
         return result
@@ -282,10 +288,9 @@ _kept: deque[type[nn.Module]] = deque(maxlen=256)
 
 
 def code_for(kind: type, code: CodeType, copies: set[CodeType]) -> CodeType | None:
-    """Return a copy of the code of a shadow for one class, where dynamo is in use, and add it to the copies.
+    """Return the copy of a shadow's code for one class, and add it to `copies`; None if dynamo is not in use.
 
-    Dynamo counts graphs, and learns which sizes change, by code: models of different classes have nothing to do with
-    each other.
+    Dynamo counts graphs, and learns which sizes change, per code object, which different classes must not share.
     """
     if not is_dynamo_loaded():
         return None
@@ -297,16 +302,16 @@ def code_for(kind: type, code: CodeType, copies: set[CodeType]) -> CodeType | No
 
 
 def keep_class(made: type[nn.Module]) -> None:
-    """Keep a class alive that was made for hooked parameters: for a new one dynamo would compile again."""
+    """Keep a class alive that was made for hooked parameters: dynamo would compile again for a new one."""
     if is_dynamo_loaded():
         _kept.append(made)
 
 
 @cache
 def keep_dynamo_out() -> None:
-    """Keep dynamo from compiling hookline's own functions where it can't trace the model, and from warning of them.
+    """Keep dynamo from compiling hookline's functions where it can't trace the model, and from warning about them.
 
-    It takes whole files: a function that moves to another file is compiled again, and no test fails.
+    Most functions are listed by file: one that moves to a file not listed here is compiled again, and no test fails.
     """
     ours = (
         acting,

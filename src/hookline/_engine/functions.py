@@ -1,7 +1,8 @@
-"""Functions inside a forward: a `TorchFunctionMode`, entered for those calls of a module that were asked for.
+"""Taps on functions inside a forward: a `TorchFunctionMode` that is entered for the calls of a module with such taps.
 
-A function belongs to the innermost forward that runs: helper functions and methods are the module's own, what its
-children compute is theirs. While no forward of the model runs, it belongs to the module of the innermost method.
+A call of a function belongs to the module whose forward is the innermost that runs. Calls in the module's helper
+functions and methods belong to it, calls in its children belong to the children. While no forward of the model runs, a
+call belongs to the module of the innermost method.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from hookline._torch import (
 from hookline._values.nested import Arguments, leaves, map_tensors
 from hookline.errors import HooklineError
 
-# What Python's operators are called where torch has no function of the operator's own name.
+# Torch's name for each of Python's operators, where it differs from Python's.
 _OPERATORS = {
     "rsub": "sub", "rdiv": "div", "rtruediv": "div", "truediv": "div", "itruediv": "div_", "idiv": "div_",
     "floordiv": "floor_divide", "rfloordiv": "floor_divide", "ifloordiv": "floor_divide_", "mod": "remainder",
@@ -68,7 +69,7 @@ _ITEMS = {"getitem": ("input", "index"), "setitem": ("input", "index", "value"),
 _NAMESPACES = ("linalg_", "fft_", "special_")
 _TENSORS = ("T", "H", "mT", "mH", "data", "real", "imag")  # The properties of a tensor that are tensors.
 
-# Functions that give their argument again: as a view, a copy, in another order or dtype.
+# Functions that return the numbers of their argument: as a view, a copy, in another order or dtype.
 FOLLOWED = frozenset((
     "T", "H", "mT", "mH", "data", "real", "imag", "t", "adjoint", "transpose", "permute", "swapaxes", "swapdims",
     "movedim", "moveaxis", "view", "view_as", "reshape", "reshape_as", "expand", "expand_as", "broadcast_to",
@@ -81,7 +82,7 @@ FOLLOWED = frozenset((
     "transpose_", "squeeze_", "unsqueeze_", "atleast_1d", "atleast_2d", "atleast_3d",
 ))  # fmt: skip
 
-# Functions that give no tensor, and would only be in the way of a pattern.
+# Functions that return no tensor. Patterns of functions do not match them.
 _TELLING = frozenset((
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "data_ptr", "item",
     "tolist", "numpy", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg",
@@ -96,7 +97,7 @@ _TELLING = frozenset((
 
 
 def is_reflected(function: Any) -> bool:
-    """Return True for an operator that Python asks of its right side, with the arguments the other way round."""
+    """Return True for an operator that Python calls on its right operand, with the arguments in reverse order."""
     return getattr(function, "__name__", "") in _REFLECTED
 
 
@@ -113,17 +114,17 @@ def read_name(function: Any) -> str:
 
 
 def may_give_tensors(function: Any) -> bool:
-    """Return True if a function may give a tensor, and does not just tell something about one."""
+    """Return True if a function may return a tensor, and not just a fact about one."""
     name = str(getattr(function, "__name__", ""))
     return read_name(function) in _TENSORS if name == "__get__" else name not in _TELLING
 
 
 name_of = lru_cache(maxsize=8192)(read_name)
-gives_tensors = lru_cache(maxsize=8192)(may_give_tensors)  # Dynamo warns of what has a cache: it traces the other.
+gives_tensors = lru_cache(maxsize=8192)(may_give_tensors)  # Dynamo warns about caches: it traces the plain function.
 
 
 def is_followed(name: str, args: tuple[Any, ...]) -> bool:
-    """Return True if an operation gives its first argument's numbers again: a view, a cast, a copy."""
+    """Return True if an operation returns the numbers of its first argument: a view, a cast, a copy."""
     return name in FOLLOWED or (name == "getitem" and not any(map(_gathers, args[1:])))
 
 
@@ -134,7 +135,7 @@ def _gathers(index: Any) -> bool:
 
 
 def written_by(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a function of that name is known to write into: the `out=` it was given, or its first argument."""
+    """Return the argument that a function of that name is known to write into: its `out=` or its first, else None."""
     if kwargs.get("out") is not None:
         return kwargs["out"]
     writes = name == "setitem" or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace")
@@ -142,7 +143,7 @@ def written_by(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def parameter_names(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the names of a builtin's parameters, for these arguments; None where torch has none for it."""
+    """Return the names of a builtin's parameters, for these arguments; None if torch knows none."""
     if name_of(function) in _ITEMS:
         return _ITEMS[name_of(function)]
     for schema in _schemas(function):
@@ -154,7 +155,7 @@ def parameter_names(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _takes(parameter: Any, value: Any) -> bool:
-    """Return True if a parameter in a schema of torch's takes a value, as far as its type tells."""
+    """Return True if a parameter in one of torch's schemas takes a value, judging by the parameter's type."""
     kind = str(parameter.type)
     if isinstance(value, torch.dtype):
         return bool(parameter.name == "dtype")
@@ -164,7 +165,7 @@ def _takes(parameter: Any, value: Any) -> bool:
     return True
 
 
-# By which words in the type of a parameter it is known to take a value.
+# For each type of value, the words in the type of a parameter that show that it takes such a value.
 _KINDS: dict[type, tuple[str, ...]] = {
     Tensor: ("Tensor",),
     type(None): ("Optional",),
@@ -192,22 +193,22 @@ def run_seeing_functions(
     event: Event,
     run_function: RunFunction,
 ) -> Any:
-    """Run a module's forward, or a method that is called by itself, with taps on the functions that it calls."""
+    """Run a module's forward, or a method that is called directly, with taps on the functions that it calls."""
     refuse_fx(taps[0][0].site)
     if isinstance(module, FUSED_MODULES) and not module.training and may_be_fused() and not event.changes:
-        # A capture must not turn off the fast path. diagnose.py tells the user how to.
+        # A capture must not turn off the fast path. diagnose.py tells the user how to turn it off.
         return called.forward(module, *passed)
     inside = FunctionMode(called, module, taps, event, run_function)
-    inside.home = frame_at(0)  # This very frame: `_is_own` looks for frames inside it.
+    inside.home = frame_at(0)  # This very frame: `_is_own` looks at the frames inside it.
     output = None
     try:
         with inside:
             output = called.forward(module, *passed)
         return output
     finally:
-        if current_function_mode() is inside:  # Ctrl-C came in torch's own `__enter__` or `__exit__`.
+        if current_function_mode() is inside:  # Ctrl-C interrupted torch's `__enter__` or `__exit__`.
             pop_function_mode()
-        inside.home = None  # A frame that is held holds all its variables.
+        inside.home = None  # A reference to a frame keeps all its variables alive.
         for tap in inside.waiting:
             if not tap.fired:
                 tap.ran = (tap.ran or {}) | dict.fromkeys(map(name_of, inside.seen))
@@ -217,13 +218,13 @@ def run_seeing_functions(
 
 
 class Pause(Observer):
-    """Take our function modes away while a fused-attention child runs, which computes otherwise under any mode."""
+    """Remove our function modes while a fused-attention child runs, which computes differently under any mode."""
 
     kind = "pause"
 
 
 def pauses_below(tap: Tap) -> list[Tap]:
-    """Return the taps that take the mode of another one away: torch's attention has a fast path without modes."""
+    """Return the `Pause` taps for a tap on functions: torch's attention has a fast path, but only without modes."""
     below = [
         module for module in tap.module.modules() if module is not tap.module and isinstance(module, FUSED_MODULES)
     ]
@@ -233,7 +234,7 @@ def pauses_below(tap: Tap) -> list[Tap]:
 class MethodEntry(Observer):
     """Watch a module's methods: functions inside a method count as the module's own if no forward is running.
 
-    For a change of one method it watches the others, and notes which of them ran instead.
+    For a tap that changes one method, it watches the other methods and notes which of them ran instead.
     """
 
     kind = "entry"
@@ -251,15 +252,15 @@ class EntryTap(Tap):
 
 
 def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
-    """Return what acts at these methods of a tap's module."""
+    """Return an `EntryTap` for each of these methods of a tap's module."""
     sites = [Site(tap.path, member=f"{name}()") for name in names]
     return [EntryTap(site, tap.module, MethodEntry(tap), tap.session, False, "") for site in sites]
 
 
 def entering(entries: Iterable[EntryTap], name: str, module: nn.Module) -> Event | None:
-    """Return this call of a method, with the taps on functions for which it is called by itself; None without any."""
+    """Return the event for a method that is called directly, with the taps on functions inside it; None without any."""
     mode, opened, taps = current_function_mode(), open_blocks.get(), []
-    is_running = isinstance(mode, FunctionMode) and mode.module is module  # Its forward runs, or a method of it.
+    is_running = isinstance(mode, FunctionMode) and mode.module is module  # Its forward or another of its methods runs.
     for entry in entries:
         tap = entry.action.tap
         if not tap.is_inside:
@@ -279,7 +280,7 @@ def entering(entries: Iterable[EntryTap], name: str, module: nn.Module) -> Event
 
 
 def _caller(model: nn.Module | None) -> nn.Module | None:
-    """Return the module of a model whose forward is the innermost that runs here."""
+    """Return the module of a model whose forward is the innermost that runs here, None if no forward of it runs."""
     for frame in frames(frame_at(1)):
         if frame.f_code is call_user.__code__:
             return None
@@ -291,7 +292,7 @@ def _caller(model: nn.Module | None) -> nn.Module | None:
 
 
 def _is_called_directly(frame: FrameType) -> bool:
-    """Return True if a forward is called without `__call__`, whose frame tells the module too.
+    """Return True if a forward is called without `__call__`. Otherwise the frame of `__call__` shows the module.
 
     Up to Python 3.12 reading a frame's variables keeps them alive; those of `__call__` are alive anyway.
     """
@@ -302,7 +303,7 @@ def _is_called_directly(frame: FrameType) -> bool:
 
 
 def without_modes(run: Callable[[], Any]) -> Any:
-    """Run something with the modes taken away that stand on top, as long as they are ours."""
+    """Call `run` without our function modes on top of the stack, down to the first mode that is not ours."""
     taken = []
     try:
         while isinstance(mode := current_function_mode(), FunctionMode):
@@ -311,17 +312,17 @@ def without_modes(run: Callable[[], Any]) -> Any:
         return run()
     finally:
         for mode in reversed(taken):
-            if mode not in function_mode_stack():  # Ctrl-C may have come before it was taken away.
+            if mode not in function_mode_stack():  # Ctrl-C may have come before it was popped.
                 push_function_mode(mode)
 
 
 def may_be_fused() -> bool:
-    """Return True if torch's own attention may take its fast path, which any look at its functions turns off."""
+    """Return True if torch's attention may take its fast path, which any function mode turns off."""
     return not torch.is_grad_enabled() and bool(torch.backends.mha.get_fastpath_enabled())
 
 
 class FunctionMode(TorchFunctionMode):
-    """Sees every torch function while one call of a module runs."""
+    """A mode that sees every torch function while one call of a module runs."""
 
     home: FrameType | None = None  # The frame in which the call began.
 
@@ -336,7 +337,7 @@ class FunctionMode(TorchFunctionMode):
         self.run_function = run_function
         self.acting = {tap for tap, _ in taps}
         self.waiting = [tap for tap in self.acting if not tap.fired]
-        self.seen: dict[Any, None] = {}  # Functions that no tap is meant for, for the reason why one did not fire.
+        self.seen: dict[Any, None] = {}  # Functions on which no tap acted, to explain why a tap did not fire.
         self.counts: dict[str, int] = {}
 
     def __torch_function__(
@@ -346,7 +347,7 @@ class FunctionMode(TorchFunctionMode):
         if is_dynamo_compiling():  # A child is being compiled, under this mode.
             return function(*args, **(kwargs or {}))
         taps = self.choices.get(function)
-        if taps == () and not self.waiting:  # By far the most.
+        if taps == () and not self.waiting:  # The case for most functions.
             return function(*args, **kwargs) if kwargs else function(*args)
         if taps is None:
             taps = self.choices[function] = _meant_for(function, self.taps)
@@ -368,7 +369,7 @@ class FunctionMode(TorchFunctionMode):
         return operate(Function(function, name, args, kwargs or {}, event), self.module, self.run_function)
 
     def _is_own(self, caller: FrameType) -> bool:
-        """Return True if the module's own forward or method called a function, and not that of another module."""
+        """Return True if the module's own forward or method called the function, not that of another module."""
         forwards, is_method = [], self.called.is_method
         for frame in frames(caller):
             if frame is self.home:
@@ -381,7 +382,7 @@ class FunctionMode(TorchFunctionMode):
                 return False
         else:
             return False
-        # The outermost is the module's. Others are of its class, and may be of a child that was not called as a module.
+        # The outermost frame is the module's. The others may be a child's that was not called as a module.
         if is_method:
             owners = (first_argument(one) for one in forwards[:-1])
             return next((one is self.module for one in owners if isinstance(one, nn.Module)), True)
@@ -390,14 +391,14 @@ class FunctionMode(TorchFunctionMode):
     def _is_of_another(self, frame: FrameType) -> bool:
         """Return True if this is the forward of another module, called without its `__call__`.
 
-        Up to Python 3.12 reading a frame's variables keeps them alive, so the module's own forward is not asked.
+        Up to Python 3.12 reading a frame's variables keeps them alive, so `_is_own` skips the module's own forward.
         """
         owner = first_argument(frame)
         return isinstance(owner, nn.Module) and owner is not self.module
 
 
 def _is_method(frame: FrameType) -> bool:
-    """Return True if a frame is that of a method, whatever its first parameter is called."""
+    """Return True if a frame runs a method, whatever the method's first parameter is called."""
     code = frame.f_code
     if code.co_varnames[:1] == ("self",):
         return True
@@ -406,8 +407,8 @@ def _is_method(frame: FrameType) -> bool:
     return getattr(inspect.unwrap(own), "__code__", None) is code
 
 
-# What runs inside these is not the module's own: it is a child's, a user's function's or hookline's. A function of
-# hookline's that calls torch, or a user's function, between `FunctionMode` and the user's code has to be among them.
+# Code whose torch calls are not the module's own: calls of children, users' functions and functions of hookline. Each
+# function of hookline that calls torch, or a user's function, between `FunctionMode` and the user's code must be here.
 _FOREIGN = frozenset(
     id(code)  # Code that dynamo made can't be hashed.
     for code in (
@@ -421,21 +422,21 @@ _FOREIGN = frozenset(
 
 
 def refuse_in_autograd_function(event: Event) -> None:
-    """Raise for a change inside a torch.autograd.Function, whose backward would not know of it.
+    """Raise for a change inside a torch.autograd.Function, whose backward would not know about it.
 
-    Called directly by what torch calls for an operation, whose caller is frame 2.
+    Frame 2 is the caller of the function that calls this one.
     """
     changing = next((tap for tap, _ in event.taps if tap.changes), None)
     around = autograd_function_around(frame_at(2)) if changing is not None else None
     if changing is not None and around is not None:
         raise HooklineError(
             f"'{changing.site}' runs inside {around.__name__}, a torch.autograd.Function, whose backward would not "
-            "know of the change; edit what goes in, or what comes out"
+            f"know about the change; edit the input or the output of {around.__name__}"
         )
 
 
 def _meant_for(function: Any, taps: Iterable[Tap]) -> tuple[Tap, ...]:
-    """Return the taps that are meant for a function, in their order; a pattern means those that give a tensor."""
+    """Return the taps at a function, in their order. Patterns match only functions that may return a tensor."""
     name, is_telling = name_of(function), not gives_tensors(function)
     return tuple(tap for tap in taps if tap.is_inside and tap.wants(name) and not (tap.is_family and is_telling))
 
@@ -452,16 +453,16 @@ class Function:
     def __init__(self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         self.function = function
         self.name = name
-        if is_reflected(function):  # `1 - x` is sub(1, x), but Python asks x for it.
+        if is_reflected(function):  # `1 - x` is sub(1, x), but Python calls x.__rsub__(1).
             self.function, args = _swapped(function), args[::-1]
         self.args = args
         self.kwargs = kwargs
         self.event = event
-        self.targets: dict[int, Tensor] = {}  # Which of the tensors it gives are arguments that it wrote into.
+        self.targets: dict[int, Tensor] = {}  # Arguments it wrote into, by place in the result.
 
     @property
     def parameters(self) -> call_arguments.Parameters:
-        """The names of its parameters, as far as torch knows them; a method's first is `input`."""
+        """The names of its parameters, as far as torch knows them. A method's first is `input`."""
         found = call_arguments.NO_PARAMETERS
         if type(self.function) is FunctionType:
             found = call_arguments.parameters_of_function(self.function)
@@ -472,8 +473,8 @@ class Function:
         return call_arguments.Parameters(names or (), "operands" if self.name == "einsum" else "args")
 
     def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it on these arguments, which may not be those that it was called with."""
-        if not self.event.changes:  # Nobody is to see another value, so it does not matter what it writes into.
+        """Run the function on these arguments, which may differ from those that it was called with."""
+        if not self.event.changes:  # No value is changed, so it may write into its arguments.
             result = self.function(*args, **kwargs)
             return args[0] if self.name == "setitem" else result
         args, kwargs = self._apart(args, kwargs)
@@ -488,31 +489,31 @@ class Function:
             position = next((number for number, one in enumerate(results) if one is new), None)
             if position is not None:
                 self.targets[position] = old
-                results[position] = old if _shares(old, new) else new  # It may have been given a view of the old one.
+                results[position] = old if _shares(old, new) else new  # `new` may be a view of `old`.
             elif not _shares(old, new):
                 old.copy_(new)
         left = iter(results)
         return map_tensors(lambda _: next(left), result) if self.targets else result
 
     def _pairs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors that it was called with, each with the one that stands there now."""
+        """Return the tensors that the function was called with, each with the one that is passed in its place now."""
         given = [*self.args, *self.kwargs.values()]
         taken = [*args, *(kwargs[name] for name in self.kwargs)]
         leaf_pairs = [(leaves(old), leaves(new)) for old, new in zip(given, taken, strict=True)]
         return [pair for old, new in leaf_pairs if len(old) == len(new) for pair in zip(old, new, strict=True)]
 
     def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Let a function whose result is changed write into a copy: autograd may need what it wrote as it was."""
+        """Let a function write into a copy if its result is changed: autograd may need the result as it was written."""
         changed = any(tap.site.port == "output" and not tap.action.observes for tap, _ in self.event.taps)
         target = self._target(args, kwargs) if changed else None
         if target is None:
             return args, kwargs
-        apart = {id(one): one.clone() for one in leaves(target)}  # For real: an `out=` may be given more memory.
+        apart = {id(one): one.clone() for one in leaves(target)}  # Not a lazy clone: torch may resize an `out=`.
         given: Arguments = map_tensors(lambda one: apart.get(id(one), one), (args, kwargs))
         return given
 
     def finish(self, output: Any) -> Any:
-        """Write what comes of a result where the function would have written it, for everybody who looks there."""
+        """Write the changed result into the arguments that the function wrote into, where others will read it."""
         numbers = itertools.count()
 
         def write(new: Tensor) -> Tensor:
@@ -523,11 +524,12 @@ class Function:
         return None if self.name == "setitem" else output
 
     def stand_in(self, value: Any, is_given: bool, passed: Arguments) -> Any:
-        """Return what a function that is skipped gives: what it would have written into, if it has such."""
+        """Return the result of a skipped function: the argument that it would have written into, if there is one."""
         target = self._target(self.args, self.kwargs)
         if not isinstance(target, Tensor):
             return value
-        follows = any(tap.site.is_gradient for tap, _ in self.event.taps)  # From here on, not from what was before.
+        # A followed gradient has to start here, not earlier. A write makes it do so.
+        follows = any(tap.site.is_gradient for tap, _ in self.event.taps)
         if is_given or follows or target is not call_arguments.first(passed, self.parameters):
             _write(target, value)
         self.targets[0] = target
@@ -535,11 +537,11 @@ class Function:
         return target
 
     def _is_known_to_write(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a function writes into a tensor of inference mode, where torch counts no writes."""
+        """Return True if the function writes into an inference tensor, for which torch counts no writes."""
         return tensor.is_inference() and any(one is tensor for one in leaves(self._target(args, kwargs)))
 
     def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what it is known to write into, or None."""
+        """Return the argument that the function is known to write into, or None."""
         if type(self.function) is not FunctionType:
             return written_by(self.name, args, kwargs)
         return written_by(self.name, args, call_arguments.bind((args, kwargs), self.parameters))
@@ -553,14 +555,14 @@ def _swapped(function: Any) -> Callable[..., Any]:
 
 
 def operate(function: Function, module: nn.Module, run_function: RunFunction) -> Any:
-    """Run a function with its taps around it."""
+    """Run a function with its taps."""
     return function.finish(run_function(function, module, (function.args, function.kwargs), function.event))
 
 
 def _write(target: Tensor, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         return target.fill_(value)
-    if target.shape != value.shape and not target.numel():  # An `out=` that is to be given memory.
+    if target.shape != value.shape and not target.numel():  # An empty `out=`, which torch would resize.
         target.resize_(value.shape)
     return target.copy_(value)
 

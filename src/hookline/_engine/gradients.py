@@ -1,6 +1,6 @@
-"""Gradients: hooks on the tensors that pass, so that in-place operations, keywords and any nesting are right.
+"""Gradients: hooks on the tensors that pass, which work with in-place operations, keyword arguments and any nesting.
 
-For `:grad_input` the module is given an alias of its input, so that other consumers of the same tensor don't count.
+For `:grad_input` the module gets an alias of its input, so that other consumers of the same tensor don't count.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from hookline._values.nested import Arguments, held_by, leaf_places, leaves, map
 from hookline.errors import EditError, HooklineError, NeverFired, warn
 
 TensorHook = Callable[[Tensor], Tensor | None]
-Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and what takes its place, by the id of the first.
-_SOME_TENSOR = torch.empty(0)  # Takes the place of every tensor in the structure of a value.
+Aliases = dict[int, tuple[Tensor, Tensor]]  # A tensor and its alias, by the id of the tensor.
+_SOME_TENSOR = torch.empty(0)  # The placeholder for each tensor in the structure of a value.
 
 
 class View(NamedTuple):
-    """A view whose gradient is followed. If it is written in place later, torch leads the gradient past its hooks."""
+    """A view whose gradient is followed. If it is written in place later, the gradient bypasses its hooks."""
 
     tensor: Tensor
     version: int
-    before: Any  # What made the base, when the view was followed.
+    before: Any  # The `grad_fn` of its base when the hook was registered.
     hook: TensorHook
     tap: Tap
     stamp: int
@@ -51,7 +51,7 @@ _views: ContextVar[list[View] | None] = ContextVar("views", default=None)
 
 
 def given(passed: Arguments, event: Event) -> list[Tensor]:
-    """Return the tensors among arguments, and those in whose place others are for this call."""
+    """Return the tensors among the arguments, and those that this call has replaced in containers."""
     found: list[Any] = [*passed[0], *passed[1].values()]
     if any([type(one) is not Tensor for one in found]):
         found = leaves(found)
@@ -59,10 +59,10 @@ def given(passed: Arguments, event: Event) -> list[Tensor]:
 
 
 def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Tensor]) -> Any:
-    """Follow the gradient of what a module returns, as it is seen from outside the module.
+    """Follow the gradient of a module's output, as seen from outside the module. Return the output to pass on.
 
     Args:
-        given: The tensors among its arguments before it ran.
+        given: The tensors among the module's arguments before it ran.
     """
     came: dict[int, Any] = {}
     fixed: set[int] = set()
@@ -71,7 +71,8 @@ def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Te
         fixed = _fixed(value, given, came, event)
 
     def alias(tensor: Tensor) -> Tensor | None:
-        # An input that is passed through, a leaf, and what a child returned and follows already have other consumers.
+        # Some tensors have other consumers: an input that is passed through, a leaf, and one that has hooks already,
+        # such as the output of a child.
         entered = any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
         if not (tensor.is_leaf or entered or gradient_hooks(tensor)):
             return tensor
@@ -88,7 +89,7 @@ def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Te
 def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) -> set[int]:
     """Return the ids of output tensors that can't be replaced by an alias, as others hold their list, dict or object.
 
-    Except those that this call has written into a container among its arguments.
+    Tensors that this call has written into a container among its arguments can be replaced.
     """
     entered = {id(one) for one in given}
     found: set[int] = set()
@@ -102,9 +103,9 @@ def _fixed(value: Any, given: list[Tensor], came: dict[int, Any], event: Event) 
 def follow_input(
     tap: Tap, passed: Arguments, parameters: call_arguments.Parameters, call: Call, event: Event
 ) -> Arguments:
-    """Follow the gradient of what a module takes, through this use of it alone: return the arguments with aliases.
+    """Follow the gradient of a module's input, through this use of it alone. Return the arguments with aliases.
 
-    A tensor that is among them twice gets one alias: the module may ask whether two arguments are the same.
+    A tensor that occurs twice gets one alias: the module may check whether two arguments are the same object.
     """
     value = call_arguments.take(passed, parameters, tap.site.port)
     if value is NOTHING:
@@ -129,9 +130,9 @@ def _with_aliases(value: Any, aliases: Aliases, exchange: Exchange) -> Any:
 
 @contextmanager
 def following_gradients() -> Iterator[None]:
-    """Follow gradients through one forward; at its end, move hooks off views that were overwritten in place.
+    """Follow gradients through one forward. At its end, move hooks off views that were overwritten in place.
 
-    A context inside another leaves this to the outermost: what is around a module may write into what it returns.
+    A nested context leaves this to the outermost one: code around a module may write into the module's output.
     """
     views: list[View] = []
     before = _views.get()
@@ -141,7 +142,7 @@ def following_gradients() -> Iterator[None]:
     try:
         _views.set(views)
         yield
-        # What lies downstream first: later calls, and of one call the output before the input.
+        # Downstream views first: later calls before earlier ones, and the output of a call before its input.
         for view in sorted(views, key=lambda view: (-view.stamp, view.tap.site.port != "grad_output")):
             _rehook_view(view)
     finally:
@@ -156,7 +157,7 @@ def is_outermost() -> bool:
 def _hook_gradients(
     tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Tensor], Tensor | None]
 ) -> Aliases:
-    """Follow the tensors that a tap is at; return the aliases that have to take their places."""
+    """Hook the tensors that a tap is at. Return the aliases that have to replace them."""
     if tap.action.observes:
         tap.fired = True
     try:
@@ -178,7 +179,7 @@ def _hook_part(
     alias: Callable[[Tensor], Tensor | None],
     aliases: Aliases,
 ) -> None:
-    """Follow the tensors of one part of a value, and note their aliases. Parts may be of one tensor: it gets one."""
+    """Hook the tensors of one part of a value, and note their aliases. A tensor gets one alias for all its parts."""
     part, rest = split(value, subscripts) if subscripts else (value, ())
     tensors = leaves(part)
     if rest and not take_part(part, rest)[1]:
@@ -189,7 +190,7 @@ def _hook_part(
         _say_why_not(tap, tensors, call.site, subscripts)
         return
     arrival = Arrival(tap, part, subscripts, rest, call, event)
-    followed: set[int] = set()  # A tensor that is there twice is followed once.
+    followed: set[int] = set()  # A tensor that occurs twice is followed once.
     is_whole = True
 
     # The next tap follows the same tensors, so that taps act in their order.
@@ -232,12 +233,12 @@ def _hook_part(
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
     """Return the base of a view that a layer of torch.nn returns, if the layer made it and nobody else can use it.
 
-    A linear layer returns a view for inputs of three dimensions. The gradient of its base is the same, and torch leads
-    it there also when the view is written in place later.
+    A linear layer returns a view for inputs of three dimensions. The gradient of its base is the same, and reaches the
+    base even if the view is written in place later.
     """
     layer = call.module
     if (
-        gradient_hooks(tensor)  # What is followed inside the layer comes after it in backward.
+        gradient_hooks(tensor)  # A hook from inside the layer has to run after this one in backward.
         or call.site.port != "grad_output"
         or call.site.member
         or not str(getattr(type(layer).forward, "__module__", "")).startswith("torch.nn.modules")
@@ -253,7 +254,7 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
 
 
 def _hook_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:
-    """Follow a view that a function wrote into: torch leads the gradient to its base, past the view."""
+    """Follow a view that a function wrote into, by its base: the gradient goes there, and bypasses the view."""
     base = base_of(tensor)
     if base is None or not base.is_contiguous():
         raise NeverFired(f"'{tap.site}' {why.OTHER_MEMORY_ORDER}")
@@ -282,7 +283,7 @@ def _reshaped(hook: TensorHook, shape: torch.Size) -> TensorHook:
 
 
 class Arrival:
-    """The gradients of one value of one call: they come tensor by tensor, once for each backward pass."""
+    """The gradients of one value of one call. They arrive tensor by tensor, once for each backward pass."""
 
     def __init__(
         self, tap: Tap, part: Any, subscripts: tuple[Any, ...], rest: tuple[Any, ...], call: Call, event: Event
@@ -292,9 +293,9 @@ class Arrival:
         self.number = call.number
         self.notes = call.notes
         self.model = tap.session.model
-        self.module = weakref.ref(call.module)  # A graph that lives on holds no module.
+        self.module = weakref.ref(call.module)  # A graph that lives longer must not keep the module alive.
         self.tap = weakref.ref(tap)
-        # Held weakly: a gradient that keeps its graph would else hold itself, through the hooks of that graph.
+        # Weak: a gradient that keeps its graph would otherwise keep itself alive, through the hooks of that graph.
         self.record = weakref.ref(tap.record_at(call.site, subscripts)) if tap.record is not None else lambda: None
         self.rest = rest
         self.stamp = event.stamp
@@ -305,10 +306,10 @@ class Arrival:
         self.came: set[tuple[int, int]] = set()
 
     def hook(self, numbers: list[int]) -> TensorHook:
-        """Return the tensor hook for the tensor at these places of the value."""
+        """Return the tensor hook for the tensor at these positions in the value."""
 
         def arrived(gradient: Tensor | None) -> Tensor | None:
-            if gradient is None:  # A custom function upstream has none to give.
+            if gradient is None:  # A custom autograd.Function has returned None.
                 return None
             try:
                 self._refuse_second_part(numbers[0])
@@ -337,7 +338,7 @@ class Arrival:
         return change
 
     def _call(self, number: int) -> Call:
-        """Return the call for the user's function, without its arguments: they would hold the graph."""
+        """Return the call for the user's function, without its arguments: they would keep the graph alive."""
         site = self.site
         if "*" in site.index or not isinstance(self.template, Tensor):
             site = site._replace(index=write_subscripts((*self.subscripts, *leaf_places(self.template)[number])))
@@ -345,9 +346,9 @@ class Arrival:
         return Call(site, module, (), {}, self.number, self.notes, self.model())
 
     def _refuse_second_part(self, number: int) -> None:
-        """Raise if an edit meets the second half of a gradient; only captures can add the two.
+        """Raise if an edit or a transform gets the second part of a gradient. Only a plain capture can add the two.
 
-        Torch delivers two halves when the value was used and then overwritten in place.
+        Torch delivers a gradient in two parts if the value was used and then overwritten in place.
         """
         part = (graph_task(), number)
         if part in self.came and not (self.action.observes and self.action.transform is None):
@@ -373,7 +374,7 @@ class Arrival:
             so_far, stamp = Gradient(self.template), (task, self.stamp)
             kept = kept if action.budget is None else action.budget.hold(kept, record, stamp)
             self.passes[task] = weakref.ref(so_far)
-            record.put(so_far, stamp, task + 1)  # Tasks count from 0, forwards from 1.
+            record.put(so_far, stamp, task + 1)  # Backwards are numbered from 0, forwards from 1.
         else:
             earlier = so_far.arrived.get(numbers[0])
             if earlier is not None:  # The gradient comes in two parts.
@@ -383,7 +384,7 @@ class Arrival:
 
 
 def _check_gradient(new: Any, old: Tensor) -> None:
-    """Raise if torch would not accept a gradient in the place of another."""
+    """Raise if torch would not accept a gradient in place of another."""
     try:
         check_same_structure(new, old)
     except EditError as error:
@@ -391,14 +392,14 @@ def _check_gradient(new: Any, old: Tensor) -> None:
 
 
 class Gradient:
-    """The gradient of a value, as far as it has arrived: a backward brings it tensor by tensor."""
+    """The gradient of a value, as far as it has arrived: a backward delivers it tensor by tensor."""
 
     def __init__(self, template: Any) -> None:
         self.template = template
         self.arrived: dict[int, Any] = {}
 
     def build_gradient(self, read: Callable[[Any], Any]) -> Any:
-        """Return it in the structure of the value, None where no gradient came; `read` checks what is shared."""
+        """Return the gradient in the structure of the value, with None where none came. `read` reads what is stored."""
         numbers = iter(range(len(leaves(self.template))))
         return map_tensors(lambda _: _plain(read(self.arrived.get(next(numbers)))), self.template)
 
@@ -408,14 +409,15 @@ def _plain(kept: Any) -> Any:
 
 
 def _rehook_view(view: View) -> None:
-    """Lead the gradient of a view that was written in place since back to its hook.
+    """Hook the gradient of a view again if the view was written in place since.
 
-    Torch makes such a write a node of the view's base, CopySlices, whose own gradient is that of the value before.
+    Torch makes such a write a CopySlices node of the view's base. The gradient that the node passes on is that of the
+    value before the write.
     """
     tensor, base = view.tensor, base_of(view.tensor)
     if version_of(tensor) == view.version or base is None:
         return
-    if base.grad_fn is view.before:  # Written past autograd: torch has made a new view, without its hook.
+    if base.grad_fn is view.before:  # The write bypassed autograd: torch has made a new view, without the hook.
         tensor.register_hook(view.hook)
         return
     node = base.grad_fn
@@ -457,7 +459,7 @@ def _say_problem(tap: Tap, site: Site, subscripts: tuple[Any, ...], reason: str)
         raise NeverFired(problem)
     if tap.record is not None:
         tap.record_at(site, subscripts).explain(problem)
-    if tap.missing == TOGETHER and tap.blocks:  # The end of the block speaks: only then it is known if any fired.
+    if tap.missing == TOGETHER and tap.blocks:  # Reported at the end of the block, when it is known if any fired.
         tap.misses += 1
         tap.session.missed = True
         return

@@ -1,4 +1,4 @@
-"""The forwards of a whole model: `run_model_forward` runs one, counts it, and ends it early where stops are reached.
+"""The forwards of a whole model: `run_model_forward` runs one, counts it, and ends it early once stops are reached.
 
 It also notices modules that were replaced, wrapped or added since the hooks were made.
 """
@@ -38,17 +38,18 @@ from hookline._values.copy_or_share import RunningForward, current_forward
 from hookline._values.nested import Arguments, leaves
 from hookline.errors import HooklineError, StopForward, add_note, warn
 
-# What code of a model raises for a value that does not fit. Not what derives from these: torch's own for full memory.
+# The errors that a model's code raises for a value that does not fit. Subclasses, such as torch's OutOfMemoryError, are
+# raised for other reasons.
 _OF_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
-_UNFOLLOWED = nullcontext()  # For a forward of which no gradient is asked.
+_UNFOLLOWED = nullcontext()  # For a forward without hooks at gradients.
 _is, _get = operator.is_, dict.get
 Links = tuple[tuple[list[dict[str, Any]], list[str]], list[Any]]
 UNKNOWN: Links = ([{}], [""]), [object()]  # Never matches, so that everything is looked up again.
-Covered = tuple["Forward", Tap, Any, bool]  # A tap whose shadow was replaced, and what it had seen before a forward.
+Covered = tuple["Forward", Tap, Any, bool]  # A tap whose shadow was replaced, with its `seen` and `fired`.
 
 
 class Forward(Observer):
-    """Acts at the model itself, for all hooks of one `Hooks`."""
+    """The action at the model itself, on behalf of all hooks of one `Hooks`."""
 
     kind = "forward"
 
@@ -59,17 +60,17 @@ class Forward(Observer):
         self.has_gradients = False
         self.changes_gradients = False
         self.active: dict[Tap, None] = {}  # The taps that act everywhere.
-        # In which dicts and under which names their modules and shadows are, and what was found there last.
+        # The dicts and names by which their modules and shadows are held, and the objects that were found there last.
         self.links, self.held = UNKNOWN
-        self.linked: list[Tap | None] = []  # For each of these the tap whose shadow it is, or None for a module.
-        # What replaced a shadow, once it is known whether that calls the shadow.
+        self.linked: list[Tap | None] = []  # For each link: the tap of a shadow, None for a module.
+        # The wrapper that replaced a shadow, once it is known whether the wrapper calls the shadow.
         self.known_wrappers: dict[Tap, Any] = {}
         # For patterns: the children of each module, and in `sizes` how many there were.
         self.parents: list[Children] = []
         self.sizes: list[int] = []
 
     def follow_active(self, changed: Iterable[Tap]) -> None:
-        """Follow what becomes of the modules of those taps that act everywhere."""
+        """Update the taps that act everywhere. Their modules and shadows are checked before each forward."""
         for tap in changed:
             if not tap.active:
                 self.active.pop(tap, None)
@@ -81,7 +82,7 @@ class Forward(Observer):
             self.links, self.held = UNKNOWN
 
     def is_linked(self) -> bool:
-        """Return True if every module and shadow is where it was. Asked before each forward, so it runs in C alone."""
+        """Return True if every module and shadow is where it was. Called before each forward, so it runs in C alone."""
         return all(map(_is, map(_get, *self.links), self.held))
 
     def is_relinked(self) -> bool:
@@ -93,30 +94,30 @@ class Forward(Observer):
         changed = compress(self.linked, map(operator.is_not, held, self.held))
         if any([tap is None or tap.is_covered for tap in changed]):
             return False
-        if links is self.links:  # Else another thread has looked through all of it.
+        if links is self.links:  # Else another thread has set new links.
             self.held = held
         return True
 
     def link(self, model: nn.Module) -> tuple[list[Tap], list[Tap]]:
-        """Note where all is; return the taps whose module left the model, and those whose shadow was replaced."""
-        taps = list(self.active)  # Another thread may add to them meanwhile.
+        """Note where everything is. Return taps whose module has left the model, and taps whose shadow was replaced."""
+        taps = list(self.active)  # Another thread may add to `active` meanwhile.
         lost = departed(taps, model)
         links: list[Any] = [(*link, None) for path in {tap.path for tap in taps} for link in way_to(path, model)]
         shadowed = [tap for tap in taps if tap.shadow is not None and not tap.holders]
         links += [(tap.module.__dict__, tap.method, tap.module.__dict__.get(tap.method), tap) for tap in shadowed]
-        each = {(id(link[0]), link[1]): link for link in links}.values()  # Ways share their beginnings.
+        each = {(id(link[0]), link[1]): link for link in links}.values()  # Paths share their first links.
         holders, keys, held, self.linked = map(list, zip(*each, strict=True)) if each else ([], [], [], [])
         self.links, self.held = (holders, keys), held
         covered = [tap for tap in shadowed if tap.is_covered and tap not in lost]
         return lost, [tap for tap in covered if self.known_wrappers.get(tap) is not tap.module.__dict__.get(tap.method)]
 
     def has_grown(self) -> bool:
-        """Return True if a module has got further children since the hooks were made, or since the last warning."""
+        """Return True if a module has gained children since the hooks were made, or since the last warning."""
         sizes = list(map(len, self.parents))
         return sizes != self.sizes and any(map(operator.gt, sizes, self.sizes))
 
     def left(self, opened: Blocks) -> set[Tap]:
-        """Return the stops that wait here: a '#n' that has passed waits no more."""
+        """Return the stops that a forward has to reach here, without those at a '#n' that has passed already."""
         return {stop for stop in self.stops if stop.acts(opened) and not (stop.fired and stop.site.call is not None)}
 
 
@@ -129,7 +130,7 @@ class ModelTap(Tap):
 
 
 def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
-    """Return the taps whose module was replaced where it was found, or is not in the model any more."""
+    """Return the taps whose module was replaced where it was found, or is no longer in the model."""
     missing = [tap for tap in taps if tap.siblings is not None and not leads_to(tap.module, tap.path, model)]
     there = set(map(id, model.modules())) if missing else set()
     return [
@@ -140,7 +141,7 @@ def departed(taps: Iterable[Tap], model: nn.Module) -> list[Tap]:
 
 
 def acting_here(around: Iterable[ModelTap], opened: Blocks) -> list[ModelTap]:
-    """Return those who follow a forward that runs here, and let the others know that one ran elsewhere."""
+    """Return the taps that follow a forward that runs here. For the others, note that one ran outside their blocks."""
     found = []
     for tap in around:
         if tap.acts(opened):
@@ -166,7 +167,7 @@ def run_model_forward(
 
 
 def _run_followed(following: list[ModelTap], opened: Blocks, run: Callable[[], Any]) -> Any:
-    """Count a forward for those who follow it, and let it end when all their stops are reached."""
+    """Run and count a forward for the taps that follow it. End it early when all their stops are reached."""
     waiting: set[Tap] = set()
     has_gradients = False
     beside: tuple[OtherRuns, ...] = ()
@@ -225,7 +226,7 @@ def _run_followed(following: list[ModelTap], opened: Blocks, run: Callable[[], A
 
 
 def _note_skips(forward: Forward, error: BaseException) -> None:
-    """Add to an error of the model what was skipped: the value that was given instead may not fit."""
+    """Add a note on skipped modules to an error of the model: the values in place of their results may not fit."""
     skips = [
         (tap.site, tap.action.value)
         for tap in forward.taps
@@ -236,11 +237,11 @@ def _note_skips(forward: Forward, error: BaseException) -> None:
     (site, value), more = skips[0], f" and {len(skips) - 1} more" if len(skips) > 1 else ""
     what = "its first argument" if value is NOTHING else "the given value"
     advice = f"if that does not fit, give one that does: skip={{'{site}': value}}"
-    add_note(error, f"'{site}'{more} was skipped, and {what} stood for its result; {advice}")
+    add_note(error, f"'{site}'{more} was skipped, and {what} was used as its result; {advice}")
 
 
 def _note_backward(output: Any, following: list[ModelTap]) -> None:
-    """Let those who change gradients know when a backward goes through what the model returned."""
+    """Note when a backward goes through the model's output, in the sessions that change gradients."""
     changing = [tap.session for tap in following if tap.action.changes_gradients]
     sessions = [(session, session.forwards) for session in changing]
     if not sessions or current_transform() is not None:
@@ -248,7 +249,7 @@ def _note_backward(output: Any, following: list[ModelTap]) -> None:
 
     def arrived(_: Any) -> None:
         for session, forward in sessions:
-            session.backward = session.backward or forward > session.began  # Else that was in an earlier block.
+            session.backward = session.backward or forward > session.began  # Else it ran in an earlier block.
 
     for tensor in leaves(output):
         if tensor.grad_fn is not None:
@@ -256,20 +257,20 @@ def _note_backward(output: Any, following: list[ModelTap]) -> None:
 
 
 def _refuse_stage(chunk: int | None, waiting: Iterable[Tap]) -> None:
-    """Refuse to end the forward of a stage, which has to send its output on."""
+    """Raise if the forward of a pipeline stage is to end early: the stage has to send its output on."""
     for tap in waiting if chunk is not None else ():
         raise HooklineError(f"'{tap.site}': a stage of a pipeline has to run to its end; leave stop=True out")
 
 
 def _refuse_transforms(forward: Forward) -> None:
-    """Refuse to capture what belongs to a torch.func transform and is gone after it."""
+    """Raise if there are captures: values of a torch.func transform are gone after it."""
     for tap in forward.taps:
         if isinstance(tap.action, Save):
             raise HooklineError(f"'{tap.site}': {INSIDE_TRANSFORM}")
 
 
 def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
-    """Warn of hooks that act everywhere, and whose module is not where it was any more; return those in doubt."""
+    """Warn about hooks that act everywhere and whose module has left its place. Return those that may be bypassed."""
     lost, covered = forward.link(model)
     names = Names(model)
     places = {id(module): name for name, module in names.once()} if lost else {}
@@ -277,7 +278,7 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
     for tap in lost:
         tap.siblings = None
         now = names.find(tap.path)
-        if now is not None or tap.exact or tap.missing == RAISE:  # A pattern means what is there.
+        if now is not None or tap.exact or tap.missing == RAISE:  # A pattern stands for the modules that exist.
             found.append(why.LostModule(tap.site, now, places.get(id(tap.module), "")))
         if tap.record is not None:
             tap.record.clear()
@@ -285,10 +286,10 @@ def _look_through(forward: Forward, model: nn.Module) -> list[Covered]:
     for text in why.hooks_left_behind(found):
         warn(text)
     if covered:
-        forward.links, forward.held = UNKNOWN  # Looks again next time, should this forward fail or be stopped.
+        forward.links, forward.held = UNKNOWN  # Looks again next time, in case this forward fails or is stopped.
     doubtful = [(forward, tap, tap.seen, tap.fired) for tap in covered]
     for tap in covered:
-        tap.fired = False  # A compiled graph counts nothing, but it says that something passed.
+        tap.fired = False  # A compiled graph counts nothing, but sets this when a value passes.
     return doubtful
 
 
@@ -306,7 +307,7 @@ def _passed_by(covered: list[Covered]) -> list[Covered]:
 
 
 def _warn_of_covered(covered: list[Covered]) -> None:
-    """Warn of hooks that saw nothing since somebody replaced the forward that their module had on the instance."""
+    """Warn about hooks that saw nothing, because somebody replaced their shadow on the module."""
     for forward, tap, *_ in covered:
         forward.known_wrappers[tap] = tap.module.__dict__.get(tap.method)
     for _, tap, *_ in covered:
@@ -315,12 +316,12 @@ def _warn_of_covered(covered: list[Covered]) -> None:
 
 
 def _warn_of_generator(tap: Tap) -> None:
-    """Warn of a block that a generator has open while it is suspended: it acts on what runs in between."""
+    """Warn if a generator was suspended inside a block: the block acts on everything that runs in between."""
     generator = tap.session.generator
     if generator is None or generator.runner != current_runner():
-        return  # It may wait for this thread or task, which runs the model for it.
+        return  # The generator may wait for this thread or task, which runs the model for it.
     if not any((id(frame), frame.f_code) == generator[:2] for frame in frames(frame_at(1))):
-        tap.session.generator = None  # Once is enough.
+        tap.session.generator = None  # Warn only once.
         warn(
             f"{type(tap.module).__name__} runs under a block of a generator that has yielded inside it: the block acts "
             "on its consumer too; leave the block before `yield`"

@@ -1,6 +1,6 @@
-"""Copies from a CUDA device to host memory, while the model runs on. Only reading a value waits for its copy.
+"""Copies from a CUDA device to host memory, while the model keeps running. Only reading a value waits for its copy.
 
-A large value is copied into pinned memory, on a stream of its own. Small ones wait on the device until there are enough
+A large value is copied into pinned memory, on a separate stream. Small ones wait on the device until there are enough
 of them, or their block ends, or one is read: starting a copy costs more than copying a small value.
 """
 
@@ -28,20 +28,20 @@ Buffer = weakref.ref[torch.UntypedStorage]
 
 
 class Pinned:
-    """The pinned memory that copies hold. Torch itself sees to it that none is used again while anybody holds it."""
+    """The pinned memory that copies hold. Torch makes sure that none is reused while anybody holds it."""
 
     def __init__(self) -> None:
         self._limit = 2 << 30
-        self.changed = threading.Condition()  # Guards all of this, and is notified when memory was freed.
+        self.changed = threading.Condition()  # Guards all fields, and is notified when memory was freed.
         self.unread: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()  # Oldest first.
         self.numbers = itertools.count()
         self.bytes = 0
-        self.wanted = 0  # To how many bytes the thread brings them down.
-        self.is_moving = False  # Whether it runs.
-        self.held: dict[int, tuple[Buffer, int]] = {}  # What is held, by the id of its reference, and its size.
-        self.freed: deque[Buffer] = deque()  # Memory may be freed at any moment, so nothing else is done then.
+        self.wanted = 0  # The number of bytes that the thread frees memory down to.
+        self.is_moving = False  # Whether the thread runs.
+        self.held: dict[int, tuple[Buffer, int]] = {}  # Buffers and their sizes, by the id of the reference.
+        self.freed: deque[Buffer] = deque()  # Buffers may be freed at any moment: `count` handles them later.
         self.buffers: Counter[int] = Counter()  # Buffers in use, by size.
-        self.most: Counter[int] = Counter()  # The most ever in use, by size: torch keeps freed ones.
+        self.most: Counter[int] = Counter()  # The most buffers ever in use, by size: torch keeps freed ones.
         self.leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # Large copies and their sizes, oldest first.
         self.leaving_bytes = 0
         self.immortal: list[torch.UntypedStorage | None] = []
@@ -62,15 +62,15 @@ class Pinned:
             self.unread[copy.number] = copy
 
     def take(self, like: Tensor) -> Tensor | None:
-        """Return memory for a copy of a tensor, or None if there is no more."""
-        size = 1 << (like.nbytes - 1).bit_length()  # As torch rounds it.
+        """Return pinned memory for a copy of a tensor, or None if there is no more."""
+        size = 1 << (like.nbytes - 1).bit_length()  # Rounded up as torch does it.
         if size > self.limit:
             return None
         with self.changed:
             if self.count() + size > self.limit // 2:
                 self._relieve(size)
             while self.bytes + size > self.limit:
-                if not self.is_moving:  # What was read is not ours to move.
+                if not self.is_moving:  # All copies were read: they are the user's, and stay.
                     return None
                 self.changed.wait()
                 self._relieve(size)
@@ -82,7 +82,7 @@ class Pinned:
             return buffer
 
     def hold(self, buffer: Tensor, size: int) -> None:
-        """Count the memory of a tensor until nobody has it any more."""
+        """Count the memory of a tensor until nobody holds it any more."""
         reference = weakref.ref(buffer.untyped_storage(), self.freed.append)
         self.held[id(reference)] = reference, size
         self.bytes += size
@@ -100,18 +100,18 @@ class Pinned:
             return self.bytes
 
     def hold_for_ever(self) -> None:
-        """Never free what there is, in a process that was forked: torch would ask CUDA, which is not there."""
+        """Never free the memory that is held, in a forked process: torch would call CUDA, which does not work there."""
         self.immortal = [reference() for reference, _ in self.held.values()]
         self.changed.release()
 
     def _relieve(self, size: int) -> None:
-        """Let the thread make room for at least `size` bytes; it ends by itself."""
+        """Let the thread make room for at least `size` bytes. Start it if it does not run; it ends by itself."""
         self.wanted = min(self.limit // 2, self.limit - size)
         if self.count() > self.wanted and self.unread and not self.is_moving:
             try:
                 threading.Thread(target=self._move, name="hookline._engine.offload").start()
                 self.is_moving = True
-            except RuntimeError:  # The interpreter is about to end.
+            except RuntimeError:  # The interpreter is shutting down.
                 pass
 
     def _move(self) -> None:
@@ -142,7 +142,7 @@ class Pinned:
 
     def _note_most(self, size: int) -> None:
         self.most[size] = self.buffers[size]
-        if sum(size * number for size, number in self.most.items()) > 2 * self.limit:  # Values of other shapes came.
+        if sum(size * number for size, number in self.most.items()) > 2 * self.limit:  # Sizes have changed.
             empty_pinned_cache()
             self.most = +self.buffers
 
@@ -151,13 +151,13 @@ pinned = Pinned()
 
 
 SMALL = 1 << 18  # Bytes.
-ENOUGH = 1 << 22  # Bytes of small values.
+ENOUGH = 1 << 22  # Bytes of small values that leave together.
 
-_asides: dict[int, torch.cuda.Stream] = {}  # One for each device, for large values.
+_asides: dict[int, torch.cuda.Stream] = {}  # The stream for large values, by device.
 
 
 class Arrived:
-    """An event that has been waited for already."""
+    """Stands for an event that has been waited for already."""
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -167,29 +167,29 @@ ARRIVED = Arrived()
 
 
 class Copy(StoredValue):
-    """A tensor on its way to the host, or there."""
+    """A tensor on its way to the host, or already there."""
 
     __slots__ = ("__weakref__", "dtype", "event", "group", "is_landed", "is_moving", "number", "shape", "tensor")
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> None:
         self.tensor = tensor
-        self.dtype = dtype  # To be cast to on the host.
-        self.shape = shape  # To be expanded to.
+        self.dtype = dtype  # The dtype to cast to on the host.
+        self.shape = shape  # The shape to expand to.
         self.event: torch.cuda.Event | Arrived | None = None
         self.group: Group | None = None  # Small values leave together with others.
         self.is_landed = self.is_moving = False
         self.number = -1
 
     def read(self, _site: Site) -> Tensor:
-        """Return the tensor, once it is there."""
+        """Return the tensor, once it has arrived."""
         return self.wait()
 
     def peek(self) -> Tensor:
-        """Return the tensor, once it is there."""
+        """Return the tensor, once it has arrived."""
         return self.wait()
 
     def wait(self) -> Tensor:
-        """Wait for this copy alone, and return it: from now on it is a tensor like any other, and stays where it is."""
+        """Wait for this copy alone, and return its tensor. It is an ordinary tensor from then on, and is not moved."""
         if self.is_landed:
             return self.tensor
         if self.event is None and self.group is not None:
@@ -229,7 +229,7 @@ class Copy(StoredValue):
             if self.dtype is not None:
                 tensor = tensor.to(self.dtype)
             elif self.group is not None:
-                tensor = tensor.clone()  # It would hold the whole group.
+                tensor = tensor.clone()  # A view would keep the whole group in memory.
             self.tensor = tensor if self.shape is None else tensor.expand(self.shape)
         self.is_landed = True
         self.event = ARRIVED
@@ -240,7 +240,7 @@ class Copy(StoredValue):
 
 
 class Copies(StoredValue):
-    """A nested value of which some tensors are on their way: others stand in for them."""
+    """A nested value with placeholders for the tensors that are on their way to the host."""
 
     __slots__ = ("copies", "value")
 
@@ -249,11 +249,11 @@ class Copies(StoredValue):
         self.copies = copies
 
     def read(self, site: Site) -> Any:
-        """Return the value, once all of it is there."""
+        """Return the value, once all of it has arrived."""
         return self._filled(self.value.read(site) if isinstance(self.value, StoredValue) else self.value)
 
     def peek(self) -> Any:
-        """Return the value, once all of it is there."""
+        """Return the value, once all of it has arrived."""
         return self._filled(self.value.peek() if isinstance(self.value, StoredValue) else self.value)
 
     def _filled(self, value: Any) -> Any:
@@ -265,7 +265,7 @@ class Copies(StoredValue):
 
 
 class Group:
-    """Small values of one thread and stream, which leave together. Those that nobody holds any more stay behind."""
+    """Small values of one thread and stream, which leave together. Those that nobody holds any more are not sent."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -275,26 +275,26 @@ class Group:
         self.bytes = 0
 
     def add(self, copy: Copy) -> None:
-        """Let a value, which is nobody else's, wait for the others."""
+        """Let a value that nobody else holds wait for others. Send them all once there are enough."""
         with self.lock:
             copy.group = self
             self.members.append(weakref.ref(copy))
-            self.bytes += copy.tensor.nbytes + 4096  # So that there are not too many.
+            self.bytes += copy.tensor.nbytes + 4096  # 4096 more, to limit their number.
         if self.bytes > ENOUGH:
             self.leave()
 
     def leave(self) -> None:
-        """Send those that are waiting."""
+        """Send the values that are waiting."""
         with self.lock, torch.cuda.device(self.index), torch.cuda.stream(self.stream), torch.inference_mode(False):
             found = [copy for member in self.members if (copy := member()) is not None]
-            copies = [copy for copy in found if copy.event is None]  # Others left when this was interrupted.
+            copies = [copy for copy in found if copy.event is None]  # Others were sent before an interruption.
             if copies:
                 refuse_recording()
             for dtype in {copy.tensor.dtype for copy in copies}:
                 alike = [copy for copy in copies if copy.tensor.dtype is dtype]
                 try:
                     self._send(alike)
-                except RuntimeError:  # The device is full: one by one, then.
+                except RuntimeError:  # The device is full: copy them one by one.
                     for copy in alike:
                         copy.tensor, copy.event = copy.tensor.cpu(), ARRIVED
             self.members, self.bytes = [], 0
@@ -312,7 +312,7 @@ class Group:
             event.record(self.stream)
         for copy, part in zip(copies, buffer.split([one.numel() for one in flat]), strict=True):
             copy.tensor = part.view(copy.tensor.dtype).view(copy.tensor.shape)
-            copy.event = event  # Only now: another thread may be about to read it.
+            copy.event = event  # After the tensor: another thread may be about to read it.
             pinned.enter(copy)
 
 
@@ -327,27 +327,27 @@ _waiting = _Waiting()
 
 
 def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
-    """Copy a detached tensor to the host behind the model's back, or return None where that can't be done.
+    """Copy a detached tensor to the host while the model keeps running, or return None where that can't be done.
 
-    What the model writes into it later does not matter.
+    Later writes into the tensor do not affect the copy.
     """
     if not _is_plain(tensor):
         return None
     index = tensor.get_device()
-    if torch.is_inference_mode_enabled():  # Autograd could not use a copy that is made there.
+    if torch.is_inference_mode_enabled():  # Autograd could not use a copy that is made in it.
         with torch.inference_mode(False):
             return send(tensor, dtype)
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
             return send(tensor, dtype)
     stream = raw_stream(index)
-    if stream != 0:  # Nothing is ever recorded on the default stream.
+    if stream != 0:  # No CUDA graph is ever recorded on the default stream.
         refuse_recording()
     _follow_forks()
     narrow = unexpanded(tensor)
     try:
         own = _own(narrow, dtype)
-    except torch.cuda.OutOfMemoryError:  # A plain copy needs none.
+    except torch.cuda.OutOfMemoryError:  # A plain copy needs no device memory.
         return None
     copy = Copy(own, None if own.dtype is dtype else dtype, tensor.shape if narrow is not tensor else None)
     if own.nbytes > SMALL:
@@ -360,7 +360,7 @@ def send(tensor: Tensor, dtype: torch.dtype | None = None) -> Copy | None:
 
 
 def flush() -> None:
-    """Send the small values that this thread has let wait."""
+    """Send the small values of this thread that are waiting."""
     for group in _waiting.groups.values():
         if group.members and not torch.cuda.is_current_stream_capturing():
             group.leave()
@@ -368,7 +368,7 @@ def flush() -> None:
 
 @cache
 def _follow_forks() -> None:
-    """Let all copies arrive before this process is forked: the other one has no CUDA to wait for."""
+    """Wait for all copies before this process is forked: the child can't use CUDA, and so can't wait for them."""
     if hasattr(os, "register_at_fork"):
         parent, child = pinned.changed.release, pinned.hold_for_ever
         os.register_at_fork(before=_arrive, after_in_parent=parent, after_in_child=child)
@@ -386,14 +386,18 @@ def _arrive() -> None:
 
 
 def together(value: Any, copies: dict[int, Copy]) -> Any:
-    """Return a value in which tensors stand in for copies, by their id, as one; itself, if there are none."""
+    """Return a value and its copies as one stored value. Without copies, return the value.
+
+    Args:
+        copies: The copies, each by the id of its placeholder in the value.
+    """
     if not copies:
         return value
     return copies[id(value)] if isinstance(value, Tensor) else Copies(value, copies)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return True if a tensor is plain memory. Torch would finish conjugate views before their copy has come."""
+    """Return True if a tensor is plain memory. Torch would resolve a conjugate view before its copy has arrived."""
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
@@ -404,18 +408,18 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _own(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor that nobody will write into, no larger than need be."""
+    """Return a copy that nobody will write into, no larger than necessary."""
     cast = tensor.dtype
-    # Both sides round alike. Of floats as integers that's not so: they are cast on the host, as torch does it.
+    # Host and device round floats alike. They may convert floats to integers differently: that is left to the host.
     if dtype is not None and dtype.is_floating_point and cast.is_floating_point and dtype.itemsize <= cast.itemsize:
         cast = dtype
-    # Small ones are joined to one. A copy on write would do, but holds device memory until somebody asks.
+    # Small ones are joined into one. A copy-on-write clone would suffice, but holds device memory until it is read.
     like = torch.contiguous_format if tensor.numel() * cast.itemsize <= SMALL else torch.preserve_format
     return tensor.to(cast, copy=True, memory_format=like)
 
 
 def _leave_alone(copy: Copy, index: int) -> bool:
-    """Send a large value; say whether there was memory for it."""
+    """Send a large value by itself. Return False if there is no pinned memory for it."""
     own = copy.tensor
     buffer = pinned.take(own)
     if buffer is None:
@@ -427,7 +431,7 @@ def _leave_alone(copy: Copy, index: int) -> bool:
     aside.wait_stream(torch.cuda.current_stream(index))
     with torch.cuda.stream(aside):
         buffer.copy_(own, non_blocking=True)
-    own.record_stream(aside)  # A lazy clone would not do: torch passes over its memory, and uses it again too soon.
+    own.record_stream(aside)  # `own` can't be a lazy clone: torch ignores its memory here, and reuses it too soon.
     event = torch.cuda.Event()
     event.record(aside)
     copy.tensor, copy.event = buffer, event

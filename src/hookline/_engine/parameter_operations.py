@@ -1,4 +1,4 @@
-"""A parameter as an operand: a tensor subclass that notices when an operation takes it. parameters.py uses it."""
+"""A parameter as an operand: a tensor subclass that notices when an operation takes it. Used by parameters.py."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hookline._values.nested import leaves, map_tensors
 _SPARE = torch.empty(0)
 living: WeakValueDictionary[tuple[int, bool], Operand] = WeakValueDictionary()  # The operands that somebody holds.
 changing = threading.RLock()  # Guards `living`.
-in_use: set[int] = set()  # The hooks at operations on parameters, each by its `id`.
+in_use: set[int] = set()  # The ids of the taps at operations on parameters.
 OnOperation = Callable[[Any, tuple[Any, ...], dict[str, Any], list["Role"]], Any]
 
 
 class Role(NamedTuple):
-    """What an operand stands in for."""
+    """The tensor that an operand stands in for, and the parameters that it comes from."""
 
     plain: Tensor
     origins: tuple[Any, ...]  # Which parameters it comes from: see parameters.py.
@@ -36,27 +36,27 @@ class Operand(Tensor):
 
     @property
     def plain(self) -> Tensor:
-        """What it stands in for."""
+        """The tensor that it stands in for."""
         return self.role.plain
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation on what the operands among its arguments stand in for."""
+        """Run an operation on the plain tensors that the operands among its arguments stand in for."""
         found: list[Role] = []
         plain_args = tuple([_plain(one, found) for one in args])
         plain_kwargs = {name: _plain(one, found) for name, one in (kwargs or {}).items()}
-        if not found:  # It is in a value of a kind that is not looked into.
+        if not found:  # The operand is in a container that `_plain` does not look into.
             with unseen_by_subclasses():
                 return function(*args, **(kwargs or {}))
         return found[0].on_operation(function, plain_args, plain_kwargs, found)
 
 
 def operand_of(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Tensor:
-    """Return the operand of a tensor, the same for as long as it lives: models ask whether two weights are one.
+    """Return the operand of a tensor, the same for as long as it lives: models check whether two weights are one.
 
-    What has no plain memory, such as a DTensor, stays what it is.
+    A tensor without plain memory, such as a DTensor, is returned as it is.
     """
     key = id(tensor), torch.is_grad_enabled()
     with changing:
@@ -64,7 +64,7 @@ def operand_of(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperati
         if made is None or made.role.plain is not tensor:
             try:
                 made = _make(tensor, origins, on_operation)
-            except RuntimeError:  # A sparse one.
+            except RuntimeError:  # A sparse tensor.
                 return tensor
             if made is not None:
                 living[key] = made
@@ -86,19 +86,19 @@ def make_operand(tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOpera
 
 def _fill(made: Operand, tensor: Tensor, origins: tuple[Any, ...], on_operation: OnOperation) -> Operand:
     made.role = Role(tensor, origins, on_operation)
-    made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance.
+    made._is_param = isinstance(tensor, torch.nn.Parameter)  # For isinstance(operand, nn.Parameter).
     return made
 
 
 def as_operands(result: Any, make: Callable[[Tensor], Tensor]) -> Any:
-    """Return what an operation gave with an operand for each tensor: itself, or those of a tuple or list."""
+    """Return the result of an operation with an operand for each tensor, also inside tuples and lists."""
     if isinstance(result, Tensor):
         return make(result)
     return type(result)([as_operands(one, make) for one in result]) if isinstance(result, (tuple, list)) else result
 
 
 def plain(value: Any) -> Any:
-    """Return a value with what its operands stand in for, in the same containers."""
+    """Return a value with plain tensors in place of its operands, in the same containers."""
     if not any([isinstance(tensor, Operand) for tensor in leaves(value)]):
         return value
     return map_tensors(lambda tensor: _plain(tensor, []), value, rebuild=Exchange().rebuild)
@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
 def _plain(value: Any, found: list[Role]) -> Any:
     if isinstance(value, Operand):
         role = getattr(value, "role", None)
-        if role is None:  # Another thread has just made a plain tensor of it.
+        if role is None:  # Another thread has just turned it into a plain tensor.
             return value
         found.append(role)
         return role.plain

@@ -1,8 +1,8 @@
-"""Parameters and buffers: what is read of a module under their names, and the operations that take them.
+"""Taps on parameters and buffers: on the tensor that is read from a module, and on the operations that take it.
 
-While it has taps, a module's class is one of its own with a property for each such name, which reads the tensor that
-is there now. A tap with the port `param` acts on what is read. For one at an operation an `Operand` is read: an alias
-that notices when an operation takes it.
+While a module has such taps, its class is a subclass with a property for each hooked name, which reads the current
+tensor. A tap with the port `param` acts on that tensor. For a tap at an operation the property returns an `Operand`: an
+alias that notices when an operation takes it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ KEY = "_hookline_reads"
 _REGISTERING = (nn.Module.register_buffer.__code__, nn.Module.register_parameter.__code__)
 _FUSING = frozenset(id(kind.forward.__code__) for kind in FUSED_MODULES)
 _made: WeakValueDictionary[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = WeakValueDictionary()
-_KIND = "_hookline_kind"  # In a class that was made for a module's taps: the class that the module had.
+_KIND = "_hookline_kind"  # An attribute of this subclass: the class that the module had before.
 
 
 class _Silent(nn.Module):
-    """Hides our subclass from a class that keeps a list of its subclasses, or checks them."""
+    """A base that hides our subclass from a class that keeps a list of its subclasses, or checks them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -55,18 +55,18 @@ class _Silent(nn.Module):
 class Reads:
     """The taps on the parameters of one module, by name, and the class that the module had before."""
 
-    method = None  # Nothing stands in the module's `__dict__`: its class reads the parameters.
+    method = None  # The module's `__dict__` holds no shadow: its class reads the parameters.
 
     def __init__(self, module: nn.Module) -> None:
         self.module: nn.Module | None = module
         self.kind: type[nn.Module] = vars(type(module)).get(_KIND, type(module))
-        self.taps: dict[str, tuple[Tap, ...]] = {}  # Taps that act on what is read.
+        self.taps: dict[str, tuple[Tap, ...]] = {}  # Taps that act on the tensor that is read.
         self.operations: dict[str, tuple[Tap, ...]] = {}  # Taps that act on the operations that take it.
         self.untraceable: set[str] = set()  # The names whose taps dynamo can't trace.
 
     def read(self, name: str, value: Tensor) -> Tensor:
-        """Return what is read in place of a parameter."""
-        # Each once: another thread may take the last tap off.
+        """Return the value that is read in place of a parameter."""
+        # Each is read once: another thread may detach the last tap.
         module, taps, operations = self.module, self.taps.get(name, ()), self.operations.get(name, ())
         if module is None or not (taps or operations):
             return value
@@ -82,14 +82,14 @@ class Reads:
         return value
 
     def _is_fused(self, operations: tuple[Tap, ...]) -> bool:
-        """Return True if attention that may take a fast path reads this, and taps only look: it stays on that path.
+        """Return True if torch's attention reads the parameter and has to stay on its fast path, as taps only observe.
 
-        Called directly by `read`, and that by the property: what reads the property is frame 3.
+        `read` calls this directly, and the property calls `read`: frame 3 is the code that reads the property.
         """
         return id(frame_at(3).f_code) in _FUSING and may_be_fused() and not any(tap.changes for tap in operations)
 
     def put(self, taps: tuple[Tap, ...], name: str) -> None:
-        """Set the taps on one name, in their order; each table in one step, for another thread may be reading."""
+        """Set the taps on one name, in their order. Each table changes in one step: another thread may read it."""
         ordered = sorted(taps, key=lambda tap: tap.order)
         is_traceable = all(compiled.is_traceable(tap) and tap.site.port in ("output", "param") for tap in taps)
         self.untraceable = (self.untraceable - {name}) | (set() if is_traceable else {name})
@@ -117,7 +117,7 @@ _read_uncompiled: Callable[[Reads, str, Tensor], Tensor] = uncompiled(Reads.read
 
 
 def attach(tap: Tap) -> None:
-    """Let a tap act wherever its parameter is held."""
+    """Attach a tap to every module that holds its parameter."""
     for module, name in tap.holders:
         reads = _reads_of(module) or Reads(module)
         tap.shadow = reads  # Before anything can fail, so that detaching leaves the module as it was.
@@ -129,9 +129,9 @@ def attach(tap: Tap) -> None:
 
 
 def detach(tap: Tap) -> None:
-    """Take a tap away; the last of a module leaves it as it was found.
+    """Detach a tap. The last tap of a module leaves the module as it was found.
 
-    Every step may be done twice, so that a second attempt goes on where Ctrl-C stopped the first.
+    Every step can be repeated, so that a second attempt continues where Ctrl-C interrupted the first.
     """
     for module, name in tap.holders:
         reads = _reads_of(module)
@@ -153,20 +153,20 @@ def strip(module: nn.Module) -> None:
 
 
 def _reads_of(module: nn.Module) -> Reads | None:
-    """Return the taps on a module's parameters; not those that a copy of the module has taken along."""
+    """Return the taps on a module's parameters; None for a copy of the module, which only refers to them."""
     reads: Reads | None = module.__dict__.get(KEY)
     return reads if reads is not None and reads.module is module else None
 
 
 def _release() -> None:
-    """Make plain tensors of the operands that no tap needs any more, but that a model may have kept."""
+    """Turn operands that no tap needs any more into plain tensors: the model may have kept them."""
     with parameter_operations.changing:
         living = list(parameter_operations.living.items())
     for number, one in living:
         if not any(name in reads.operations for reads, name in one.role.origins):
             parameter_operations.living.pop(number, None)
             one.__class__ = Tensor  # type: ignore[assignment]
-            one.__dict__.clear()  # Last: on another thread an operation may be looking at it.
+            one.__dict__.clear()  # Last: an operation on another thread may be reading it.
 
 
 def parameter_taps_on(module: nn.Module) -> tuple[Tap, ...]:
@@ -178,15 +178,15 @@ def parameter_taps_on(module: nn.Module) -> tuple[Tap, ...]:
 
 
 def _set_class(module: nn.Module, reads: Reads) -> None:
-    """Give a module the class that reads what its taps are on, or its own back."""
+    """Give a module the class that reads its hooked names, or its own class back if no name is hooked."""
     names = tuple(sorted(reads.taps | reads.operations))
     kind = _class_with(reads.kind, names) if names else reads.kind
     now = type(module)
     if now is reads.kind or vars(now).get(_KIND) is reads.kind:
-        object.__setattr__(module, "__class__", kind)  # Past a __setattr__ of its own.
+        object.__setattr__(module, "__class__", kind)  # Bypasses a `__setattr__` of the class.
     elif names:
         raise HooklineError(f"{now.__name__} has changed its class while its parameters were hooked")
-    else:  # Somebody has made a class of ours since, as parametrizing does: it goes on without it.
+    else:  # Somebody has subclassed our class since, as parametrizing does: remove ours from the bases.
         now.__bases__ = tuple(reads.kind if vars(base).get(_KIND) is reads.kind else base for base in now.__bases__)
     if not names:
         module.__dict__.pop(KEY, None)
@@ -194,7 +194,7 @@ def _set_class(module: nn.Module, reads: Reads) -> None:
 
 
 def _class_with(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    """Return the subclass that reads these names through their taps; for dynamo's guards, always the same one."""
+    """Return the subclass that reads these names through their taps. It is always the same, for dynamo's guards."""
     made = _made.get((kind, names))
     if made is None:
         made = _made[kind, names] = _make_class(kind, names)
@@ -209,10 +209,12 @@ def _make_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module
     if hasattr(kind, "__deepcopy__"):
         members["__deepcopy__"] = _copier(kind)
     try:
-        # Not by its metaclass, which may keep a list of its classes.
+        # Does not call the metaclass, which may keep a list of its classes.
         made: type[nn.Module] = type.__new__(type(kind), kind.__name__, (_Silent, kind), members)
     except Exception as error:
-        raise HooklineError(f"parameters of a {kind.__name__} can't be hooked: no subclass: {error}") from None
+        raise HooklineError(
+            f"parameters of a {kind.__name__} can't be hooked, since it can't be subclassed: {error}"
+        ) from None
     return made
 
 
@@ -225,28 +227,28 @@ def _reader(name: str) -> property:
         tensors = held["_parameters"] if name in held["_parameters"] else held["_buffers"]
         if name not in tensors:
             if name not in held:
-                raise AttributeError(name)  # nn.Module then says it in its own words.
+                raise AttributeError(name)  # nn.Module then raises its usual error.
             return held[name]
         value = tensors[name]
         if value is None or reads is None or reads.module is not self:
             return value
         if is_dynamo_compiling():
             return compiled.read_traced(reads, name, value, _on_operation_traced, _read_uncompiled)
-        if frame_at(1).f_code in _REGISTERING:  # What reads the property only asks whether there is such a name.
+        if frame_at(1).f_code in _REGISTERING:  # register_buffer and register_parameter only check the name.
             return value
         try:
             return reads.read(name, value)
-        except AttributeError as error:  # Python would take it for a missing attribute, and read on past the hook.
+        except AttributeError as error:  # Python would take it for a missing attribute, and bypass the hook.
             raise HooklineError(f"reading '{name}' raised {type(error).__name__}: {error}") from error
 
     def write(self: nn.Module, value: Any) -> None:
-        self.__dict__[name] = value  # No parameter or buffer any more: nn.Module sees to those.
+        self.__dict__[name] = value  # Not a parameter or buffer: nn.Module sets those itself.
 
     return property(read, write)
 
 
 def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
-    """Make the method by which a module is copied and pickled as one of its own class, without taps."""
+    """Make the `__reduce_ex__` by which a module is copied and pickled as one of its own class, without taps."""
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced: Any = kind.__reduce_ex__(self, protocol)
@@ -255,7 +257,7 @@ def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
         if rest and isinstance(rest[0], dict):
             rest[0] = {name: held for name, held in rest[0].items() if name != KEY}
         if function is copyreg.__newobj__ and args == (type(self),):  # type: ignore[attr-defined]
-            # Pickle insists on the class of the object there, which is not the one that the copy is to have.
+            # With `__newobj__` pickle insists on the class of the object, but the copy must have the original class.
             function, args = copyreg._reconstructor, (kind, object, None)  # type: ignore[attr-defined]
         return function, args, *rest
 
@@ -263,7 +265,7 @@ def _reducer(kind: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _copier(kind: Any) -> Callable[..., Any]:
-    """Make the method by which a module whose class copies itself is copied, without taps."""
+    """Make the `__deepcopy__` by which a module is copied without taps, if its class defines one."""
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> Any:
         copied = kind.__deepcopy__(self, memo)
@@ -276,9 +278,9 @@ def _copier(kind: Any) -> Callable[..., Any]:
 
 
 def on_operation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Role]) -> Any:
-    """Run an operation that takes operands. A view or cast of one is an operand too; taps act on all others.
+    """Run an operation that takes operands. A view or cast of one is an operand again. Taps act on all other results.
 
-    Called directly by `Operand.__torch_function__`: what runs the operation is frame 2.
+    `Operand.__torch_function__` calls this directly: frame 2 is the code that runs the operation.
     """
     name = name_of(function)
     origins = tuple(dict.fromkeys(origin for one in found for origin in one.origins))
@@ -304,7 +306,7 @@ def _tapped(
     wanted = sorted((tap for tap in chosen if tap.wants(name)), key=lambda tap: tap.order)
     if not wanted:
         return function(*args, **kwargs)
-    # By one that is there again on a recomputation: only those that change something are.
+    # Keyed by a tap that acts again on a recomputation: only taps that change something do.
     first = next((tap for tap in wanted if tap.changes), wanted[0])
     event = event_of((first.holders[0], name), wanted, opened, lambda tap: tap.next_operation(name))
     if not event.taps:

@@ -1,6 +1,6 @@
-"""One call of a hooked module, method or function: inputs, the call or what stands in for it, outputs.
+"""One call of a hooked module, method or function: its inputs, the call or its replacement, its outputs.
 
-`run` is what the shadows in shadowed_forward.py call; compiled.py does the same inside a graph that dynamo is tracing.
+The shadows in shadowed_forward.py call `run`. compiled.py does the same inside a graph that dynamo is tracing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Shadowed(Called, Protocol):
     is_traceable: bool
 
     def successor(self, module: nn.Module) -> Shadowed | None:
-        """Return what shadows the method now, if this one was replaced."""
+        """Return the shadow that is on the method now, if it has replaced this one."""
 
 
 def run(shadow: Shadowed, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a module's forward, or another method, with any taps around it."""
-    # The taps before the module: another thread that takes the last tap off empties the module first.
+    """Run a module's forward, or another method, with its taps."""
+    # The taps are read before the module: another thread that detaches the last tap clears the module first.
     around, taps = shadow.around, shadow.taps
     while module is not shadow.module:  # This is a copy of the module, or the last tap is gone.
         again = shadow.successor(module)
@@ -67,7 +67,7 @@ def _run(shadow: Shadowed, around: tuple[ModelTap, ...], taps: Taps, module: nn.
 
 
 def _run_taps(shadow: Shadowed, taps: Taps, module: nn.Module, passed: Arguments, opened: Blocks) -> Any:
-    """Run a module's forward with those taps that act where these blocks are open."""
+    """Run a module's forward with the taps that act where these blocks are open."""
     if not taps or is_rehearsal():
         return shadow.forward(module, *passed)
     event = event_of(module if shadow.name == "forward" else (module, shadow.name), taps, opened)
@@ -77,7 +77,7 @@ def _run_taps(shadow: Shadowed, taps: Taps, module: nn.Module, passed: Arguments
 
 
 def run_event(called: Called, module: nn.Module, passed: Arguments, event: Event) -> Any:
-    """Run a call with its taps, and see to the gradients of what is written in place."""
+    """Run a call with its taps, and follow gradients through tensors that are written in place."""
     if any([tap.site.port[0] == "g" for tap, _ in event.taps]) and gradients.is_outermost():
         with gradients.following_gradients():  # The model's own forward does not run: this call is the outermost.
             return pass_through(called, module, passed, event)
@@ -85,9 +85,10 @@ def run_event(called: Called, module: nn.Module, passed: Arguments, event: Event
 
 
 def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Event) -> Any:
-    """Inputs, then the call or what stands in for it, then outputs; in each, taps in the order they were added.
+    """Let taps act on the inputs, run the call or its replacement, and let taps act on the outputs.
 
-    `running_calls` reads the variables `called`, `module`, `passed` and `event` out of its frame, by these names.
+    At each step taps act in the order in which they were added. `running_calls` reads the variables `called`, `module`,
+    `passed` and `event` from this frame, by these names.
     """
     skip: Tap | None = None
     taps, inside = event.taps, []
@@ -104,7 +105,7 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
                 follows = True
             elif tap.site.port != "output":
                 passed = _pass_input(tap, _call(tap, called, module, passed, number, event), event, called)
-        given = gradients.given(passed, event) if follows else []  # Now: the call may write into containers.
+        given = gradients.given(passed, event) if follows else []  # Now: the call may write into these containers.
         if skip is not None:
             output = _skip(skip, called, module, passed)
         elif inside:
@@ -124,7 +125,7 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
             finally:
                 exchanged.put_back()  # Runs again if Ctrl-C interrupted the first attempt.
     for tap, number in taps:
-        if tap.shadow is None or isinstance(tap.action, Skip):  # The first was taken off while the module ran.
+        if tap.shadow is None or isinstance(tap.action, Skip):  # No shadow: detached while the module ran.
             continue
         if tap.site.port == "output":
             if tap.is_family and not _can_be_kept(output):
@@ -137,7 +138,7 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
 
 
 def _can_be_kept(output: Any) -> bool:
-    """Return True if a function gave a tensor that a pattern of functions means: not one of a torch.func transform."""
+    """Return True if a pattern of functions covers this result: tensors, but none of a torch.func transform."""
     tensors = leaves(output)
     return bool(tensors) and not any(map(is_transformed, tensors))
 
@@ -154,7 +155,7 @@ def _call(tap: Tap, called: Called, module: nn.Module, passed: Arguments, number
 
 
 def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments:
-    """Let a tap see, and change, one or all of the arguments."""
+    """Let a tap act on one or all of the arguments. Return the arguments that pass on."""
     passed = (call.args, dict(call.kwargs))
     parameters = called.parameters
     if tap.site.is_gradient:
@@ -163,7 +164,7 @@ def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments
     value = call_arguments.take(passed, parameters, port)
     if value is NOTHING:
         return passed
-    before = dict(value) if port == "inputs" else None  # A function may write into it, with clone=False.
+    before = dict(value) if port == "inputs" else None  # With clone=False an edit may write into it.
     new = act(tap, value, call, event)
     if new is value and (before is None or _is_same(before, new)):
         return passed
@@ -175,13 +176,13 @@ def _is_same(before: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any:
-    """Return what stands in for a call that is skipped."""
+    """Return the result of a skipped call."""
     action = tap.action
     assert isinstance(action, Skip)
     tap.skipped_in = tap.session.forwards
     if not tap.site.member:
         note_skip(module)
-    # What is known of a class is not so of its methods, nor of a forward that somebody put on the instance.
+    # What is known about a class holds neither for its other methods nor for a forward put on the instance.
     is_own = not tap.site.member and (called.found is None or wraps_own(called.found, module))
     try:
         first = call_arguments.first(passed, called.parameters)

@@ -1,7 +1,7 @@
-"""What stands on a hooked module, in the place of its `forward` or another method.
+"""Shadows: the callables that a hooked module holds in place of its `forward` or another method.
 
-Most hooked modules have one plain tap: a capture of the whole output. For them `hot_path` is all there is. For all
-others there is one `Shadow` for each method, however many taps: it walks a short tuple of them.
+Most hooked modules have one plain tap: a capture of the whole output. These need only `hot_path`. All others have one
+`Shadow` for each hooked method, which loops over a short tuple of taps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from hookline._values.nested import Arguments
 
 
 class ShadowedCallable:
-    """Shadows a callable that an instance holds itself. A copy or a pickle of it is one of that callable."""
+    """The shadow of a callable that the instance holds. Copying or pickling it copies or pickles that callable."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module, held: Callable[..., Any]) -> None:
         self.__func__ = function
@@ -59,32 +59,32 @@ class ShadowedCallable:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)  # The keywords of a partial, what is noted on a function.
+        return getattr(self.__wrapped__, name)  # The keywords of a partial, or the attributes of a function.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return cast, (None, self.__wrapped__)  # Gives the second back, and is there without hookline.
+        return cast, (None, self.__wrapped__)  # `cast` returns its second argument, and exists without hookline.
 
 
 def _method_shadow(shadow: Shadow, name: str, own: Any) -> Callable[..., Any]:
-    """Make the function that stands in for a method."""
+    """Make the function that replaces a method."""
 
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return compiled.run_traced(shadow, self, args, kwargs)
         return run(shadow, self, args, kwargs)
 
-    functools.update_wrapper(method, own)  # For inspect.signature, and what is noted on the function.
-    method.__name__ = name  # Pickle looks a bound method up by it.
+    functools.update_wrapper(method, own)  # For inspect.signature, and the function's attributes.
+    method.__name__ = name  # Pickle finds a bound method by this name.
     return method
 
 
 def written_in(kind: type, name: str) -> Any:
-    """Return what a class has under a name, as it is written there: a function, a staticmethod, a builtin."""
+    """Return an attribute of a class as it is written there, unbound: a function, a staticmethod, a builtin."""
     return inspect.getattr_static(kind, name, None)
 
 
 def bound(own: Any, module: nn.Module) -> Callable[..., Any]:
-    """Return what reading it on an instance would give."""
+    """Return an attribute of a class as reading it on an instance would give it."""
     found: Callable[..., Any] = own.__get__(module, type(module)) if hasattr(own, "__get__") else own
     return found
 
@@ -96,25 +96,25 @@ _order = operator.attrgetter("order")
 
 
 def hot_path(held: HotTap) -> Any:
-    """Make the function that stands in for the forward of a module with one `HotTap`: the hot path.
+    """Make the function that replaces the forward of a module with one `HotTap`: the hot path.
 
-    It looks at nothing but the tap and its record: no loop, no text, nothing allocated but the value. What can be
-    worked out when hooks change is not worked out here.
+    It uses only the tap and its record: no loops, no strings, and no allocations but the value. Whatever can be worked
+    out when hooks change is worked out then.
 
-    Two things bind its code. `running_calls` reads the variables `tap`, `self`, `args` and `kwargs` out of its frame.
-    And one more variable that holds `output` raises its count of references, so that everything would be copied.
+    Two rules constrain its code. `running_calls` reads the variables `tap`, `self`, `args` and `kwargs` from its frame.
+    And no other variable may hold `output`: the higher reference count would cause every value to be copied.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        tap = held  # Once: when the hook comes off, on another thread maybe, GONE is put there.
+        tap = held  # Read once: detaching, perhaps on another thread, replaces it with `GONE`.
         if is_dynamo_compiling():
             return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
-        # The very set of open blocks in which the tap is known to act: nobody has to look into it.
+        # In the very set of open blocks in which the tap is known to act, nothing has to be looked up.
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
         stamp = next(ticks)
         output = type(self).forward(self, *args, **kwargs)  # Looked up now: lazy modules change their class.
-        if tap.shadow is None:  # Taken off while the module ran.
+        if tap.shadow is None:  # Detached while the module ran.
             return output
         tap.fired = True
         record = tap.record
@@ -133,7 +133,7 @@ def hot_path(held: HotTap) -> Any:
             ):
                 value = lazy_clone(output.detach() if output.requires_grad else output)
             elif is_tensor and action.refers:
-                value = output.detach()  # Always: an autograd function may make its output a part of the graph later.
+                value = output.detach()  # Always: an autograd.Function may attach its output to the graph later.
                 version = value._version
             else:
                 is_new = is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output)
@@ -143,8 +143,9 @@ def hot_path(held: HotTap) -> Any:
             value = _keep_otherwise(tap, output, error)
         if not record.order:
             record.order = next(ticks)
-        # If not, this is the second call in one forward of the model, or a call that began before the stored one, or
-        # the record says why it has no value. No function is called from here on: Python switches threads only there.
+        # False for the second call in one forward of the model, for a call that began before the stored one, and if the
+        # record says why it has no value. The lines up to `return` call no function, and Python switches threads only
+        # at calls.
         if record.seen < number and record.stamp < stamp:
             record.value = value
             record.version = version
@@ -159,7 +160,7 @@ def hot_path(held: HotTap) -> Any:
 
 
 def _otherwise(tap: HotTap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a call that the hot path can't do, or not yet: whether the tap acts here is looked up once."""
+    """Run a call that the hot path can't run, or not yet. Look up once whether the tap acts in these open blocks."""
     opened, method = open_blocks.get(), tap.shadow
     if is_rehearsal():
         return type(module).forward(module, *args, **kwargs)
@@ -169,14 +170,14 @@ def _otherwise(tap: HotTap, module: nn.Module, args: tuple[Any, ...], kwargs: di
         tap.pass_by(opened)
         return type(module).forward(module, *args, **kwargs)
     tap.acts_in = opened
-    if not tap.active and tap.blocks.isdisjoint(opened):  # Another thread has let it rest meanwhile.
+    if not tap.active and tap.blocks.isdisjoint(opened):  # Another thread has deactivated it meanwhile.
         tap.acts_in = None
     return method(*args, **kwargs)
 
 
 def shadow_for(tap: Tap) -> Shadow:
-    """Return the `Shadow` that a tap of the hot path would have."""
-    held = tap.shadow  # Once: another thread may change it.
+    """Return the `Shadow` of a tap; for a tap on the hot path, make one that does the same."""
+    held = tap.shadow  # Read once: another thread may change it.
     if isinstance(held, Shadow):
         return held
     shadow = object.__new__(Shadow)
@@ -190,7 +191,7 @@ _otherwise_uncompiled = uncompiled(_otherwise)
 
 
 def _keep_otherwise(tap: HotTap, output: Any, error: Exception) -> Any:
-    """Keep a value that torch refuses to copy on write; an error of any other kind names the site."""
+    """Keep a value that torch refuses to copy on write. An error of any other kind is raised with the site."""
     action = tap.action
     try:
         if type(output) is not Tensor or not (action.copies_on_write or action.refers):
@@ -200,11 +201,11 @@ def _keep_otherwise(tap: HotTap, output: Any, error: Exception) -> Any:
         except Exception as other:
             blame(tap.site, other)
     finally:
-        del error  # Its traceback holds this frame, which would hold it, and with it the model.
+        del error  # Break a reference cycle: the traceback holds this frame, and with it the model.
 
 
 class Shadow:
-    """One shadowed method of a module, most often its forward: what was found there, and the taps on it."""
+    """One shadowed method of a module, most often its forward: the callable that was there, and the taps on it."""
 
     module: nn.Module | None = None
     name = "forward"
@@ -214,16 +215,16 @@ class Shadow:
     found: Callable[..., Any] | None = None
     around: tuple[ModelTap, ...] = ()  # Taps that follow the forwards of a whole model: see model_forward.py.
     home: weakref.ref[nn.Module] | None = None
-    heir: weakref.ref[HotTap] | None = None  # The tap that was left alone, and went to the hot path.
-    pauses: tuple[Tap, ...] = ()  # Taps that take away the `FunctionMode` of a module above: see functions.py.
-    entries: tuple[EntryTap, ...] = ()  # Taps that ask whether a method is called by itself: see functions.py.
+    heir: weakref.ref[HotTap] | None = None  # The last remaining tap, which moved to the hot path.
+    pauses: tuple[Tap, ...] = ()  # Taps that remove the `FunctionMode` of a parent: see functions.py.
+    entries: tuple[EntryTap, ...] = ()  # Taps that check whether a method is called directly: see functions.py.
     choices: Choices
     is_traceable = True
     is_function = is_method = False
-    code: CodeType | None = None  # The code of the forward whose functions have taps.
+    code: CodeType | None = None  # The code of the method, if functions inside it have taps.
     parameters = call_arguments.NO_PARAMETERS
 
-    before: Callable[..., Any] | None = None  # What the instance itself held, which somebody else put there.
+    before: Callable[..., Any] | None = None  # The callable that somebody else had put on the instance.
 
     def __init__(self, module: nn.Module, name: str, before: Callable[..., Any] | None) -> None:
         kind = type(module)
@@ -243,7 +244,7 @@ class Shadow:
             self.home = weakref.ref(module)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run what the shadow replaced: what somebody put on the instance, or the class's method as it is now."""
+        """Run the callable that the shadow replaced: one on the instance, or the class's method as it is now."""
         if self.entries and module is self.module:
             event = entering(self.entries, self.name, module)
             if event is not None:
@@ -252,29 +253,29 @@ class Shadow:
         if self.found is not None and self.home is not None and self.home() is module:
             return self.found(*args, **kwargs)
         if type(self.before) is MethodType and not is_shadow(self.before):
-            return self.before.__func__(module, *args, **kwargs)  # A copy of a module with a forward of its own.
+            return self.before.__func__(module, *args, **kwargs)  # On a copy of a module with its own forward.
         if self.name == "forward":
             return type(module).forward(module, *args, **kwargs)
         return bound(written_in(type(module), self.name), module)(*args, **kwargs)
 
     def successor(self, module: nn.Module) -> Shadow | None:
-        """Return what shadows the module now, for somebody who still holds this one."""
+        """Return the shadow that is on the module now, for a caller that still holds this one."""
         plain = self.heir() if self.heir is not None else None
         if plain is not None and plain.module is module:
             now = plain.shadow
-            # Not one over what somebody put there meanwhile: that may call this one.
+            # Not a shadow over a callable that somebody put there meanwhile: the callable may call this shadow.
             if type(now) is MethodType or (isinstance(now, Shadow) and now.found is None):
                 return shadow_for(plain)
-        if is_replaying():  # A checkpointed segment holds the shadow that stood here when it first ran.
+        if is_replaying():  # A checkpointed segment holds the shadow that was here in its first pass.
             return shadow_of(module.__dict__.get(self.name), module)
         return None
 
     def stand_in(self, value: Any, _is_given: bool, _passed: Arguments) -> Any:
-        """Return what is given when it is skipped."""
+        """Return the result of the call when it is skipped."""
         return value
 
     def change(self, taps: tuple[Tap, ...]) -> None:
-        """Set the taps, and work out what a call needs to know of them."""
+        """Set the taps, and work out what a call needs to know about them."""
         around: list[ModelTap] = []
         pauses: list[Tap] = []
         entries: list[EntryTap] = []
@@ -302,16 +303,16 @@ class Shadow:
             self.parameters = self._parameters()
         self.is_traceable = is_traceable
         chosen = tuple(others)
-        self.choices = chosen, {}  # In one step, and before the taps: another thread may be running.
+        self.choices = chosen, {}  # In one step, and before the taps: another thread may be running the module.
         self.around, self.pauses, self.entries, self.taps = tuple(around), tuple(pauses), tuple(entries), chosen
 
     @property
     def all(self) -> tuple[Tap, ...]:
-        """Every tap on it."""
+        """All taps on the method."""
         return (*self.around, *self.pauses, *self.entries, *self.taps)
 
     def remove(self, tap: Tap) -> HotTap | None:
-        """Take a tap off. The last one leaves the module as it was found. Return one that may take the hot path now."""
+        """Remove a tap. The last one leaves the module as it was found. Return a tap that may take the hot path now."""
         every = self.all
         if every == (tap,) or not every:
             self.leave()
@@ -330,7 +331,7 @@ class Shadow:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the module is as its class made it, but for the shadow."""
+        """Whether the module uses its class's method, and nobody has replaced the shadow."""
         module = self.module
         return self.found is None and module is not None and module.__dict__.get(self.name) is self.method
 
@@ -350,7 +351,7 @@ class Shadow:
                 names[self.name] = self.before
             if self.name == "forward":
                 names.pop(REPLICATE, None)
-        # The module first: see `run` in run_call.py. All of it: a copy of the module may hold the shadow for longer.
+        # The module first: see `run` in run_call.py. Then all the rest: a copy of the module may keep the shadow alive.
         self.module = self.method = None
         self.taps = ()
         if self.around:
@@ -361,7 +362,7 @@ class Shadow:
 
 
 class MethodCall(Shadow):
-    """One call of a method by itself, which counts as a forward of its module for the functions inside."""
+    """One direct call of a method, which counts as a forward of its module for the functions inside."""
 
     is_method = True
 
@@ -369,27 +370,27 @@ class MethodCall(Shadow):
         held = event.taps[0][0].shadow
         self.found = method
         self.code = getattr(inspect.unwrap(method), "__code__", None)
-        self.choices = held.choices if isinstance(held, Shadow) else ((), {})  # Else another thread has taken it off.
+        self.choices = held.choices if isinstance(held, Shadow) else ((), {})  # Else another thread has detached it.
 
     def forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it."""
+        """Run the method."""
         own: Any = self.found
         return own(*args, **kwargs)
 
 
 def _shadow(shadow: Shadow, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the function that stands in for a module's forward."""
+    """Make the function that replaces a module's forward."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return compiled.run_traced(shadow, self, args, kwargs)
         return run(shadow, self, args, kwargs)
 
-    return functools.update_wrapper(forward, own, (), ())  # Its __wrapped__, for inspect.signature(model.forward).
+    return functools.update_wrapper(forward, own, (), ())  # `__wrapped__`, for inspect.signature(model.forward).
 
 
 def shadow_of(held: object, module: nn.Module) -> Shadow | None:
-    """Return the `Shadow` behind what a module holds, if hookline put that there."""
+    """Return the `Shadow` behind an attribute of a module, if hookline put it there."""
     if not is_shadow(held):
         return None
     plain = hot_tap_of(held, module)
@@ -400,7 +401,7 @@ def shadow_of(held: object, module: nn.Module) -> Shadow | None:
 
 
 def _behind(held: Any) -> Shadow | None:
-    """Return the `Shadow` behind a function on a module; the hot path has none."""
+    """Return the `Shadow` behind a callable on a module; None for the hot path."""
     function: Any = held.__func__
     if function.__code__ in HOT_CODES:
         return None
@@ -420,7 +421,7 @@ def strip_shadows(module: nn.Module) -> None:
 
 
 def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
-    """Return what a module holds without hookline's shadows, and with what they replaced."""
+    """Return the attributes of a module without hookline's shadows, but with the callables that these replaced."""
     left = {}
     for name, held in names.items():
         shadow = _behind(held) if is_shadow(held) else None
@@ -433,7 +434,7 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
-    """Return the tap behind what a module holds, if that is on the hot path."""
+    """Return the tap behind an attribute of a module, if that is on the hot path."""
     if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in HOT_CODES:
         return None
     function: Any = held.__func__
@@ -442,7 +443,7 @@ def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
 
 
 def is_shadow(held: object) -> bool:
-    """Return True if `held` is one of hookline's shadows, on the original or a copy. Their code tells."""
+    """Return True if `held` is one of hookline's shadows, on the original or a copy. Recognized by its code."""
     if type(held) is MethodType or type(held) is ShadowedCallable:
         code = getattr(held.__func__, "__code__", None) if type(held.__func__) is FunctionType else None
         return code in _CODES or code in HOT_CODES
@@ -452,9 +453,8 @@ def is_shadow(held: object) -> bool:
 def running_calls() -> list[Call]:
     """Return the calls of modules that are running here, innermost first, from their frames.
 
-    The hot path hands an action nothing but the value; what else there is of its call is of use when something is
-    wrong. The call of a module without hooks has the site ''. Variables of `hot_path` and `pass_through` are read by
-    their names.
+    The hot path calls an action with the value alone. When something is wrong, this finds the rest of the call. The
+    call of a module without hooks has the site ''. Variables of `hot_path` and `pass_through` are read by their names.
     """
     found = []
     for frame in frames(frame_at(1)):
@@ -476,7 +476,7 @@ def running_calls() -> list[Call]:
 
 
 def gone(shadow: Shadow | None = None) -> HotTap:
-    """Return the tap of a shadow that is off its module; a copy of the module may still hold that shadow."""
+    """Return the tap for a detached shadow, which a copy of the module may still hold."""
     tap = HotTap(Site(""), _NO_MODULE, OutputObserver(), Session(), False, "")
     tap.shadow = shadow
     return tap
@@ -488,6 +488,6 @@ GONE = gone()
 CODE = hot_path(GONE).__code__
 _SHADOW_CODE = cast("FunctionType", _shadow(_NO_SHADOW, len)).__code__
 _METHOD_CODE = cast("FunctionType", _method_shadow(_NO_SHADOW, "", len)).__code__
-HOT_CODES = {CODE}  # With a copy for each class, where dynamo is in use.
+HOT_CODES = {CODE}  # Plus a copy for each class, if dynamo is in use.
 _CODES = {_SHADOW_CODE, _METHOD_CODE}
 _PASSING = pass_through.__code__

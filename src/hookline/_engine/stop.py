@@ -1,4 +1,4 @@
-"""Ending a forward early, once every site that it is to reach has fired."""
+"""End a forward early, once every site that it has to reach has fired."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _waiting: ContextVar[tuple[set[Tap], ...]] = ContextVar("waiting", default=())  
 
 
 def run_until(stops: set[Tap], run: Callable[[], Any], model: nn.Module) -> Any:
-    """Run something until these stops are reached; return its result, or STOPPED."""
+    """Call `run` until these stops are reached. Return its result, or STOPPED."""
     stacked = _waiting.get()
     waiting = {stop for stop in stops if not any(stop in outer for outer in stacked)}
-    if not waiting:  # Somebody further out waits for them.
+    if not waiting:  # An outer forward waits for them.
         return run()
     counters = _counters(model)
     try:
@@ -42,7 +42,7 @@ def run_until(stops: set[Tap], run: Callable[[], Any], model: nn.Module) -> Any:
 
 
 def reached(tap: Tap) -> None:
-    """Note that a stop's site has fired; if it was the last that its owner waits for, end the forward."""
+    """Note that a stop's site has fired. If it was the last that a forward waits for, end that forward."""
     tap.fired = True
     for waiting in reversed(_waiting.get()):
         if tap in waiting:
@@ -52,7 +52,7 @@ def reached(tap: Tap) -> None:
 
 
 def _counters(model: nn.Module) -> list[tuple[Any, int]]:
-    """Return what BatchNorm layers in train mode count with, to tell afterwards which of them ran."""
+    """Return the batch counters of BatchNorm layers in train mode, each with its version, to tell later if any ran."""
     if not model.training:
         return []
     layers = [module for module in model.modules() if isinstance(module, AnyBatchNorm)]
@@ -64,5 +64,5 @@ def _warn_of_batchnorm(counters: list[tuple[Any, int]]) -> None:
     if any(version_of(counter) != version for counter, version in counters):
         warn(
             "a forward was ended early in train mode: the BatchNorm layers before the stop have updated their running "
-            "statistics; call model.eval() first if that is not meant"
+            "statistics; call model.eval() first if that is not intended"
         )

@@ -27,18 +27,18 @@ from hookline.errors import HooklineError, warn
 class Placement(Protocol):
     """What a tap is attached to: a `Shadow` of a method, or the `Reads` of a module's parameters."""
 
-    method: Any  # What stands on the module in the place of its own method.
+    method: Any  # The callable on the module in place of its own method.
 
 
 class Sequences:
-    """What the calls that one hook has seen say about sequences."""
+    """What is known about token sequences from the calls that one hook has seen."""
 
     length = 0  # Tokens in the latest forward of the model.
-    generates = False  # Whether one token came after several.
-    is_second = False  # Whether several came after that.
+    generates = False  # Whether a forward with one token followed one with several.
+    is_second = False  # Whether a forward with several tokens followed that.
 
     def number(self, number: int) -> int:
-        """Return the number of the call. After a second sequence began it is a `_Number`, which refuses < and >."""
+        """Return the number of the call. Once a second sequence has begun it is a `_Number`, which refuses < and >."""
         length = _tokens()
         self.is_second = self.is_second or (self.generates and length > 1)
         self.generates = self.generates or length == 1 < self.length
@@ -64,7 +64,7 @@ def _tokens() -> int:
     if run is None:
         return 0
     args, kwargs = run.given
-    # Floats are tokens only beside a cache: the second dimension of other data may be the batch, or channels.
+    # Floats are tokens only if a cache is passed: the second dimension of other data may be the batch, or channels.
     has_cache = any(["past" in name or "cache" in name for name in kwargs])
     for value in (kwargs.get("input_ids"), *args, *kwargs.values()):
         if isinstance(value, Tensor) and value.dim() > 1 and (has_cache or not value.is_floating_point()):
@@ -74,13 +74,13 @@ def _tokens() -> int:
 
 NO_BLOCKS: Blocks = frozenset()
 RAISE, WARN, IGNORE = "raise", "warn", "ignore"
-TOGETHER = "together"  # Raise if nothing passes at any place of a pattern, else warn of those where nothing does.
+TOGETHER = "together"  # Raise if nothing passes at any site of a pattern, else warn about sites where nothing does.
 
 
 class Tap:
     """One action at one site. It acts everywhere while `active`, and in the blocks that hold it.
 
-    What is the same for every new tap stands on the class: one is made for each hooked module.
+    What is the same for every new tap is set on the class, since a tap is made for each hooked module.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Tap:
     session: Session
     path: str  # The path of its module.
     record: Record | None
-    siblings: Children | None  # Where its module was found: by this a replaced one is noticed.
+    siblings: Children | None  # Where its module was found, to notice if it is replaced.
     active: bool
     blocks: Blocks
     acts_in: Blocks | None  # The set of open blocks in which it is known to act: see `hot_path`.
@@ -107,28 +107,28 @@ class Tap:
     holders: Holders = ()  # For a parameter: all modules that hold it.
     method = "forward"  # The method of its module that is shadowed.
     function = ""  # The name of a function, or a pattern of names.
-    names: Alternatives = ()  # What that pattern stands for.
+    names: Alternatives = ()  # The alternatives of that pattern.
     subscripts: tuple[Any, ...] = ()
     star = False  # Whether a `[*]` is among its subscripts.
     is_inside = False  # Whether it is at a function that runs inside the forward of its module.
-    is_family = False  # Whether it is a pattern of functions, each of which has a site of its own.
+    is_family = False  # Whether it is at a pattern of functions, each of which has its own site.
     removed = False
     count = 0  # Calls of the module since the hooks were attached or entered.
-    sequences: Sequences | None = None  # What its calls say about sequences, if its function sees the calls.
-    group: object = None  # Shared by those of one pattern that changes something.
-    reached = False  # For a change of a gradient: whether one came since the hooks were attached or entered.
+    sequences: Sequences | None = None  # What is known about sequences, if its function gets the call.
+    group: object = None  # Shared by the taps of one pattern that changes something.
+    reached = False  # For an edit of a gradient: whether one came since the hooks were attached or entered.
     skipped_in = -1  # For a skip: the forward of the model in which it last acted.
-    has_warned = False  # Whether it warned of a gradient that can't come, or a part that is not there.
-    problem = ""  # Why it could do nothing with what passed, the last time that it could not.
-    hint = ""  # What may be the reason for that, and what to write instead.
+    has_warned = False  # Whether it warned about a gradient that can't come, or a part that is not there.
+    problem = ""  # Why it could not act on a value, the last time that this happened.
+    hint = ""  # The likely reason for the problem, and what to write instead.
     misses = 0  # How often its subscripts selected nothing, since the hooks were attached or entered.
-    helpers: list[Tap] | None = None  # What one on a function needs at other places: see functions.py.
-    # Lets taps act for a while. Who attaches this one sets it; a recomputation needs it when the taps are off again.
+    helpers: list[Tap] | None = None  # The taps at other places that it needs: see functions.py.
+    # Attaches taps for a while. Set when this one is attached; a recomputation needs it if taps are detached by then.
     attach_for_now: Callable[[list[Tap]], AbstractContextManager[None]] | None = None
     counts: dict[str, int] | None = None  # How often each operation on its parameter ran, in this forward.
-    counted = -1  # The forward in which that was counted.
-    ran: dict[str, None] | None = None  # The functions that ran while it waited for one of its own.
-    often = 0  # How often its own function ran, at most, in one call of the module or forward of the model.
+    counted = -1  # The forward that `counts` belongs to.
+    ran: dict[str, None] | None = None  # The functions that ran before one of its own did.
+    often = 0  # How often its function ran, at most, in one call of the module or forward of the model.
 
     def __init__(self, site: Site, module: nn.Module, action: Action, session: Session, exact: bool, name: str) -> None:
         self.site = site
@@ -156,19 +156,19 @@ class Tap:
             )
 
     def hold(self, holders: Holders) -> None:
-        """Put it at a parameter, not at a module."""
+        """Put the tap at a parameter, not at a module."""
         self.holders = holders
         self.is_inside = False
         self.path = self.site.path.rpartition(".")[0]
 
     @cached_property
     def site(self) -> Site:
-        """Where it is. The site of a `HotTap` is made when first asked for, which is seldom."""
+        """The site of the tap. For a `HotTap` it is made when first asked for, which is rare."""
         return Site(self.path)
 
     @property
     def is_covered(self) -> bool:
-        """Whether something else has taken the place of its shadow on the module. That may call the shadow."""
+        """Whether a wrapper has replaced its shadow on the module. The wrapper may call the shadow."""
         shadow = self.shadow
         if shadow is None or self.holders:
             return False
@@ -177,7 +177,7 @@ class Tap:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """How often something has passed here, to compare with an earlier time."""
+        """How often a value has passed here, to compare with an earlier time."""
         return self.count, 0 if self.record is None else self.record.count
 
     def acts(self, opened: Blocks) -> bool:
@@ -191,18 +191,18 @@ class Tap:
         return self.active or not self.blocks.isdisjoint(opened)
 
     def pass_by(self, opened: Blocks) -> None:
-        """Note a call where it does not act, if that is because its blocks are open elsewhere."""
+        """Note a call on which the tap does not act, if its blocks are open on another thread or task."""
         model = self.session.model()
         if model is not None and self.blocks and self.blocks.isdisjoint(opened):
             self.session.others.note(model, opened)
 
     def wants(self, name: str) -> bool:
-        """Return True if it is at the function of that name."""
+        """Return True if the tap is at a function of this name."""
         return match_name(name, self.names) if self.is_family else name == self.function
 
     @property
     def wanted_call(self) -> int | None:
-        """The only call of its module, method or parameter that it acts on, if one was named."""
+        """The number of the only call of its module, method or parameter that it acts on, if the site names one."""
         return self.site.within if self.is_inside else self.site.call
 
     def next_call(self) -> tuple[int, bool]:
@@ -213,7 +213,7 @@ class Tap:
         return number, wanted is None or wanted == number
 
     def next_operation(self, name: str) -> tuple[int, bool]:
-        """Count an operation on its parameter, within one forward of the model: see next_call."""
+        """Count an operation on its parameter, within one forward of the model: see `next_call`."""
         if self.counts is None or self.counted != self.session.forwards:
             self.counts = {}
             self.counted = self.session.forwards
@@ -225,7 +225,7 @@ class Tap:
 
     @property
     def changes(self) -> bool:
-        """Whether it may change what passes, or has to be there again when a forward is recomputed."""
+        """Whether it may change a value or follows a gradient, and so has to act again when a forward is recomputed."""
         return not self.action.observes or self.site.is_gradient
 
     def places(self, value: Any) -> Iterable[tuple[Any, ...]]:
@@ -233,13 +233,13 @@ class Tap:
         return expand(value, self.subscripts) if self.star else (self.subscripts,)
 
     def call_at(self, call: Call, subscripts: tuple[Any, ...]) -> Call:
-        """Return the call with the very place that a `[*]` stands for, if the user's function sees it."""
+        """Return the call with the exact place that a `[*]` stands for, if the user's function gets the call."""
         if not self.star or not self.action.with_call:
             return call
         return call._replace(site=call.site._replace(index=write_subscripts(subscripts)))
 
     def miss(self, value: Any) -> None:
-        """Note that the subscripts select nothing of a value, which passes as it is; an empty one is not a mistake."""
+        """Note that the subscripts select nothing in a value, which passes unchanged. An empty value is all right."""
         if not any([tensor.numel() for tensor in leaves(value)]):
             self.fired = True
             return
@@ -253,7 +253,7 @@ class Tap:
             warn(f"'{self.site}' {self.problem}{self.hint}")
 
     def record_at(self, site: Site, subscripts: tuple[Any, ...] | None = None) -> Record:
-        """Return the record of a site: for a `[*]` or a pattern of functions, one for each it stands for."""
+        """Return the record of a site. A `[*]` or a pattern of functions has one for each place or function."""
         record = self.record
         assert record is not None
         if record.family is None:
@@ -277,7 +277,7 @@ def tap_at(place: Found, action: Action, session: Session, name: str = "", group
 class HotTap(Tap):
     """A tap at the whole output of every call of a module, whose record keeps the latest value.
 
-    Most taps are that. If it is the only tap of its module, it takes the hot path: see `hot_path`.
+    Most taps are of this kind. If it is the only tap of its module, it takes the hot path: see `hot_path`.
     """
 
     __slots__ = ()
@@ -292,8 +292,8 @@ def hot_taps(
 ) -> list[Tap]:
     """Make a `HotTap` for each of these modules.
 
-    There may be thousands: so this is a loop of stores, without a call for each. It stores what `Tap.__init__` and
-    `Record.__init__` store; keep the three in step.
+    There may be thousands, so this loop sets attributes without a call for each tap. It sets the same ones as
+    `Tap.__init__` and `Record.__init__`: keep the three in step.
     """
     new = object.__new__
     missing = RAISE if exact else WARN

@@ -1,4 +1,4 @@
-"""Where nothing can be kept or changed: while something traces or transforms the model."""
+"""Errors for values that can't be kept or changed, because something traces or transforms the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookline.errors import HooklineError
 
 
 def refuse_opening() -> None:
-    """Raise where a forward that is being traced or exported opens a block itself, and can't leave it first."""
+    """Raise if a forward that is being traced or exported opens a block itself, so that nobody can leave it first."""
     if is_traced_by_fx() or is_traced():
         raise HooklineError(
             "a block is opened inside a forward that is being traced or exported, and the result would keep the hooks; "
@@ -26,7 +26,7 @@ def refuse_opening() -> None:
 
 
 def refuse_tracing() -> None:
-    """Raise while the model is being traced or exported: the result would keep what the hooks do for ever."""
+    """Raise while the model is being traced or exported: the result would contain the hooks for good."""
     if is_traced():
         raise HooklineError(
             "the model is being traced or exported, and the result would keep the hooks; leave the block first"
@@ -34,18 +34,18 @@ def refuse_tracing() -> None:
 
 
 def refuse_scripting() -> NoReturn:
-    """Raise for a model that torch.jit.script is about to compile, from the source of what stands in for a forward."""
+    """Raise if torch.jit.script is about to compile the model: it would use the source of the shadows."""
     raise HooklineError("the model is being scripted, and hooks can't be; leave the block first, or remove the hooks")
 
 
 def refuse_fx(site: Site) -> None:
-    """Raise while torch.fx traces the model, at a place where no stand-in of its tells that it does."""
+    """Raise while torch.fx traces the model, at a place where no `Proxy` among the values shows that it does."""
     if is_traced_by_fx():
         raise HooklineError(f"'{site}': the model is being traced by torch.fx; leave the block first")
 
 
 def refuse_tracers(value: Any) -> None:
-    """Raise where a value is not a value but a stand-in, of something that traces the model."""
+    """Raise if a value is only a stand-in, such as a `Proxy`, of something that traces the model."""
     if type(value) is Tensor:
         return
     for part in leaves(value) if not isinstance(value, torch.fx.Proxy) else [value]:
@@ -55,15 +55,15 @@ def refuse_tracers(value: Any) -> None:
 
 
 def refuse_transforms(value: Any) -> None:
-    """Raise where a value belongs to a torch.func transform, and can't be kept beyond it."""
+    """Raise if a value belongs to a torch.func transform, and can't be kept beyond it."""
     if any(is_transformed(tensor) for tensor in leaves(value)):
         raise HooklineError(INSIDE_TRANSFORM)
 
 
 def refuse_tangent(tensor: Tensor) -> None:
-    """Raise where detach=False would promise a tangent that is gone once its level of forward-mode AD is left."""
+    """Raise if detach=False would keep a tensor whose tangent is gone once its level of forward-mode AD ends."""
     if is_in_forward_ad() and forward_ad.unpack_dual(tensor).tangent is not None:
         raise HooklineError(
-            "a tangent of forward-mode AD can't outlive its level; beside detach=False, take it with "
+            "a tangent of forward-mode AD can't outlive its level; to keep it with detach=False, add "
             "transform=lambda value: torch.autograd.forward_ad.unpack_dual(value).tangent"
         )
