@@ -166,7 +166,7 @@ def test_wrong_samples_tokens_and_statistics_are_refused():
         plot({"h.0": torch.ones(2, 8)}, sample=50)
     with pytest.raises(HooklineError, match="tokens= has 2 labels, but 'h.0' has 3 tokens"):
         plot(values, tokens=["a", "b"])
-    with pytest.raises(HooklineError, match="tokens= has those of 1 samples"):
+    with pytest.raises(HooklineError, match="tokens= has labels of 1 samples"):
         plot(values, tokens=[["a", "b", "c"]], sample=1)
     with pytest.raises(HooklineError, match="'nrm' is not a statistic; did you mean 'norm'"):
         plot({**values, "h.1": torch.ones(2, 3, 4)}, statistic="nrm")
@@ -265,7 +265,7 @@ def test_places_may_be_modules_and_what_can_not_be_drawn_says_so():
     assert "h.1" in text_of(acts.plot(model.h[1]))
     for wrong, problem in (
         ({"where": nn.ReLU}, "a cache knows its sites by name only"),
-        ({"where": "flow"}, "'flow' is a kind of picture, and no site here; write plot\\(kind='flow'\\)"),
+        ({"where": "flow"}, "'flow' is a kind of picture, not a site here; write plot\\(kind='flow'\\)"),
         ({"statistic": torch.mean}, "is not a statistic"),
         ({"sample": "0"}, "sample='0' is not a whole number"),
         ({"ax": Figure()}, "ax= takes one of matplotlib's axes, as in figure.subplots\\(\\), not Figure"),

@@ -53,13 +53,13 @@ from hookline.errors import HooklineError
 
 _MARKS = {"vanishing": "v", "exploding": "^", "not finite": "X"}
 _MARK: dict[str, Any] = {"color": "black", "markerfacecolor": "#F0E442", "linestyle": "", "markersize": 7}
-_MOST_POINTS = 60  # A line with more points has no marks.
-_MOST_NAMES = 20  # The most entries of a legend,
-_MOST_INSIDE = 2  # and of one that is inside the axes.
-_WIDE = 100  # Numbers whose largest is this many times the smallest get a logarithmic scale.
-_MOST_RIDGES = 40  # More ridges are too thin to read, and become a heat map.
-_MOST_APART = 8  # More ridges overlap,
-_OVERLAP = 1.4  # and each is this many lines high.
+_MOST_POINTS = 60  # A line with more points has no markers.
+_MOST_NAMES = 20  # The most entries of a legend.
+_MOST_INSIDE = 2  # The most entries of a legend inside the axes.
+_WIDE = 100  # The scale is logarithmic if the largest number is more than this many times the smallest.
+_MOST_RIDGES = 40  # More ridges would be too thin to read; they are drawn as a heat map.
+_MOST_APART = 8  # More ridges overlap.
+_OVERLAP = 1.4  # The height of an overlapping ridge, in lines.
 
 
 class PlotLine(NamedTuple):
@@ -72,7 +72,7 @@ class PlotLine(NamedTuple):
 
 
 def depth(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw a statistic of each site over depth (of single numbers, themselves); one line for each family of names."""
+    """Draw a statistic of each site over depth, or the values if they are single numbers; one line for each family."""
     if all(one.tensor.dim() == 0 for one in many.values()):
         heights = {name: float(dense(one.tensor)) for name, one in many.items()}
         label, is_positive = options.label or "value", False
@@ -93,7 +93,7 @@ def depth(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions
 
 
 def flow(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOptions) -> Axes:
-    """Draw activations and gradients over depth on one logarithmic scale, and mark what vanishes or explodes."""
+    """Draw activations and gradients over depth on one logarithmic scale, and mark where they vanish or explode."""
     heights = {name: measure(dense(one.tensor), options.statistic) for name, one in many.items()}
     places, lines = _lines(heights, "activations")
     marks = [(line, extremes(line.heights, "last" if line.is_gradient else "first")) for line in lines]
@@ -233,7 +233,7 @@ def _draw(ax: Axes, lines: Sequence[PlotLine], every: Sequence[PlotLine] = ()) -
 
 
 def _mark(ax: Axes, marks: Sequence[tuple[PlotLine, list[str]]]) -> None:
-    """Mark points that vanish, explode or are not finite; those that can't be drawn are marked at the edge."""
+    """Mark points that vanish, explode or are not finite; the mark of a point that can't be drawn is at the edge."""
     edge = ax.get_xaxis_transform()  # x in data coordinates, y in axes coordinates.
     is_log = ax.get_yscale() == "log"
     for line, kinds in marks:
@@ -253,7 +253,7 @@ def _mark(ax: Axes, marks: Sequence[tuple[PlotLine, list[str]]]) -> None:
 def _legend(ax: Axes, others: Sequence[Axes] = ()) -> None:
     """Add a legend if there is more than one entry; with many entries, beside the axes.
 
-    It also names what only `others`, the other axes of the picture, show.
+    It includes the entries that only `others`, the other axes of the picture, have.
     """
     handles, labels = ax.get_legend_handles_labels()
     for other in others:
@@ -307,7 +307,7 @@ def ridges(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOption
     bins = int(min(max(24, min(map(len, flat)) ** 0.5), 96))
     finite = torch.zeros(len(flat), dtype=torch.long)
     counts = torch.zeros(len(flat), bins, dtype=torch.float64)
-    for place, values in enumerate(map(_finite, flat)):  # One at a time, since they may be large.
+    for place, values in enumerate(map(_finite, flat)):  # One site at a time, since values may be large.
         finite[place], counts[place] = len(values), torch.histc(values, bins, low, high)
     peaks = counts / counts.amax(1, keepdim=True).clamp(min=1)
     ax = axes_for(ax, 6.0, height_of(len(names), least=3.0))
@@ -320,9 +320,7 @@ def ridges(many: Mapping[str, NamedTensor], ax: Axes | None, options: PlotOption
         f"{outside / total:.2g} of all elements are beyond the axis" if outside else "",
         f"{bad:,} are NaN or Inf" if bad else "",
     ]
-    entitle(
-        ax, options.title, "how often values occur, at each site against its peak", about(many), *notes, options.note
-    )
+    entitle(ax, options.title, "histogram of each site, relative to its peak", about(many), *notes, options.note)
     return ax
 
 

@@ -1,4 +1,4 @@
-"""What all pictures use: figures, colour scales, heat maps, titles and ticks. Needs matplotlib."""
+"""The parts that all pictures share: figures, colour scales, heat maps, titles and ticks. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5
 SIGNED, PLAIN = "RdBu_r", "viridis"
 NAN = {SIGNED: "#000000", PLAIN: "#ffffff"}  # Neither colour is on its scale.
 INFINITE = {SIGNED: "#ffd000", PLAIN: "#d62728"}
-_OUTLIERS = 2.5  # A scale leaves out values that are more than this times the 99.5th percentile.
+_OUTLIERS = 2.5  # If the largest value is over this many times the 99.5th percentile, the scale ends at the percentile.
 _LETTER, _LINE = 0.085, 0.16  # The width of a letter and the height of a line, in inches.
-_SHARP = 600  # Up to this many elements along a side, each has its own pixel.
-_MOST_SPREAD = 4_000_000  # The most elements that `_spread` makes.
+_SHARP = 600  # Up to this many elements along a side are drawn without averaging.
+_MOST_SPREAD = 4_000_000  # The most elements that `_spread` returns.
 _BAR = 0.14  # The width of a colour bar in inches.
 _SMALLER = 0.75  # The relative size of letters in panels, which have less room.
 
@@ -55,7 +55,7 @@ class Scale(NamedTuple):
 
     @property
     def norm(self) -> Normalize:
-        """The scale as a norm of matplotlib."""
+        """The scale as a matplotlib norm."""
         return (LogNorm if self.log else Normalize)(self.low, self.high)
 
 
@@ -69,7 +69,7 @@ def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
 def scale_of(values: Tensor, log: bool | None = False) -> Scale:
     """Choose a colour scale: diverging around 0 for values of both signs, else from the smallest to the largest.
 
-    A few outliers would leave no colours for the rest, so the scale ends before them.
+    A few outliers would leave too few colours for the other values, so the scale ends before them.
     """
     finite = values[values.isfinite()]
     if not len(finite):
@@ -86,21 +86,21 @@ def scale_of(values: Tensor, log: bool | None = False) -> Scale:
     if (log or (log is None and high > 100 * low)) and low > 0:
         return Scale(low, high if high > low else 2 * low, PLAIN, True, "neither")
     start, end = (-usual, high) if high <= 0 and usual else (low, usual or high)
-    if start == end:  # All the same: the scale begins or ends at 0.
+    if start == end:  # All values are equal: the scale begins or ends at 0.
         start, end = min(start, 0.0), max(end, 0.0) or (0.0 if start < 0 else 1.0)
     return Scale(start, end, PLAIN, False, _extend(low, high, start, end))
 
 
 def refuse_log(least: float) -> None:
-    """Raise if log=True was given and the smallest number is negative."""
+    """Raise, for a logarithmic scale, if the smallest number is negative."""
     if least < 0:
         raise HooklineError(
-            f"log=True is for positive numbers, and the least here is {least:.4g}; cache.map(torch.abs) has their sizes"
+            f"log=True is for positive numbers, and the least here is {least:.4g}; draw cache.map(torch.abs) instead"
         )
 
 
 def _usual(finite: Tensor) -> float | None:
-    """Return the magnitude that nearly all values stay below, if the largest are far beyond it."""
+    """Return the magnitude that nearly all values stay below; None if the largest are not far above it."""
     sizes = finite.abs().reshape(-1)
     sizes = sizes[:: max(1, len(sizes) // 1_000_000)]
     usual = torch.quantile(sizes, 0.995).item()
@@ -130,7 +130,7 @@ def heat(ax: Axes, numbers: MaskedNumbers, scale: Scale, **options: Any) -> Axes
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Repeat the short side of a long strip, which would blur when the long side is averaged."""
+    """Widen a long strip by repeating each row or column: the strip would blur when its long side is averaged."""
     long, short = max(values.shape), min(values.shape)
     times = _SHARP // short
     if long <= _SHARP or times < 2 or long * _SHARP > _MOST_SPREAD:
@@ -166,7 +166,7 @@ def colour_bar(image: AxesImage, axes: Axes | Sequence[Axes], scale: Scale, labe
 def entitle(ax: Axes, title: str | None, name: str, *notes: str) -> None:
     """Write the title: the user's, or the name with notes below it.
 
-    In a figure of ours the title may be as wide as the figure; in the user's, as wide as the axes.
+    In a figure that hookline created, the title may be as wide as the figure; in a user's figure, as wide as the axes.
     """
     figure = ax.figure if isinstance(ax.figure, NotebookFigure) else None
     width = inches(ax)[0] if figure is None else figure.get_figwidth()
@@ -234,7 +234,7 @@ def height_of(lines: int, least: float = 2.4, most: float = 8.0) -> float:
 
 
 def drawable(text: str) -> str:
-    """Return text with a box for each letter that the font lacks. matplotlib would draw one too, but warn."""
+    """Return text with a box for each letter that the font lacks. matplotlib would draw a box too, but also warn."""
     if text.isascii():
         return text
     usual = tuple(FontProperties().get_family())

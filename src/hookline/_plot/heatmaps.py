@@ -86,8 +86,8 @@ def attention(one: NamedTensor, ax: Axes | None, options: PlotOptions) -> Axes |
     heads, which = sample_of(one, "attention", options.sample)
     if ax is not None and len(heads) > 1:
         raise HooklineError(
-            f"{one.name!r} has {len(heads)} heads, a panel for each, and ax= is one: leave it out, or choose a head "
-            f"by a subscript, as in {one.name + '[:, 0]'!r}"
+            f"{one.name!r} has {len(heads)} heads, a panel for each, and ax= is one: leave ax= out, or choose a head "
+            f"with a subscript, as in {one.name + '[:, 0]'!r}"
         )
     kept = heads[: min(options.most, _MOST_PANELS)]
     some = f"the first {len(kept)} of {len(heads)} heads" if len(kept) < len(heads) else ""
@@ -253,7 +253,7 @@ def _laid(tiles: Tensor, across: int, gap: int, blank: float) -> Tensor:
 
 
 def _across(total: int, rows: int, columns: int) -> int:
-    """Return how many tiles form a row, so that the whole is wider than high."""
+    """Return how many tiles to lay in a row, so that the sheet is wider than high."""
     wanted = math.sqrt(1.6 * total * rows / columns)
     return total if total <= 4 else max(1, min(total, 2 ** round(math.log2(max(wanted, 1)))))
 

@@ -1,4 +1,4 @@
-"""`.plot()`: choose the kind of picture that suits the values, or say why another does not, and draw it."""
+"""`.plot()`: choose the kind of picture that suits the values, or check the kind asked for, and draw it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PlotValues(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """Numbers to draw over calls, by site; what the calls are called; and their numbers."""
+    """Numbers to draw over calls, by site; the name of a call, such as "step"; and the number of each call."""
 
     values: dict[str, list[float]]
     along: str
@@ -116,26 +116,27 @@ class Plottable:
         """Draw the values at some places, or all, as the picture that suits them or as `kind`.
 
         `acts.plot("h.*", tokens=words)` is a heat map of tokens and layers, `acts.plot("h.*", "flow")` gradient flow.
-        Single numbers of several calls, as `watch.log` has, are curves; a kind or `call=` draws those of one call.
+        Single numbers of several calls, such as `watch.log` has, are drawn as curves; with a kind or `call=`, those of
+        one call are drawn.
 
         Args:
-            where: A site or a pattern, with subscripts if need be (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
-            kind: Of one value "maps", "attention", "tokens", "units" or "histogram"; of several "layers" (token ×
+            where: A site or a pattern, which may have subscripts (`"h.0.attn[1]"`, `"conv[:, 8:16]"`), or a list.
+            kind: For one value "maps", "attention", "tokens", "units" or "histogram"; for several "layers" (token ×
                 layer), "depth", "flow" (activations and gradients), "dead", "histogram" or "attention".
-            ax: Where to draw; without it a new figure is made, which shows itself in a notebook.
+            ax: The axes to draw into; by default, those of a new figure, which shows itself in a notebook.
             statistic: What "layers", "depth" and "flow" show: "norm", "rms", "mean", "std", "min", "max", "abs",
                 "zeros", "nan" or "inf".
             tokens: The labels of tokens: those of the sample, or a list for each sample.
-            sample: Which sample "maps", "attention", "tokens" and "layers" show, instead of the first. Of a store, any
-                kind draws the rows of one sample.
-            call: Which call of a module that ran several times, as an index of `calls()`; the latest.
+            sample: Which sample "maps", "attention", "tokens" and "layers" show, instead of the first. With a store,
+                every kind draws only the rows of this sample.
+            call: Which call of a module that ran several times, as an index of `calls()`; by default the latest.
             most: The most channels or heads to draw.
-            log: Whether a scale is logarithmic; without it, that depends on the values.
-            title: A title instead of the one that says what is drawn.
+            log: Whether the scale is logarithmic; by default, that depends on the values.
+            title: A title instead of the default, which describes the values.
         """
 
         if kind is None and isinstance(where, str) and where in KINDS and where not in cast("Container[str]", self):
-            raise NotCaptured(f"{where!r} is a kind of picture, and no site here; write plot(kind={where!r})")
+            raise NotCaptured(f"{where!r} is a kind of picture, not a site here; write plot(kind={where!r})")
         _refuse_options(statistic, sample, call, log, title)
         places = _places_in(where)
         curves = self._over_calls(places) if kind is None and call is None and sample is None else None
@@ -159,7 +160,7 @@ class Plottable:
 
 
 def _places_in(where: Any) -> list[Any]:
-    """Return the places in `where` as a list; an empty one means all."""
+    """Return the places in `where` as a list; an empty list means all places."""
     if where is None or isinstance(where, (str, Site, nn.Module, type)):
         return [] if where is None else [where]
     listed = list(where) if isinstance(where, Iterable) and not isinstance(where, (Mapping, Tensor)) else []
@@ -187,7 +188,7 @@ def one_call(site: str, calls: Sequence[Any], call: int) -> Any:
 
 
 def note_of(call: int | None, calls: int) -> str:
-    """Say which of several calls is drawn."""
+    """Return a note that says which of several calls is drawn."""
     if call is not None:
         return f"call {call} of those kept"
     return f"the latest of {calls} calls" if calls > 1 else ""
@@ -212,8 +213,8 @@ def plot(
 
     Args:
         note: Text below the title.
-        base: For single numbers, the number without any change, drawn for comparison.
-        label: The name of single numbers, on their axis.
+        base: For single numbers, the number that was measured without any change to the model, drawn for comparison.
+        label: For single numbers, the label of their axis.
     """
     _refuse_other_axes(ax)
     refuse_numbers(1, most=most)
@@ -231,7 +232,7 @@ def plot(
         )
     _refuse_idle(kind, many, options)
     drawn: Figure | Axes = _painter(kind, many)(many if _is_of_many(kind, many) else first, ax, options)
-    return drawn if ax is not None else cast("Figure", drawn.figure)  # A figure's own `figure` is itself.
+    return drawn if ax is not None else cast("Figure", drawn.figure)  # The `figure` of a figure is the figure itself.
 
 
 def plot_curves(
@@ -246,7 +247,7 @@ def plot_curves(
 
 
 def _refuse_other_axes(ax: Any) -> None:
-    """Raise for a figure, several axes, or anything else that is not one axes."""
+    """Raise if `ax` is a figure, several axes, or anything else but one axes."""
     if ax is not None and not hasattr(ax, "imshow"):
         raise HooklineError(f"ax= takes one of matplotlib's axes, as in figure.subplots(), not {type(ax).__name__}")
 
@@ -271,7 +272,7 @@ def _shows_tokens(kind: str, many: Mapping[str, NamedTensor]) -> bool:
 
 
 def _drawable(values: Mapping[str, Any]) -> tuple[dict[str, NamedTensor], str]:
-    """Return the tensors to draw, and a note about sites left out: without a tensor, or without elements."""
+    """Return the tensors to draw, and a note about sites that are left out for lack of a tensor or of elements."""
     if not values:
         raise NotCaptured("there is nothing to draw: no site has a value")
     with_tensors = {name: value for name, value in values.items() if is_drawable(value)} or values
@@ -307,14 +308,14 @@ def _check(kind: str, many: Mapping[str, NamedTensor]) -> None:
     why_not = _why_not(kind, many)
     if why_not:
         kinds = {kind_of(one.tensor) for one in many.values()}
-        # Any matrix could be drawn as attention, so it is named only if the values are attention.
+        # Any matrix could be drawn as attention, so this kind is suggested only if the values are attention.
         others = (one for one in KINDS if one != "attention" or kinds == {"attention"})
         fitting = [one for one in others if not _why_not(one, many)]
         raise HooklineError(f"{kind!r} does not fit: {why_not}; what fits is {', '.join(fitting)}")
 
 
 def _why_not(kind: str, many: Mapping[str, NamedTensor]) -> str:
-    """Say why the values can't be drawn as this kind; an empty text if they can."""
+    """Return why the values can't be drawn as this kind; an empty text if they can."""
     needed = KINDS[kind]
     first, *_ = many
     if len(many) > 1 and not needed.many:

@@ -1,4 +1,4 @@
-"""What a plot shows, before anything is drawn: tensors with names, the numbers to draw, and the labels of an axis.
+"""The data of a plot, before anything is drawn: tensors with names, the numbers to draw, and the labels of an axis.
 
 PlotOptions, NamedTensor and MaskedNumbers are the arguments of the functions that draw.
 """
@@ -29,7 +29,7 @@ DIMENSIONS = {
     "line": ("unit",),
     "number": (),
 }
-UNIT = {"maps": 1, "tokens": 2, "units": 1, "line": 0}  # The dimension along which a layer has units.
+UNIT = {"maps": 1, "tokens": 2, "units": 1, "line": 0}  # The dimension of a layer's units.
 _SCALARS = (bool, int, float, complex)
 
 
@@ -61,12 +61,12 @@ class NamedTensor(NamedTuple):
 
 
 class MaskedNumbers(NamedTuple):
-    """Elements as float64, with NaN for NaN and infinity, and masks that tell these apart."""
+    """Elements as float64, with NaN in place of infinity, and masks that tell NaN and infinity apart."""
 
     values: Tensor
     nan: Tensor
     infinite: Tensor
-    counts: tuple[str, str]  # In words: how many are NaN, and how many infinite.
+    counts: tuple[str, str]  # How many elements are NaN, and how many are infinite, as text.
 
     def part(self, index: int) -> MaskedNumbers:
         """Return the numbers at one index of the first dimension."""
@@ -97,7 +97,7 @@ def tensor_to_draw(name: str, value: Any) -> NamedTensor:
 
 
 def sample_of(one: NamedTensor, kind: str, sample: int) -> tuple[Tensor, str]:
-    """Return one sample of a value with the dimensions of a kind, and a text on which sample it is."""
+    """Return one sample of a value with the dimensions of a kind, and a text that says which sample it is."""
     tensor = shaped(dense(one.tensor), kind)
     samples = tensor.shape[0]
     if not -samples <= sample < samples:
@@ -123,7 +123,7 @@ def dense(tensor: Tensor, complex_as_size: bool = True) -> Tensor:
 
 
 def value_name(tensor: Tensor) -> str:
-    """Return what to call the numbers of a picture."""
+    """Return the label for a tensor's numbers."""
     return "size of the complex value" if tensor.is_complex() else "value"
 
 
@@ -186,7 +186,7 @@ def full_shape(shape: Sequence[int], kind: str) -> tuple[int, ...]:
     return (1,) * (wanted - len(given)) + given if joined < 2 else (prod(given[:joined]), *given[joined:])
 
 
-# Each takes float64 values and the dimensions to reduce.
+# Each function takes float64 values and the dimensions to reduce.
 MEASURES: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "norm": lambda value, dims: torch.linalg.vector_norm(value, dim=dims),
     "rms": lambda value, dims: value.square().mean(dims).sqrt(),
@@ -255,9 +255,9 @@ def dead_share(tensor: Tensor, kind: str) -> float | None:
 
 
 def extremes(numbers: Sequence[float], source: Literal["first", "last"]) -> list[str]:
-    """Say which numbers along depth have vanished or exploded, compared with where the signal comes from.
+    """Return for each number along depth whether it has vanished or exploded, compared with the signal's source.
 
-    Values come from the first layer, gradients from the last.
+    The source of values is the first layer, the source of gradients the last.
 
     >>> extremes([1e-5, 0.1, 0.5, float("nan")], source="last")
     ['vanishing', '', '', 'not finite']
@@ -288,7 +288,7 @@ _NUMBER = re.compile(r"(\d+)")  # Any number, as in "conv1".
 
 
 class Family(NamedTuple):
-    """Names that differ only in numbers: the template "h.*.mlp", and for each name the numbers at its `*`s."""
+    """Names that differ only in numbers: the template "h.*.mlp", and for each name the numbers in place of the `*`s."""
 
     template: str
     members: dict[str, tuple[str, ...]]
@@ -357,7 +357,7 @@ class Axis(NamedTuple):
 
 
 def layer_labels(names: list[str]) -> Axis:
-    """Return a label for each name: its layer, if layers tell the names apart."""
+    """Return a label for each name: its layer, or the whole name if two names have the same layer."""
     values = list(along_depth(names).values())
     places = depth_of(values if len({*values}) == len(names) else names)
     if len(places.labels) < len(names):
@@ -366,9 +366,9 @@ def layer_labels(names: list[str]) -> Axis:
 
 
 def along_depth(names: Iterable[str]) -> dict[str, str]:
-    """Return names in the order of depth, each with the name of its value (for a gradient, of what it is the gradient).
+    """Return names in the order of depth, each with the name of its value: itself, or the value of a gradient.
 
-    Gradients pass in the opposite order, so without values their order is reversed.
+    Gradients pass in the opposite order. If no value says where a gradient belongs, the order is reversed.
 
     >>> along_depth(["h.1:grad_output", "h.0:grad_output"])
     {'h.0:grad_output': 'h.0', 'h.1:grad_output': 'h.1'}
@@ -400,7 +400,7 @@ def _value_of(site: Site) -> str:
 
 
 def thinned(count: int, most: int) -> range:
-    """Return which of `count` labels to show if there is room for `most`: from the first on, in round steps.
+    """Return the positions of the labels to show out of `count` if there is room for `most`, in round steps from 0.
 
     >>> thinned(12, 20), thinned(100, 12)
     (range(0, 12), range(0, 100, 10))
@@ -416,7 +416,7 @@ def token_labels(tokens: Any, sample: int, count: int, name: str) -> list[str] |
     given = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
     if given and not isinstance(given[0], (str, int, float)):
         if not -len(given) <= sample < len(given):
-            raise HooklineError(f"tokens= has those of {len(given)} samples, and sample={sample} is not among them")
+            raise HooklineError(f"tokens= has labels of {len(given)} samples, and sample={sample} is not among them")
         given = list(given[sample])
     if len(given) != count:
         raise HooklineError(f"tokens= has {len(given)} labels, but {name!r} has {count} tokens")
