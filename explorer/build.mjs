@@ -1,4 +1,4 @@
-// Builds the page: checks nothing, bundles src/main.ts and style.css into index.html, writes src/hookline/_explore/explorer.html.
+// Builds the page: bundles src/main.ts and style.css into index.html (without type checks), and writes src/hookline/_explore/explorer.html.
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -8,7 +8,7 @@ import { build } from "esbuild";
 const here = dirname(fileURLToPath(import.meta.url));
 const target = process.argv[2] ?? join(here, "..", "src", "hookline", "_explore", "explorer.html");
 
-/** A hash of all that the page is made of; tests/explore/test_explore_built.py computes the same without Node. */
+/** A hash of all sources of the page; tests/explore/test_explore_built.py computes the same hash without Node. */
 function hashOfSources() {
   const own = ["build.mjs", "index.html", "package-lock.json", "package.json", "style.css", "tsconfig.json"];
   const files = [...own, ...readdirSync(join(here, "src")).map((name) => `src/${name}`)].sort();

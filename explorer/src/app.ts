@@ -1,4 +1,4 @@
-/** What the parts of the page share: the data, what the reader looks at, and how to go elsewhere. */
+/** What the parts of the page share: the data, the current view, and a way to change the view. */
 
 import type { Module, Page, Site } from "./data";
 import type { Theme } from "./colours";
@@ -8,18 +8,18 @@ import type { State } from "./state";
 export interface App {
   page: Page;
   state: State;
-  found: Found; // What the search means.
+  found: Found; // The result of the search.
   theme: Theme;
   go(change: Partial<State>, how?: "push" | "replace"): void;
 }
 
-/** The names that the runs and their difference have on the page. */
+/** The names of the runs and of their difference on the page. */
 export function runNames(page: Page): string[] {
   const names = page.runs.map((run, number) => run.name || `run ${"AB"[number]}`);
   return names.length > 1 ? [...names, "difference"] : names;
 }
 
-/** Choose a site, or a module that has none. */
+/** Choose a site, or a module without sites. */
 export function choose(app: App, module: Module, site: Site | null, how: "push" | "replace" = "push"): void {
   app.go({ site: site ? site.name : null, module: site ? null : module.path, tile: null }, how);
 }
@@ -30,7 +30,7 @@ export function chooseSite(app: App, number: number): void {
   if (site) app.go({ site: site.name, module: null, tile: null });
 }
 
-/** What a site's name has after the path of its module: "/softmax", ":input[0]", or nothing. */
+/** The part of a site's name after the path of its module: "/softmax", ":input[0]", or nothing. */
 export function suffixOf(site: Site): string {
   const number = (call: number | null): string => (call === null ? "" : `#${call}`);
   const dot = site.path && site.member.endsWith("()") ? "." : "";
@@ -38,7 +38,7 @@ export function suffixOf(site: Site): string {
   return number(site.within) + dot + site.member + number(site.call) + port + site.index;
 }
 
-/** The module that a site is of. */
+/** The module that a site belongs to. */
 export function moduleOf(page: Page, site: Site): Module | null {
   return page.modules.find((module) => module.sites.includes(site.number)) ?? page.modules.find((module) => module.path === site.path) ?? null;
 }

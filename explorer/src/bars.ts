@@ -1,4 +1,4 @@
-/** Numbers of single units as bars: a vector, a number, or one sample of a batch of vectors. */
+/** Values of single units as bars: a vector, a number, or one sample of a batch of vectors. */
 
 import { runNames, type App } from "./app";
 import type { Site } from "./data";

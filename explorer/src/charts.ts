@@ -1,4 +1,4 @@
-/** Lines and bars over many sites: each point names its site, and leads to it. */
+/** Lines and bars over many sites: each point names its site and links to it. */
 
 import { drawn, element } from "./elements";
 import { short, ticks } from "./numbers";
@@ -12,7 +12,7 @@ export interface Line {
 
 export interface LineChart {
   label: string;
-  names: string[]; // Of the places along the axis.
+  names: string[]; // The names of the places along the axis.
   lines: Line[];
   width: number;
   height: number;
@@ -24,11 +24,11 @@ const LEFT = 58;
 const RIGHT = 14;
 const TOP = 10;
 const BOTTOM = 24;
-const LONGEST = 20; // Letters of a name along the axis.
-const LETTER = 6.6; // How wide one is.
+const LONGEST = 20; // The most letters of a name along the axis.
+const LETTER = 6.6; // The width of a letter.
 const GAP = 16;
 
-/** Lines of numbers over places; by mouse, or by the left and right arrow keys. */
+/** Lines of numbers over places, which the mouse or the left and right arrow keys point at. */
 export function lineChart(options: LineChart): Element {
   const { names, lines, width, height } = options;
   const numbers = lines.flatMap((line) => line.values).filter((value): value is number => value !== null && Number.isFinite(value));
@@ -90,16 +90,16 @@ function decades(low: number, high: number): number[] {
   return ticks(10 ** low, 10 ** high, 4).filter((mark) => mark > 0);
 }
 
-/** Names along the axis, at even steps: as many as there is room for. */
+/** Names along the axis, evenly spaced: as many as there is room for. */
 function placeNames(names: string[], x: (place: number) => number, width: number, height: number): Element[] {
   const texts = names.map((name) => (name.length > LONGEST ? `…${name.slice(1 - LONGEST)}` : name));
   const wide = LETTER * Math.max(...texts.map((text) => text.length));
   const step = names.length > 1 ? x(1) - x(0) : width;
   const every = Math.max(1, Math.ceil((wide + GAP) / step));
-  let free = 0; // Where the last name ends.
+  let free = 0; // Where the next name may begin.
   return texts.flatMap((text, place) => {
     const half = (LETTER * text.length) / 2;
-    const at = Math.max(half, Math.min(x(place), width - half)); // The first and the last stay inside.
+    const at = Math.max(half, Math.min(x(place), width - half)); // The first and the last name stay inside the chart.
     if (place % every || at - half < free) return [];
     free = at + half + GAP / 2;
     return [drawn("text", { class: "tick name", x: at, y: height - 7, "text-anchor": "middle" }, text)];
@@ -162,7 +162,7 @@ function follow(chart: SVGSVGElement, options: LineChart, cursor: SVGLineElement
   });
 }
 
-/** Bars with their names and numbers, and a mark where nothing was changed. */
+/** Bars with their names and numbers, and a mark at the value without any change. */
 export function barChart(rows: { name: string; value: number; choose: (() => void) | null }[], base: number | null): Element {
   const finite = [...rows.map((row) => row.value), base ?? 0].filter(Number.isFinite);
   const [low, high] = [Math.min(0, ...finite), Math.max(0, ...finite)];

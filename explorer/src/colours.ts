@@ -1,8 +1,8 @@
 /**
- * Colours for numbers: two maps that colour-blind readers can tell apart, mixed in the Oklab space, where equal steps look equal.
+ * Colours for numbers: two colour maps that colour-blind readers can read, mixed in the Oklab space, where equal steps look equal.
  *
- * Zero looks like the paper the picture is on, light or dark, so that what is strong stands out. Values of both signs are blue
- * below zero and orange above; values of one sign grow darker on light paper and lighter on dark paper.
+ * Zero has the colour of the background, light or dark, so that large values stand out. Values of both signs are blue
+ * below zero and orange above; values of one sign grow darker on a light background and lighter on a dark one.
  */
 
 import type { Picture } from "./picture";
@@ -32,7 +32,7 @@ const INFINITE: Record<Theme, string> = { light: "#7a2fd0", dark: "#c48bff" };
 const STEPS = 256;
 const ramps = new Map<string, [number, number, number][]>();
 
-/** The colour of one number, as CSS has it. */
+/** The colour of one number, as CSS text. */
 export function colourOf(value: number, scale: Scale, theme: Theme): string {
   const [red, green, blue] = mixed(value, scale, theme);
   return `rgb(${red} ${green} ${blue})`;

@@ -1,4 +1,4 @@
-/** The data of the page: one JSON text that hookline wrote into it, checked and read here, once. */
+/** The data of the page: one JSON text that hookline wrote into it. It is checked and read here, once. */
 
 export interface Stats {
   mean: number;
@@ -21,7 +21,7 @@ export interface Histogram {
   counts: number[];
 }
 
-/** A value as codes of one byte; `picture.ts` makes numbers of them. */
+/** A value as one-byte codes; `picture.ts` turns them into numbers. */
 export interface Packed {
   shape: number[];
   of: number[];
@@ -36,13 +36,13 @@ export interface Packed {
 export type ByToken = Record<string, unknown[][]>;
 
 export interface Site {
-  number: number; // Its place in the list of sites.
+  number: number; // The site's index in the list of sites.
   name: string;
   path: string;
   port: string;
   member: string;
   index: string;
-  parts: (number | string)[][]; // For each subscript that says which tensor of a value this is, all that mean it.
+  parts: (number | string)[][]; // For each subscript that selects this tensor in its value, all ways to write it.
   call: number | null;
   within: number | null;
   order: number;
@@ -50,10 +50,10 @@ export interface Site {
   dtype: string;
   shape: number[];
   describe: string;
-  gradient: number | null; // The site with the gradient of this value,
-  value: number | null; // and the site with the value of this gradient.
+  gradient: number | null; // The site of this value's gradient.
+  value: number | null; // The site of the value that this is the gradient of.
   calls: number[];
-  stats: (Stats | null)[]; // Of run A, of run B, of their difference: so are the next three.
+  stats: (Stats | null)[]; // Of run A, of run B, and of their difference, as in the next three fields.
   histogram: (Histogram | null)[];
   tokens: (ByToken | null)[] | null;
   picture: (Packed | null)[];
@@ -102,12 +102,12 @@ export interface Page {
   measured: Measured[];
 }
 
-/** Why the page can't be shown, in words for the reader. */
+/** The reason why the page can't be shown, as text for the reader. */
 export class PageError extends Error {}
 
 const AGAIN = "Write the page again with hl.explore(...).";
 
-/** Read the data of the page; whatever is wrong with it is a PageError. */
+/** Read the data of the page; throw a PageError if anything is wrong with it. */
 export function readPage(text: string | null | undefined): Page {
   if (!text || !text.trim() || text.trim().startsWith("/*")) {
     throw new PageError("This page holds no data: it is the empty form that hl.explore(...) fills in.");
@@ -128,7 +128,7 @@ export function readPage(text: string | null | undefined): Page {
   return complete(page);
 }
 
-/** Turn the words that stand for non-finite numbers into numbers, and let each site and module know its place. */
+/** Turn the words for non-finite numbers into numbers, and give each site and module its index. */
 function complete(page: Page): Page {
   page.sites.forEach((site, number) => {
     site.number = number;
@@ -152,7 +152,7 @@ function numbersOf(stats: Stats): Stats {
   return Object.fromEntries(numbers) as Stats;
 }
 
-/** Read a number: JSON has none for NaN and infinities, so they come as words. */
+/** Read a number: JSON has no NaN and no infinities, so they are written as words. */
 export function real(value: unknown): number {
   if (typeof value === "number") return value;
   return { inf: Infinity, "-inf": -Infinity }[String(value)] ?? NaN;

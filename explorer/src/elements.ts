@@ -1,4 +1,4 @@
-/** Elements of the page. Text goes in as text only: whatever a module is called, its name is shown and never read as HTML. */
+/** Elements of the page. Text is inserted as text only: a module's name is never parsed as HTML. */
 
 export type Child = Node | string | null | undefined | false | Child[];
 type Listener = (event: never) => void;
@@ -28,7 +28,7 @@ export function drawn<K extends keyof SVGElementTagNameMap>(
   return made;
 }
 
-/** Put these in place of what an element holds. */
+/** Replace the children of an element. */
 export function replace(parent: Element, ...children: Child[]): void {
   parent.replaceChildren();
   fill(parent, children);

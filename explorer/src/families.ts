@@ -3,15 +3,15 @@
 import type { App } from "./app";
 import type { Page, Site } from "./data";
 
-const MOST = 0.5; // Of the sites: a family with fewer is one part of the model among others.
-const MOST_PARTS = 60; // Of a model, on one chart.
+const MOST = 0.5; // The share of all sites that the layers of a family need to stand for the model.
+const MOST_PARTS = 60; // The most parts of a model on one chart.
 
 export interface Family {
   pattern: string;
   sites: Site[];
 }
 
-/** The patterns that name a place in several layers, the broadest first. */
+/** The patterns that match a place in several layers, the broadest first. */
 export function familiesOf(page: Page): Family[] {
   const families = new Map<string, Site[]>();
   for (const site of page.sites) {
@@ -24,7 +24,7 @@ export function familiesOf(page: Page): Family[] {
   return found.toSorted((one, other) => depth(one.pattern) - depth(other.pattern) || other.sites.length - one.sites.length);
 }
 
-/** The sites that are drawn over depth: those found; or else the broadest family, where it is most of the model; or else the model's parts. */
+/** The sites to draw over depth: the search results; without a search, the broadest family if it is most of the model, or else the model's parts. */
 export function depthSites(app: App): Site[] {
   const { page, found } = app;
   const values = page.sites.filter((site) => site.value === null && site.stats.some(Boolean));
@@ -38,13 +38,13 @@ export function depthSites(app: App): Site[] {
   return inOrder(family && family.sites.length > 2 && shareOf(family, values) >= MOST ? family.sites : partsOf(values));
 }
 
-/** Of several sites those with real numbers: indices and lengths have no size that grows over depth. */
+/** The sites with floating-point values: integers, such as indices, have no size that grows over depth. If there are none, all sites. */
 export function withoutIntegers(sites: Site[]): Site[] {
   const real = sites.filter((site) => /float|complex/.test(site.dtype));
   return real.length ? real : sites;
 }
 
-/** Of a value with several tensors the first: lines through all of them would jump between things of other sizes. */
+/** The first tensor of each value: a line through all tensors would jump between quantities of different size. */
 export function firstTensors(sites: Site[]): Site[] {
   const first = new Map<string, Site>();
   for (const site of sites) {
@@ -54,20 +54,20 @@ export function firstTensors(sites: Site[]): Site[] {
   return [...first.values()];
 }
 
-/** The subscripts of a site without those that say which tensor of its value this is. */
+/** The subscripts of a site without those that select a tensor in its value. */
 function ownIndex(site: Site): string {
   const added = site.parts.map(([key]) => (typeof key === "string" ? `["${key.replace(/[\\"]/g, "\\$&")}"]` : `[${key}]`)).join("");
   return site.index.slice(0, site.index.length - added.length);
 }
 
-/** How much of the model is in the layers of a family. */
+/** The share of the values that are inside the layers of a family. */
 function shareOf(family: Family, values: Site[]): number {
   const paths = new Set(family.sites.map((site) => site.path));
   const within = (path: string): boolean => path !== "" && (paths.has(path) || within(path.slice(0, Math.max(0, path.lastIndexOf(".")))));
   return values.filter((site) => within(site.path)).length / values.length;
 }
 
-/** The outputs of modules, from as deep as a chart can show: each value once, and not that of what it is in too. */
+/** The outputs of modules at the greatest depth that fits on a chart: a module is left out if modules inside it are shown. */
 function partsOf(values: Site[]): Site[] {
   const outputs = values.filter((site) => site.port === "output" && !site.member && site.path !== "");
   const depthOf = (site: Site): number => site.path.split(".").length;
@@ -83,7 +83,7 @@ function parentsOf(path: string): string[] {
   return names.slice(1).map((_, depth) => names.slice(0, depth + 1).join("."));
 }
 
-/** The names of sites without what all of them begin with. */
+/** The names of sites without their common beginning. */
 export function shortNames(sites: Site[]): string[] {
   const names = sites.map((site) => site.name || "model");
   const paths = names.map((name) => name.split("."));

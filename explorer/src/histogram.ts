@@ -1,4 +1,4 @@
-/** How the numbers of a value are spread: a small drawing in a row, and a large one with both runs. */
+/** Histograms of a value: a small one for a row of the tree, and a large one with both runs. */
 
 import type { Histogram } from "./data";
 import { drawn, element } from "./elements";
@@ -16,13 +16,13 @@ export function spark(histograms: (Histogram | null)[]): SVGElement | null {
   const most = Math.sqrt(Math.max(...counts, 1));
   const width = SPARK.width / counts.length;
   const path = counts.map((one, place) => {
-    const height = Math.sqrt(one) / most * SPARK.height; // Roots, so that tails can be seen beside a peak.
+    const height = Math.sqrt(one) / most * SPARK.height; // Square roots, so that tails can be seen next to a peak.
     return height ? `M${(place * width).toFixed(1)} ${SPARK.height}v${(-Math.max(height, 0.7)).toFixed(1)}h${width.toFixed(1)}V${SPARK.height}` : "";
   });
   return drawn("svg", { viewBox: `0 0 ${SPARK.width} ${SPARK.height}`, height: SPARK.height, preserveAspectRatio: "none", class: "spark" }, drawn("path", { d: path.join("") }));
 }
 
-/** The histograms of the runs over each other, on one axis; `log` draws small counts larger. */
+/** The histograms of the runs, drawn over each other on one axis; `log` makes small counts visible. */
 export function histogramChart(histograms: (Histogram | null)[], names: string[], width: number, log: boolean): Element {
   const shown = histograms.map((histogram, run) => ({ histogram, run })).filter((one) => usable(one.histogram)) as Shown[];
   if (!shown.length) return element("p", { class: "empty" }, "There are no finite numbers to count.");

@@ -36,7 +36,7 @@ const LANGUAGE: [pattern: string, meaning: string][] = [
   ["attn", "no pattern: any name with these letters"],
 ];
 
-/** Listen to the keys; letters mean themselves where something is typed. */
+/** Listen to the keys, except where the reader types text. */
 export function listen(acts: Acts): void {
   document.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;

@@ -1,4 +1,4 @@
-/** The page: a header, the tree of modules, and what is chosen in it. */
+/** The page: a header, the tree of modules, and the chosen site or the overview. */
 
 import { runNames, type App } from "./app";
 import { PageError, readPage, type Page } from "./data";
@@ -18,7 +18,7 @@ import { Tree } from "./tree";
 import { TreeView } from "./treeview";
 import { countOf, gravest, warningsOf } from "./warnings";
 
-const SOON = 120; // Milliseconds: browsers stop listening to a page that changes its address all the time.
+const SOON = 120; // Milliseconds. Browsers ignore a page that changes its address too often.
 
 function start(): void {
   const root = document.getElementById("page")!;
@@ -33,7 +33,7 @@ function start(): void {
   }
 }
 
-/** What is said instead of a blank page. */
+/** The message that is shown instead of a blank page. */
 function failure(error: Error): HTMLElement {
   const text = error instanceof PageError ? error.message : `Something in this page's data was not expected (${error.message}).`;
   return element("div", { class: "failure", role: "alert" }, element("h2", {}, "This can't be shown"), element("p", {}, text));
@@ -71,7 +71,7 @@ class Explorer implements App {
     this.treeView = new TreeView(this, this.tree, gravest(page));
   }
 
-  /** Put the page together and show what the address asks for. */
+  /** Put the page together and show the view in the address. */
   begin(): void {
     replace(this.root, this.header(), element("div", { class: "body" }, this.sidebar(), this.main));
     placeTip();
@@ -92,10 +92,10 @@ class Explorer implements App {
     this.written = location.hash.replace(/^#/, "");
     this.become(this.state);
     performance.mark("hookline ready");
-    Object.assign(window, { hookline: { matches: (text: string) => matches(this.page, text) } }); // For tests, and the curious.
+    Object.assign(window, { hookline: { matches: (text: string) => matches(this.page, text) } }); // For tests, and for the browser's console.
   }
 
-  /** Look at something else; the address follows. */
+  /** Change the view, and the address with it. */
   go(change: Partial<State>, how: "push" | "replace" = "push"): void {
     const next = { ...this.state, ...change };
     this.become(next);
@@ -152,7 +152,7 @@ class Explorer implements App {
     return overview(this);
   }
 
-  /** From what is enlarged to all, from a site to the overview, from a search to everything. */
+  /** Go back one step: from an enlarged tile to all tiles, from a site to the overview, from a search to everything. */
   private back(): void {
     hideTip();
     if (this.state.tile !== null) this.go({ tile: null });
@@ -169,7 +169,7 @@ class Explorer implements App {
     event.preventDefault();
   }
 
-  /** Enter shows the one site that is found, or all of them over depth. */
+  /** Show the site that the search found, or all of them over depth if there are several. */
   private enter(): void {
     const values = [...this.found.sites].map((number) => this.page.sites[number]!).filter((site) => site.value === null);
     this.go(values.length === 1 ? { site: values[0]!.name, module: null } : { site: null, module: null });
@@ -187,7 +187,7 @@ class Explorer implements App {
     this.status.className = `search-status ${found.how}${found.sites.size || found.modules.size ? "" : " nothing"}`;
   }
 
-  /** Names often begin with more than one remembers: offer what the text means at any depth. */
+  /** Readers often forget how a name begins: offer the pattern that matches the text at any depth. */
   private suggestion(): HTMLElement | null {
     const deeper = `**.${this.state.search.trim()}`;
     const { how, sites } = find(this.page, deeper);
@@ -201,7 +201,7 @@ class Explorer implements App {
     const totals = [plural(page.modules.length, "module"), plural(page.sites.length, "site"), parameters ? `${count(parameters)} parameters` : ""];
     const warnings = warningsOf(page);
     const grave = warnings.filter((warning) => warning.level !== "note");
-    const worst = warnings[0]?.level ?? "note"; // They come gravest first.
+    const worst = warnings[0]?.level ?? "note"; // The most serious warning comes first.
     const home = (): void => this.go({ site: null, module: null, tile: null });
     return element(
       "header",
@@ -255,7 +255,7 @@ class Explorer implements App {
   }
 }
 
-/** The names of the sites that a pattern means; null where the text is no pattern. */
+/** The names of the sites that a pattern matches; null if the text is not a pattern. */
 function matches(page: Page, text: string): string[] | null {
   try {
     return [...findPattern(page, parse(text)).sites].map((number) => page.sites[number]!.name);

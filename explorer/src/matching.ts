@@ -1,4 +1,4 @@
-/** Which places a pattern means: its path, its member and its subscripts, each by itself (see sites.ts). */
+/** Match places against a pattern: its path, its member and its subscripts, each separately (see sites.ts). */
 
 import { ANY_NAME, matchName, matchNames } from "./names";
 import { alternativesOf, Slice, STAR, type Pattern, type Subscript } from "./sites";
@@ -7,14 +7,14 @@ import { alternativesOf, Slice, STAR, type Pattern, type Subscript } from "./sit
 export function matchesPath(pattern: Pattern, path: string): boolean {
   if (pattern.path !== null) return pattern.path === path;
   if (pattern.member.endsWith("()")) {
-    // A method is the last name: `**.encode()` may be one of the model itself.
+    // A method counts as the last name, so that `**.encode()` also matches a method of the model itself.
     const names = [...path.split(".").filter(Boolean), pattern.member];
     return matchNames(names, [...pattern.segments, ANY_NAME]);
   }
   return path !== "" && matchNames(path.split("."), pattern.segments);
 }
 
-/** Whether a member of a site is meant by the member of a pattern, wildcards and all. */
+/** Whether the member of a site matches the member of a pattern, which may have wildcards. */
 export function matchesMember(member: string, pattern: string): boolean {
   if (member === pattern || !/[*{]/.test(pattern)) return member === pattern;
   const mark = pattern.startsWith("/") ? "/" : "";
@@ -22,10 +22,10 @@ export function matchesMember(member: string, pattern: string): boolean {
 }
 
 /**
- * Whether the subscripts asked for are those that a site has, and maybe more.
+ * Whether the subscripts of a pattern match those of a site. A pattern may have more subscripts than the site.
  *
- * The last of them may say which tensor of a value the page shows here: `parts` has all that mean each of those, and of
- * them any that are asked for have to fit, so that a site asked for as a whole is all of its tensors.
+ * The last subscripts of a site may select one tensor of a value; `parts` has all ways to write each of these. A pattern
+ * may leave them out: then it matches all tensors of the value. Those it has must match.
  */
 export function matchesSubscripts(asked: Subscript[], had: Subscript[], parts: (number | string)[][]): boolean {
   const own = had.length - parts.length;
@@ -39,7 +39,7 @@ function meansPart(asked: Subscript, ways: (number | string)[], last: boolean): 
   return asked === STAR || ways.some((way) => way === asked);
 }
 
-/** Whether a slice of a sequence has the item that is written so from the front, and so from the end. */
+/** Whether a slice contains an item; `ways` has its index from the front and from the end. */
 function isWithin({ bounds: [from, to, by] }: Slice, ways: (number | string)[]): boolean {
   const [at, behind] = [ways.find((way) => typeof way === "number" && way >= 0), ways.find((way) => typeof way === "number" && way < 0)];
   if (typeof at !== "number" || typeof behind !== "number") return false;

@@ -1,12 +1,12 @@
-/** Names of modules against wildcards: the lower half of the site language (see sites.ts). */
+/** Match names of modules against wildcards: the lower half of the site language (see sites.ts). */
 
-export type Alternatives = string[][]; // Of one name, each cut at its `*`s.
-export type Segments = (Alternatives | null)[]; // For each name its alternatives; null is `**`.
+export type Alternatives = string[][]; // The alternatives of one name, each cut at its `*`s.
+export type Segments = (Alternatives | null)[]; // The alternatives of each name; null for `**`.
 
 /** A `*` alone. */
 export const ANY_NAME: Alternatives = [["", ""]];
 
-/** Match names with two pointers; a last `**` takes at least one name, any other may take none. */
+/** Match names with two pointers; a `**` at the end matches at least one name, any other may match none. */
 export function matchNames(names: string[], wanted: Segments): boolean {
   const segments = wanted.at(-1) === null ? [...wanted.slice(0, -1), ANY_NAME, null] : wanted;
   let name = 0;
@@ -33,11 +33,11 @@ export function matchNames(names: string[], wanted: Segments): boolean {
 /** Whether a name is one of the alternatives. */
 export function matchName(name: string, alternatives: Alternatives): boolean {
   const [only, other] = alternatives;
-  const any = other === undefined && only?.length === 2 && only.join("") === ""; // `*`, which an empty name is, too.
+  const any = other === undefined && only?.length === 2 && only.join("") === ""; // `*` alone also matches an empty name.
   return any || alternatives.some((pieces) => matchPieces(name, pieces));
 }
 
-/** Whether the pieces occur in this order, at the ends too, with at least one character in each gap. */
+/** Whether the pieces occur in this order, the first and last at the ends, with at least one character in each gap. */
 function matchPieces(name: string, pieces: string[]): boolean {
   const first = pieces[0]!;
   const last = pieces.at(-1)!;

@@ -1,4 +1,4 @@
-/** Numbers as text: short ones that can be compared at a glance, and all digits where they are asked for. */
+/** Numbers as text: short, to compare at a glance, or with all digits. */
 
 const MINUS = "−";
 const UNITS = ["", " k", " M", " G", " T"];
@@ -14,7 +14,7 @@ export function short(value: number, digits = 4): string {
   return signed(trimmed(value.toPrecision(Math.max(digits, Math.floor(Math.log10(size)) + 1))));
 }
 
-/** A number with every digit that it has. */
+/** A number with all its digits. */
 export function exact(value: number): string {
   return Number.isFinite(value) ? signed(String(value)) : short(value);
 }
@@ -46,7 +46,7 @@ export function plural(number: number, noun: string): string {
   return `${number.toLocaleString("en-US")} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-/** Round numbers within a range, about as many as asked for. */
+/** Round numbers within a range, about `most` of them. */
 export function ticks(low: number, high: number, most: number): number[] {
   const span = high - low;
   if (!(span > 0) || !Number.isFinite(span)) return [low];

@@ -1,4 +1,4 @@
-/** What is seen when nothing is chosen: warnings first, then what was measured, then numbers over depth. */
+/** The overview, shown when nothing is chosen: warnings first, then measurements, then statistics over depth. */
 
 import { chooseSite, runNames, type App } from "./app";
 import { barChart, lineChart, type Line } from "./charts";
@@ -26,7 +26,7 @@ const STATISTICS: [name: keyof Stats, label: string][] = [
 ];
 const MOST_WARNINGS = 8;
 
-/** The page without a choice. */
+/** The overview page. */
 export function overview(app: App): Drawn {
   const chosen = depthSites(app);
   const sites = firstTensors(withoutIntegers(chosen));
@@ -62,7 +62,7 @@ function card(title: string, ...children: (Element | null)[]): HTMLElement {
   return element("section", { class: "card" }, element("header", {}, element("h3", {}, title), control ?? null), ...rest);
 }
 
-/** The warnings, gravest first, each of which leads to its site. */
+/** The warnings, most serious first, each with a link to its site. */
 function warningList(app: App): HTMLElement {
   const warnings = warningsOf(app.page);
   if (!app.page.sites.length) return element("section", { class: "calm" }, element("span", { class: "dot" }), "Nothing was captured.");
@@ -87,7 +87,7 @@ function measuredCards(app: App): HTMLElement[] {
   });
 }
 
-/** Families of sites that one pattern names: a click puts the pattern into the search. */
+/** Families of sites that one pattern matches: a click puts the pattern into the search. */
 function familyChoice(app: App, sites: Site[], drawn: number): HTMLElement {
   const families = familiesOf(app.page).slice(0, 8);
   const buttons = families.map(({ pattern }) =>
@@ -121,7 +121,7 @@ function legend(lines: Line[]): HTMLElement | null {
   return element("div", { class: "line-legend" }, lines.map((line) => element("span", {}, element("span", { class: `swatch ${line.colour}` }), line.name)));
 }
 
-/** What the colours and the dashes of the gradient flow stand for. */
+/** The legend for the colours and dashes of the gradient flow. */
 function flowLegend(app: App): HTMLElement {
   const names = runNames(app.page);
   const runs = names.length > 1 ? [["solid", names[0]!], ["broken", names[1]!]] : [];

@@ -1,4 +1,4 @@
-/** The pictures of a site: each run, their difference, the gradient; one scale for what can be compared. */
+/** The pictures of a site: each run, their difference, the gradient. Comparable pictures share a scale. */
 
 import { runNames, type App } from "./app";
 import { barsView } from "./bars";
@@ -14,7 +14,7 @@ import { hideTip, showTip } from "./tip";
 export const RUN = ["run-a", "run-b", "run-d"];
 const SHARES = [1, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9];
 
-/** How much of the numbers the colours cover; kept while the page is open. */
+/** The share of the numbers that the colour scale covers; kept while the page is open. */
 const chosen = { share: new Map<string, number>() };
 
 interface Panel {
@@ -51,12 +51,12 @@ export class Panels {
     );
   }
 
-  /** Draw for the room there is. */
+  /** Draw for the available width. */
   draw(): void {
     const scales = new Map<number, Scale>();
     const values = this.pictures.slice(0, 2).filter((picture): picture is Picture => picture !== null);
     for (const { run } of this.panels) {
-      scales.set(run, scaleOf(run < 2 ? values : [this.pictures[2]!], this.share, this.kind === "attention")); // Weights that are nearly equal are to look so.
+      scales.set(run, scaleOf(run < 2 ? values : [this.pictures[2]!], this.share, this.kind === "attention")); // Nearly equal weights should look nearly equal.
     }
     for (const panel of this.panels) {
       const room = panel.frame.clientWidth - 2;
@@ -71,7 +71,7 @@ export class Panels {
     }
   }
 
-  /** Pictures above each other are lower than those beside each other. */
+  /** The greatest height of a picture: stacked pictures are lower than pictures side by side. */
   private get tallest(): number {
     const several = this.app.state.view === "all" && this.app.page.runs.length > 1;
     return !several ? 560 : ["maps", "attention"].includes(this.kind) ? 470 : 230;
@@ -123,12 +123,12 @@ export class Panels {
     return { run, picture, view: matrix, frame: element("div", { class: "panel" }, page.runs.length > 1 ? heading : null, matrix?.element ?? null, bars) };
   }
 
-  /** What is under the cursor, in every run that is there. */
+  /** Show the number under the cursor in every run. */
   private explain(words: string[], indices: number[], x: number, y: number): void {
     showTip(x, y, element("div", { class: "tip-title" }, words.join(" · ")), tipLines(this.app, this.pictures, indices));
   }
 
-  /** The legends with their clip, the sample, and the way back from what is enlarged. */
+  /** The legends with their clipping, the choice of a sample, and the way back from an enlarged tile. */
   private controls(): HTMLElement {
     const { state } = this.app;
     const first = this.panels[0];
@@ -197,7 +197,7 @@ export class Panels {
     legend.setAttribute("title", `${exact(scale.low)} to ${exact(scale.high)}`);
   }
 
-  /** What these runs hold that is no finite number. */
+  /** The numbers in these runs that are not finite. */
   private strange(runs: number[]): [name: string, value: number][] {
     const values = runs.flatMap((run) => [...(this.pictures[run]?.counts() ?? [])].flatMap((count, code) => (count ? [this.pictures[run]!.valueOf(code)] : [])));
     const nan: [string, number][] = values.some(Number.isNaN) ? [["NaN", NaN]] : [];
@@ -217,7 +217,7 @@ export class Panels {
   }
 }
 
-/** What each run has at these indices of the whole value: a number, or why there is none. */
+/** The value of each run at these indices of the whole value: a number, or why there is none. */
 export function tipLines(app: App, pictures: (Picture | null)[], indices: number[]): HTMLElement[] {
   const names = runNames(app.page);
   return pictures.flatMap((picture, run) => {
@@ -237,14 +237,14 @@ function tipNumber(picture: Picture, run: number, indices: number[]): HTMLElemen
   return element("b", { "data-run": run, "data-value": String(value) }, said(picture, value), errorOf(picture, value));
 }
 
-/** A number with as many digits as its error leaves it. */
+/** A number with as many digits as its error allows. */
 function said(picture: Picture, value: number): string {
   if (!(picture.error > 0) || !Number.isFinite(value) || value === 0) return short(value, 6);
   const digits = Math.ceil(Math.log10(Math.abs(value) / picture.error)) + 1;
   return short(value, Math.max(1, Math.min(6, digits)));
 }
 
-/** How far a number shown may be from the true one, if it may. */
+/** How far a displayed number may be from the true one; nothing if it is exact. */
 function errorOf(picture: Picture, value: number): HTMLElement | null {
   return picture.error > 0 && Number.isFinite(value) ? element("span", { class: "error" }, ` ± ${short(picture.error, 2)}`) : null;
 }

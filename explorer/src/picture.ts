@@ -1,4 +1,4 @@
-/** A value as the page has it: a code of one byte for each number shown, and the numbers that the codes stand for. */
+/** A value as the page stores it: a one-byte code for each displayed number, and the numbers that the codes stand for. */
 
 import { PageError, type Packed } from "./data";
 import type { Scale } from "./colours";
@@ -11,7 +11,7 @@ export class Picture {
   readonly of: number[];
   readonly pick: Packed["pick"];
   readonly leftOut: string;
-  readonly error: number; // The largest difference between a number shown and the true one.
+  readonly error: number; // The largest difference between a displayed number and the true one.
   private readonly levels: Float32Array;
   private readonly codes: Uint8Array;
 
@@ -30,7 +30,7 @@ export class Picture {
     }
   }
 
-  /** The code at a place, counted through all dimensions. */
+  /** The code at a flat index. */
   code(place: number): number {
     return this.codes[place]!;
   }
@@ -45,18 +45,18 @@ export class Picture {
     return this.valueOf(this.codes[place]!);
   }
 
-  /** The place of these indices, counted through all dimensions. */
+  /** The flat index of these indices. */
   place(...indices: number[]): number {
     return indices.reduce((place, index, dimension) => place * this.shape[dimension]! + index, 0);
   }
 
-  /** The index in the whole value of an index that is shown. */
+  /** The index in the whole value for an index in the picture. */
   trueIndex(dimension: number, index: number): number {
     const [start, , step] = this.pick[dimension] ?? [0, 0, 1];
     return start + index * step;
   }
 
-  /** The indices in the whole value of a place. */
+  /** The indices in the whole value for a flat index in the picture. */
   indicesOf(place: number): number[] {
     const shown: number[] = [];
     for (let rest = place, dimension = this.shape.length - 1; dimension >= 0; dimension -= 1) {
@@ -66,7 +66,7 @@ export class Picture {
     return shown.map((index, dimension) => this.trueIndex(dimension, index));
   }
 
-  /** Where these indices of the whole value are among those shown; null where this picture does not have them. */
+  /** The indices in the picture for indices of the whole value; null if the picture does not have them. */
   shownAt(indices: number[]): number[] | null {
     const shown = indices.map((index, dimension) => {
       const [start, , step] = this.pick[dimension] ?? [0, 0, 1];
@@ -84,7 +84,7 @@ export class Picture {
   }
 }
 
-/** The scale that holds this share of the numbers in these pictures: what is beyond has the colour of the end. `fromZero` begins it at 0. */
+/** The scale that covers this share of the numbers in these pictures; numbers beyond it get the colour of its end. `fromZero` starts it at 0. */
 export function scaleOf(pictures: Picture[], share: number, fromZero = false): Scale {
   const numbers: [value: number, count: number][] = [];
   for (const picture of pictures) {

@@ -1,11 +1,11 @@
-/** A picture on a canvas, with the number under the cursor: by mouse, or by the arrow keys. */
+/** A picture on a canvas. It shows the number at the cursor, which the mouse or the arrow keys move. */
 
 import { paletteOf, type Scale, type Theme } from "./colours";
 import { element } from "./elements";
 import type { Picture } from "./picture";
 import { boxOf, cellAt, plan, type Cell, type Plan, type Subject } from "./plan";
 
-/** Where the reader points, by its indices in the whole value: runs of other shapes may show it elsewhere, or not at all. */
+/** The indices in the whole value that the reader points at. Runs of another shape may show them elsewhere, or not at all. */
 export class Pointer {
   private readonly listeners: ((indices: number[] | null) => void)[] = [];
 
@@ -19,15 +19,15 @@ export class Pointer {
 }
 
 export interface PictureOptions {
-  label: string; // For those who hear the page.
+  label: string; // For screen readers.
   subject: Subject;
   picture: Picture;
   place: (cell: Cell) => number; // Where a cell's number is in the picture.
-  cell: (shown: number[]) => Cell | null; // And the cell of the number with these indices.
+  cell: (shown: number[]) => Cell | null; // The cell of the number with these indices.
   pointer: Pointer;
   tallest: number;
-  choose: ((cell: Cell) => void) | null; // When a tile is clicked.
-  explain: (cell: Cell, x: number, y: number) => void; // Show what is under the cursor.
+  choose: ((cell: Cell) => void) | null; // Called when a tile is clicked.
+  explain: (cell: Cell, x: number, y: number) => void; // Shows the number under the cursor.
 }
 
 export class PictureView {
@@ -36,7 +36,7 @@ export class PictureView {
   private readonly mark = element("div", { class: "cell-mark", hidden: true });
   private made: Plan | null = null;
   private cell: Cell | null = null;
-  private readonly strongest = new Map<number, Int32Array>(); // Of each tile, of the columns that share a pixel, the one that is drawn.
+  private readonly strongest = new Map<number, Int32Array>(); // For each tile, the column that is drawn where several share a pixel.
 
   constructor(private readonly options: PictureOptions) {
     this.canvas = element("canvas", {
@@ -57,7 +57,7 @@ export class PictureView {
     });
   }
 
-  /** Draw for a width, with colours. */
+  /** Draw for a width, on a colour scale. */
   draw(width: number, scale: Scale, theme: Theme): void {
     const { subject, picture } = this.options;
     const made = plan(subject, width, this.options.tallest);
@@ -81,7 +81,7 @@ export class PictureView {
     this.write(context, made);
   }
 
-  /** Draw one matrix with a pixel for each number; where columns have to share a pixel, the strongest is seen. */
+  /** Draw one matrix with a pixel for each number; where columns have to share a pixel, the strongest value is drawn. */
   private imageOf(tile: number, pixels: number, palette: Uint32Array, scale: Scale): HTMLCanvasElement {
     const { subject, picture, place } = this.options;
     const columns = Math.max(1, Math.min(subject.columns, pixels));
@@ -138,7 +138,7 @@ export class PictureView {
     if (cell) this.options.explain(cell, x, y);
   }
 
-  /** Of columns that share a pixel, the one that is seen there. */
+  /** The cell that is drawn at this cell's pixel, if several columns share it. */
   private drawnCell(cell: Cell): Cell {
     const { rows, columns } = this.options.subject;
     const strongest = this.strongest.get(cell.tile);
@@ -166,7 +166,7 @@ export class PictureView {
     if (cell && this.options.choose) this.options.choose(cell);
   }
 
-  /** Move over the cells by the arrow keys; Enter enlarges, page keys go through the tiles. */
+  /** Move over the cells with the arrow keys; Enter enlarges a tile, the page keys go through the tiles. */
   private steer(event: KeyboardEvent): void {
     const { rows, columns, tiles } = this.options.subject;
     const now = this.cell ?? { tile: 0, row: 0, column: 0 };

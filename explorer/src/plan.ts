@@ -1,13 +1,13 @@
-/** Where the numbers of a picture go: tiles of rows and columns, with names along the edges. Knows no canvas. */
+/** The layout of a picture: tiles of rows and columns, with names along the edges. Independent of the canvas. */
 
-/** What is to be shown: some matrices of one size. */
+/** The matrices to show, all of one size. */
 export interface Subject {
   tiles: number;
   rows: number;
   columns: number;
   tileName: (tile: number) => string;
   rowName: ((row: number) => string) | null;
-  rowIndex: (row: number) => number; // Its number in the whole value, of which every other may be shown.
+  rowIndex: (row: number) => number; // The row's index in the whole value, of which only some rows may be shown.
   columnIndex: (column: number) => number;
   columnName: ((column: number) => string) | null;
   rowAxis: string;
@@ -27,7 +27,7 @@ export interface Label {
   text: string;
   align: "left" | "right" | "center";
   turned: boolean;
-  axis: boolean; // The name of an axis, and not of a row or column.
+  axis: boolean; // True for the name of an axis, false for that of a row or column.
 }
 
 export interface Plan {
@@ -46,10 +46,10 @@ export interface Cell {
 
 const GAP = 10;
 const CAPTION = 18;
-const CHARACTER = 6.2; // The width of a character in the labels, about.
+const CHARACTER = 6.2; // The approximate width of a character in the labels.
 const LONGEST_LABEL = 14;
 
-/** Place the matrices within a width: one by one in a grid, or a single one with its axes. */
+/** Lay out the matrices within a width: several in a grid, or a single one with its axes. */
 export function plan(subject: Subject, width: number, tallest: number): Plan {
   return subject.tiles > 1 ? gridOf(subject, width, tallest) : singleOf(subject, width, tallest);
 }
@@ -64,7 +64,7 @@ export function cellAt(made: Plan, subject: Subject, x: number, y: number): Cell
   return { tile, row: Math.min(row, subject.rows - 1), column: Math.min(column, subject.columns - 1) };
 }
 
-/** Where a cell is. */
+/** The position and size of a cell. */
 export function boxOf(made: Plan, subject: Subject, cell: Cell): Box | null {
   const box = made.tiles[cell.tile];
   if (!box) return null;
@@ -72,7 +72,7 @@ export function boxOf(made: Plan, subject: Subject, cell: Cell): Box | null {
   return { x: box.x + cell.column * width, y: box.y + cell.row * height, width, height };
 }
 
-/** The largest tiles that fit; when none do, small ones, and the picture is as tall as it has to be. */
+/** A grid of the largest tiles that fit; if none fit, of small tiles, in a picture as tall as needed. */
 function gridOf(subject: Subject, width: number, tallest: number): Plan {
   const ratio = subject.rows / subject.columns;
   const smallest = Math.min(44, width);
@@ -97,7 +97,7 @@ function gridOf(subject: Subject, width: number, tallest: number): Plan {
   return { width, height: Math.ceil(tiles.at(-1)!.y + height + 1), tiles, labels };
 }
 
-/** Whole pixels for each number where there is room, so that all cells are of one size; of the smallest, halves. */
+/** The width of a tile: whole pixels for each number if there is room, so that all cells have one size; half pixels for small cells. */
 function tileSize(room: number, subject: Subject): number {
   const wanted = Math.min(room, 240);
   const scale = wanted / subject.columns;
@@ -105,7 +105,7 @@ function tileSize(room: number, subject: Subject): number {
   return Math.max(4, scale >= 1 ? even * subject.columns : wanted);
 }
 
-/** One matrix, as large as the width allows, its rows and columns named. */
+/** One matrix, as large as the width allows, with names for its rows and columns. */
 function singleOf(subject: Subject, width: number, tallest: number): Plan {
   const left = Math.ceil(gutter(subject.rowName, subject.rows)) + 22;
   const top = subject.columnName ? Math.ceil(gutter(subject.columnName, subject.columns) * 0.95) + 28 : 6;
@@ -170,7 +170,7 @@ function range(count: number, every: number): number[] {
   return Array.from({ length: Math.ceil(count / every) }, (_, place) => place * every);
 }
 
-/** Round places, at most so many: 0, 50, 100, ... */
+/** Places at round numbers (0, 50, 100, ...), about `most` of them. */
 function spread(count: number, most: number): number[] {
   const rough = count / Math.max(2, most);
   const power = 10 ** Math.floor(Math.log10(Math.max(1, rough)));

@@ -1,4 +1,4 @@
-/** What the text in the search box means: a pattern of the site language, or else a part of a name. */
+/** Find the text of the search box: as a pattern of the site language, or else as a part of a name. */
 
 import type { Page, Site } from "./data";
 import { matchesMember, matchesPath, matchesSubscripts } from "./matching";
@@ -6,7 +6,7 @@ import { parse, SiteError, subscriptsOf, type Pattern } from "./sites";
 
 type Place = Pick<Site, "path" | "port" | "member" | "index" | "call" | "within" | "parts">;
 
-/** The sites and modules that a text means, and how it was understood. */
+/** The sites and modules that a text matches, and how the text was understood. */
 export interface Found {
   how: "all" | "pattern" | "text";
   sites: Set<number>;
@@ -14,7 +14,7 @@ export interface Found {
   note: string;
 }
 
-/** Find what a text means on this page. */
+/** Find the sites and modules that a text matches. */
 export function find(page: Page, text: string): Found {
   const wanted = text.trim();
   if (!wanted) return { how: "all", sites: all(page.sites), modules: all(page.modules), note: "" };
@@ -29,7 +29,7 @@ export function find(page: Page, text: string): Found {
   return findText(page, wanted, why);
 }
 
-/** Find the sites that a pattern means, as Cache.select does; a module without a value is found by its name. */
+/** Find the sites that a pattern matches, as Cache.select does; a module without a value is found by its name. */
 export function findPattern(page: Page, pattern: Pattern): Found {
   const sites = new Set<number>();
   for (const site of page.sites) if (meant(pattern, site)) sites.add(site.number);
@@ -42,7 +42,7 @@ export function findPattern(page: Page, pattern: Pattern): Found {
   return { how: "pattern", sites, modules, note: "" };
 }
 
-/** Whether a pattern means this place, or a part of the value there. */
+/** Whether a pattern matches this place, or a part of its value. */
 function meant(pattern: Pattern, place: Place): boolean {
   if (pattern.port !== place.port || !matchesPath(pattern, place.path)) return false;
   if (pattern.call !== null && pattern.call !== place.call) return false;
@@ -50,7 +50,7 @@ function meant(pattern: Pattern, place: Place): boolean {
   return matchesMember(place.member, pattern.member) && matchesSubscripts(pattern.subscripts, subscriptsOf(place.index), place.parts);
 }
 
-/** A tied module answers to each of its names. */
+/** Add a tied module that the pattern names by another of its names. */
 function addTied(page: Page, pattern: Pattern, sites: Set<number>, modules: Set<number>): void {
   const tied = page.modules.find((module) => pattern.path !== null && (module.also ?? []).includes(pattern.path));
   if (!tied) return;

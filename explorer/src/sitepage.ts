@@ -1,4 +1,4 @@
-/** One site: what it is, its pictures, its numbers. */
+/** The page of one site: its description, its pictures, its statistics. */
 
 import { choose, moduleOf, runNames, suffixOf, type App } from "./app";
 import type { Module, Site, Warning } from "./data";
@@ -10,11 +10,11 @@ import { statisticsTable } from "./statistics";
 import type { View } from "./state";
 import { warningLine, warningsOf } from "./warnings";
 
-const settings: { log: boolean | null } = { log: null }; // Null: as suits a value.
+const settings: { log: boolean | null } = { log: null }; // Null: it depends on the value.
 
 export interface Drawn {
   element: HTMLElement;
-  draw: () => void; // Called when it is in the page, and when the room changes.
+  draw: () => void; // Called when the element is in the page, and when its width changes.
 }
 
 /** The page of a site; a gradient is shown beside the value it belongs to. */
@@ -85,7 +85,7 @@ function heading(app: App, site: Site, module: Module | null): HTMLElement {
   return element("header", { class: "heading" }, crumbs(app, site.path, suffixOf(site)), facts(module, site), tabs);
 }
 
-/** The path, each name of which leads to its module. */
+/** The path, in which each name links to its module. */
 function crumbs(app: App, path: string, rest = ""): HTMLElement {
   const names = path === "" ? [] : path.split(".");
   const links = names.flatMap((name, depth) => {
@@ -116,13 +116,13 @@ function facts(module: Module | null, site: Site | null): HTMLElement {
   return element("dl", { class: "facts" }, parts.filter(([, text]) => text).map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
 }
 
-/** The shape, or those of the two runs where they differ. */
+/** The shape, or the shapes of the two runs if they differ. */
 function shapesOf(site: Site): string[] {
   const shapes = site.picture.slice(0, 2).flatMap((picture) => (picture ? [picture.of.join(" × ")] : []));
   return new Set(shapes).size > 1 ? shapes : [site.shape.join(" × ")];
 }
 
-/** What is warned of here, and of which run; what the model's scan said of the module, unless a warning says it. */
+/** The warnings about this site, with their runs, and the scan's hazards of the module that no warning mentions. */
 function warningsHere(app: App, site: Site | null, gradient: Site | null, module: Module | null): HTMLElement | null {
   const here = (warning: Warning): boolean =>
     (warning.site !== null && (warning.site === site?.number || warning.site === gradient?.number)) || (warning.site === null && warning.module !== null && warning.module === module?.path);
@@ -133,7 +133,7 @@ function warningsHere(app: App, site: Site | null, gradient: Site | null, module
   return lines.length ? element("ul", { class: "warnings here" }, lines) : null;
 }
 
-/** Run A, run B, their difference, or all beside each other. */
+/** The choice of run A, run B, their difference, or all side by side. */
 function runSwitch(app: App): HTMLElement | null {
   const names = runNames(app.page);
   if (names.length < 2) return null;
@@ -152,7 +152,7 @@ function gradientSwitch(app: App): HTMLElement {
   return element("label", { class: "check" }, element("input", { type: "checkbox", checked: app.state.gradient, "data-key": "gradient", onchange: change }), "gradient beside the value");
 }
 
-/** Small counts are drawn larger where one bin would hide all others, until the reader says otherwise. */
+/** Whether counts are drawn on a log scale: the reader's choice; by default, if one bin would hide all others. */
 function logOf(site: Site): boolean {
   const counts = site.histogram.find(Boolean)?.counts ?? [];
   return settings.log ?? Math.max(0, ...counts) > 0.4 * counts.reduce((sum, one) => sum + one, 0);

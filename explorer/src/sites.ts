@@ -3,8 +3,8 @@
  *
  *     path [#call] [.method() or /function] [#call] [:port] [subscripts]        h.3#2/softmax#1:input[:, -1]
  *
- * This is `src/hookline/_sites/language.py` in TypeScript, function by function: text that means some sites in Python means the same
- * sites on the page, and a test holds one against the other. Change them together.
+ * This is `src/hookline/_sites/language.py` in TypeScript, function by function: a text matches the same sites on the page as in
+ * Python, and a test compares the two. Change them together.
  */
 
 import type { Alternatives, Segments } from "./names";
@@ -14,7 +14,7 @@ const LONGEST_TEXT = 4096;
 const LARGEST_INTEGER = 2 ** 31;
 const MOST_ALTERNATIVES = 1024;
 
-// Python's \s, \w and \d: they differ from JavaScript's outside ASCII.
+// Python's \s, \w and \d, which differ from JavaScript's outside ASCII.
 const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
 const TOKEN = new RegExp(
   `${SPACE}*(?:(-?\\p{Nd}+)|(\\.\\.\\.)|(None)|(\\*)|(:)|(,)|(\\])|("(?:[^"\\\\]|\\\\.)*"|'(?:[^'\\\\]|\\\\.)*'))`,
@@ -28,7 +28,7 @@ const MEMBER = /^[\p{L}\p{N}_*{},]+$/u;
 const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "gu");
 const AROUND_COMMAS = new RegExp(`(?<=[{,])${SPACE}+|${SPACE}+(?=[},])`, "gu");
 
-/** What is wrong with a text, and where. */
+/** An error in a text, with its position. */
 export class SiteError extends Error {}
 
 /** Every index of a dimension, as `[*]` writes it. */
@@ -45,7 +45,7 @@ export type Subscript = Item | Item[];
 
 const ROOT: Segments = [[[""]]];
 
-/** A parsed text: which modules (`path`, or else `segments` with wildcards), and where at each. */
+/** A parsed text: the modules it matches (`path`, or else `segments` with wildcards), and the place at each. */
 export interface Pattern {
   text: string;
   path: string | null;
@@ -82,12 +82,12 @@ export function parse(text: string): Pattern {
   return { text, path, segments, port, subscripts, call, member, within };
 }
 
-/** Return the subscripts that the text of an index stands for. */
+/** Return the subscripts in the text of an index. */
 export function subscriptsOf(index: string): Subscript[] {
   return parseSubscripts(index, 0)[0];
 }
 
-/** Return what the name of a method or a function stands for. */
+/** Return the alternatives in the name of a method or a function. */
 export function alternativesOf(name: string): Alternatives {
   const [names, end] = parseName(name, 0);
   if (end < name.length || names === null) throw new SiteError(`“${name}” is no name, nor a pattern of names`);
@@ -98,7 +98,7 @@ function refuse(position: number, problem: string): never {
   throw new SiteError(`${problem} at ${position + 1}`);
 }
 
-/** Read names up to the first mark; return the alternatives of each name, and where the path ends. */
+/** Read names up to the first special character; return the alternatives of each name, and where the path ends. */
 function parsePath(text: string): [Segments, number] {
   const segments: Segments = [];
   let position = -1;
@@ -139,7 +139,7 @@ function parseName(text: string, start: number): [Alternatives | null, number] {
   }
 }
 
-/** Read `/function`, `.method()` or the `()` of a method whose name was taken for the last of the path. */
+/** Read `/function`, `.method()`, or the `()` of a method whose name was read as the last name of the path. */
 function parseMember(text: string, at: number, segments: Segments): [Segments, string, number] {
   const mark = text.charAt(at);
   let position = at;
@@ -206,7 +206,7 @@ function parseSubscripts(text: string, start: number): [Subscript[], number] {
   return [found, position];
 }
 
-/** Read one `[...]`; a single item stands for itself, several are a list. */
+/** Read one `[...]`; return a single item as it is, several as a list. */
 function parseSubscript(text: string, start: number): [Subscript, number] {
   const items: Item[] = [];
   let parts: Item[] = []; // The item being read, with the colons of a slice in it.
@@ -262,7 +262,7 @@ function matchAt(expression: RegExp, text: string, position: number): RegExpExec
   return expression.exec(text);
 }
 
-/** Read digits of any script, as Python's int() does: the decimals of a script stand in rows of ten. */
+/** Read digits of any script, as Python's int() does: the ten digits of a script are consecutive in Unicode. */
 function integer(text: string): number {
   const digits = [...text].map((digit) => {
     if (digit <= "9") return digit;

@@ -1,11 +1,11 @@
-/** What the reader looks at, kept in the address after `#`, so that links and the back button work. */
+/** The current view, kept in the address after `#`, so that links and the back button work. */
 
-/** Which run is shown: the first, the second, their difference, or all beside each other. */
+/** Which run is shown: the first, the second, their difference, or all side by side. */
 export type View = "a" | "b" | "difference" | "all";
 
 export interface State {
-  site: string | null; // The name of the chosen site,
-  module: string | null; // or the path of a module that has none.
+  site: string | null; // The name of the chosen site.
+  module: string | null; // The path of the chosen module, if it has no site.
   search: string;
   view: View;
   order: "tree" | "calls";
@@ -29,13 +29,13 @@ export const START: State = {
 
 const VIEWS: readonly string[] = ["a", "b", "difference", "all"];
 
-/** Write a state as the text after `#`; what is as at the start is left out. */
+/** Write a state as the text after `#`, without default values. */
 export function write(state: State): string {
   const changed = Object.entries(state).filter(([name, value]) => value !== START[name as keyof State]);
   return new URLSearchParams(changed.map(([name, value]) => [name, String(value)])).toString();
 }
 
-/** Read a state from the text after `#`; what makes no sense is as at the start. */
+/** Read a state from the text after `#`; invalid values become the default. */
 export function read(hash: string): State {
   const asked = new URLSearchParams(hash.replace(/^#/, ""));
   const view = asked.get("view") ?? "";

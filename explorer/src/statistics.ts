@@ -47,7 +47,7 @@ function cellOf(name: keyof Stats, stats: Stats | null): HTMLElement {
   return element("td", facts, whole, element("span", { class: "rest" }, rest));
 }
 
-/** Cut a number at its point, so that the points of a column stand below each other. */
+/** Cut a number at its decimal point, so that the points of a column are aligned. */
 function split(text: string): [string, string] {
   const at = text.search(/[.e]/);
   return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at)];

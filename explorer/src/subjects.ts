@@ -1,19 +1,19 @@
-/** What each kind of value shows: which numbers are rows, columns and tiles, and how a place is called. */
+/** What each kind of value shows: which dimensions are rows, columns and tiles, and how to describe a place in words. */
 
 import type { Page } from "./data";
 import type { Picture } from "./picture";
 import type { Cell, Subject } from "./plan";
 
-/** A picture of one sample: what is to be drawn, and where its numbers are. */
+/** A picture of one sample: the matrices to draw, and where their numbers are. */
 export interface Shown {
   subject: Subject;
   place: (cell: Cell) => number;
-  cell: (shown: number[]) => Cell | null; // Where the number with these indices is drawn, if it is.
+  cell: (shown: number[]) => Cell | null; // The cell of the number with these indices; null if it is not drawn.
   explain: (cell: Cell) => string[]; // The place in words: "head 3", "query 5 “ cat”", ...
-  tileNoun: string; // What can be enlarged, or "".
+  tileNoun: string; // The name of a tile that can be enlarged, or "".
 }
 
-/** Say what to draw of a picture; null where a kind has no matrix. */
+/** The part of a picture to draw; null if this kind of value has no matrix. */
 export function shownOf(page: Page, kind: string, picture: Picture, sample: number, tile: number | null): Shown | null {
   const samples = new Samples(page, picture, Math.min(sample, (picture.shape[0] ?? 1) - 1));
   if (kind === "maps") return mapsOf(samples, tile);
@@ -23,7 +23,7 @@ export function shownOf(page: Page, kind: string, picture: Picture, sample: numb
   return null;
 }
 
-/** How many samples of a value are shown, and can be chosen from. */
+/** How many samples of a value the reader can choose from. */
 export function sampleCount(kind: string, picture: Picture): number {
   return ["maps", "attention", "tokens", "units"].includes(kind) ? (picture.shape[0] ?? 1) : 1;
 }
@@ -47,7 +47,7 @@ class Samples {
     return `sample ${this.index(0, this.sample)}`;
   }
 
-  /** The names of tokens along a dimension, where the page knows the tokens of this sample. */
+  /** The names of the tokens along a dimension; null if the page does not have those of this sample. */
   tokens(dimension: number): ((shown: number) => string) | null {
     const words = this.page.tokens?.[this.sample] ?? null;
     if (!words || words.length !== this.picture.of[dimension]) return null;
@@ -89,7 +89,7 @@ function mapsOf(samples: Samples, tile: number | null): Shown {
   };
 }
 
-/** The cell of a number in a grid of tiles, or in the one tile that is enlarged. */
+/** The cell of a number in a grid of tiles, or in the enlarged tile; null if it is not shown. */
 function tiledCell(samples: Samples, tile: number | null, [sample, at, row, column]: number[]): Cell | null {
   if (sample !== samples.sample || (tile !== null && at !== tile)) return null;
   return { tile: tile === null ? at! : 0, row: row!, column: column! };

@@ -1,17 +1,17 @@
-/** Light or dark: as the reader's system has it, until the reader says otherwise. */
+/** Light or dark: the setting of the reader's system, until the reader chooses. */
 
 import type { Theme } from "./colours";
 
 const KEY = "hookline theme";
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
-/** The theme there is now. */
+/** The current theme. */
 export function themeNow(): Theme {
   const kept = keptTheme();
   return kept ?? (dark.matches ? "dark" : "light");
 }
 
-/** Dress the page, now and whenever the system changes. */
+/** Apply the theme now and whenever the system's setting changes. */
 export function wearTheme(changed: () => void): void {
   const wear = (): void => {
     document.documentElement.dataset["theme"] = themeNow();
@@ -21,7 +21,7 @@ export function wearTheme(changed: () => void): void {
   wear();
 }
 
-/** Turn light into dark and back. */
+/** Switch between light and dark. */
 export function turnTheme(): Theme {
   const theme = themeNow() === "dark" ? "light" : "dark";
   keep(theme);
@@ -29,7 +29,7 @@ export function turnTheme(): Theme {
   return theme;
 }
 
-let inMemory: Theme | null = null; // Where the browser lets a page keep nothing, as in a notebook.
+let inMemory: Theme | null = null; // For browsers that don't let a page store anything, as in a notebook.
 
 function keptTheme(): Theme | null {
   try {
@@ -45,6 +45,6 @@ function keep(theme: Theme): void {
   try {
     window.localStorage.setItem(KEY, theme);
   } catch {
-    // Only remembered as long as the page is open.
+    // The theme is kept only while the page is open.
   }
 }

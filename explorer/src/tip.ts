@@ -1,4 +1,4 @@
-/** The small box beside the cursor that says what is there; read aloud too. */
+/** The small box beside the cursor that shows the value there; screen readers read it aloud. */
 
 import { element, replace, type Child } from "./elements";
 

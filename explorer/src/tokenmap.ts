@@ -1,4 +1,4 @@
-/** Tokens against layers: a statistic of each token, in each of the sites found. */
+/** Tokens × layers: a statistic of each token at each of the given sites. */
 
 import { chooseSite, runNames, type App } from "./app";
 import { colourOf, gradientOf, type Scale } from "./colours";
@@ -14,7 +14,7 @@ const ROW = 19;
 const NAMES = 116;
 const TOKENS = ["norm", "mean", "std", "abs", "max"];
 
-/** The map, or null where no site has tokens. */
+/** The map, or null if fewer than two sites have tokens. */
 export function tokenMap(app: App, sites: Site[]): Drawn | null {
   const rows = sites.filter((site) => site.tokens?.some(Boolean));
   const length = Math.max(0, ...rows.map((site) => tokensIn(site)));

@@ -4,16 +4,16 @@ import { suffixOf } from "./app";
 import type { Module, Page, Site } from "./data";
 import type { Found } from "./search";
 
-/** One line: a module with its own value, or another value of the module above it. */
+/** One row: a module with its main value, or another value of the module above. */
 export interface Row {
   key: string;
   module: Module;
   site: Site | null;
   label: string;
   level: number;
-  children: number; // How many rows are right below it in the tree.
+  children: number; // How many rows are directly below it in the tree.
   open: boolean;
-  faded: boolean; // Shown for what is below it, and not itself found.
+  faded: boolean; // True if the row does not match the search, but a row below it does.
 }
 
 interface Branch {
@@ -53,7 +53,7 @@ export class Tree {
     }
   }
 
-  /** Open what is above a module, so that it can be seen; with `others`, its values too. */
+  /** Open the modules above a module, so that it is visible; with `others`, its other values too. */
   reveal(path: string, others: boolean): void {
     this.open.add("");
     this.open.add(path);
@@ -73,7 +73,7 @@ export class Tree {
     return branches.get("") ?? { module: this.page.modules[0]!, branches: [] };
   }
 
-  /** At first open the upper levels, as many as fit on a screen or two. */
+  /** Open the upper levels at the start, as many as fit on a screen or two. */
   private openSome(): void {
     let level = [this.root];
     let shown = 1;
@@ -111,7 +111,7 @@ export class Tree {
     return rows;
   }
 
-  /** The other values of a module: a few as they are, many behind one row. */
+  /** The other values of a module: a few as rows, many behind one row. */
   private valueRows(module: Module, sites: Site[], level: number, filtered: boolean): Row[] {
     const rows = sites.map((site) => ({ ...siteRow(module, site), level }));
     if (filtered || sites.length <= FEW_VALUES) return rows;
@@ -148,7 +148,7 @@ export class Tree {
   }
 }
 
-/** The value that stands in a module's own row: its output, or the first part of it. */
+/** The value in a module's own row: its output, or the first part of it. */
 export function mainSite(page: Page, module: Module): Site | null {
   const sites = module.sites.map((number) => page.sites[number]!);
   const outputs = sites.filter((site) => site.port === "output" && !site.member && site.call === null);
@@ -164,7 +164,7 @@ function siteRow(module: Module, site: Site): Row {
   return { key: `site ${site.name}`, module, site, label: suffixOf(site) || site.name, level: 1, children: 0, open: false, faded: false };
 }
 
-/** The key of the row behind which the many values of a module are. */
+/** The key of the row that opens the other values of a module. */
 export function valuesKey(path: string): string {
   return `values ${path}`;
 }

@@ -1,4 +1,4 @@
-/** The list of modules: only the rows in sight are in the page, so thousands of modules stay quick. */
+/** The list of modules: only visible rows are in the page, so it stays fast with thousands of modules. */
 
 import { choose, type App } from "./app";
 import { spark } from "./histogram";
@@ -6,8 +6,8 @@ import { element, replace } from "./elements";
 import { count } from "./numbers";
 import type { Row, Tree } from "./tree";
 
-const HEIGHT = 26; // Of a row; style.css has the same.
-const BEYOND = 12; // Rows above and below those in sight.
+const HEIGHT = 26; // The height of a row, the same as in style.css.
+const BEYOND = 12; // How many rows are added above and below the visible ones.
 
 export class TreeView {
   readonly element: HTMLElement;
@@ -20,7 +20,7 @@ export class TreeView {
   constructor(
     private readonly app: App,
     private readonly tree: Tree,
-    private readonly warned: Map<string, string>, // The gravest warning of each module.
+    private readonly warned: Map<string, string>, // The level of the most serious warning of each module.
   ) {
     this.list.append(this.inSight);
     this.element = element(
@@ -39,7 +39,7 @@ export class TreeView {
     );
   }
 
-  /** Make the rows again, after a search, another order, or a choice. */
+  /** Rebuild the rows after a search, a change of order, or a choice. */
   update(): void {
     const { state, found } = this.app;
     const chosen = this.chosenKey();
@@ -85,7 +85,7 @@ export class TreeView {
     return inRow?.key ?? this.tree.rows(this.app.found, "calls").find((row) => row.site === site)?.key ?? "";
   }
 
-  /** Put the rows in sight into the page. */
+  /** Put the visible rows into the page. */
   private draw(): void {
     const room = this.element.clientHeight || 800;
     const first = Math.max(0, Math.floor(this.element.scrollTop / HEIGHT) - BEYOND);
@@ -182,7 +182,7 @@ export class TreeView {
     this.draw();
   }
 
-  /** Bring a row into sight: at the edge, or in the middle where a jump leads to it. */
+  /** Scroll a row into view: to the edge, or to the middle after a jump. */
   private scrollTo(number: number, jump = false): void {
     const [top, room, from] = [number * HEIGHT, this.element.clientHeight, this.element.scrollTop];
     if (!room || (top >= from && top + HEIGHT <= from + room)) return;
@@ -191,7 +191,7 @@ export class TreeView {
   }
 }
 
-/** A shape as it is read in a row; of several, the first. */
+/** The text of a shape in a row; of several shapes, the first. */
 function shapeText(shape: string): string {
   const [first = "", more] = shape.split("), ");
   return first.replace(/[()]/g, "").replace(/,$/, "").replaceAll(", ", " × ") + (more ? ", …" : "");

@@ -1,4 +1,4 @@
-/** Warnings as the page says them: once for both runs where both have it, and with the way to all places that are meant. */
+/** Warnings as the page shows them: once if both runs have the same, and with a link to all places concerned. */
 
 import { chooseSite, runNames, type App } from "./app";
 import type { Module, Page, Warning } from "./data";
@@ -11,7 +11,7 @@ export interface Said extends Warning {
   runs: number[];
 }
 
-/** The warnings of the page, those that both runs have as one. */
+/** The warnings of the page; a warning that both runs have is listed once. */
 export function warningsOf(page: Page): Said[] {
   const found = new Map<string, Said>();
   for (const warning of page.warnings) {
@@ -31,7 +31,7 @@ export function countOf(warnings: Said[]): string {
   return parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}` : (parts[0] ?? "no warnings");
 }
 
-/** One warning as a line; with `linked`, its text leads to its place. */
+/** One warning as a line; with `linked`, its text links to its place. */
 export function warningLine(app: App, warning: Said, linked: boolean): HTMLElement {
   const go = (): void => {
     if (warning.site !== null) chooseSite(app, warning.site);
@@ -43,23 +43,23 @@ export function warningLine(app: App, warning: Said, linked: boolean): HTMLEleme
   return element("li", { class: warning.level }, element("span", { class: `dot ${warning.level}` }), what, text, othersOf(app, warning), runOf(app.page, warning));
 }
 
-/** The level of the gravest warning of each module, for the dots in the tree. */
+/** The level of the most serious warning of each module, for the dots in the tree. */
 export function gravest(page: Page): Map<string, string> {
   const levels = new Map<string, string>();
   for (const warning of page.warnings) {
     const path = warning.site === null ? warning.module : (page.sites[warning.site]?.path ?? null);
-    if (path !== null && !levels.has(path)) levels.set(path, warning.level); // They come gravest first.
+    if (path !== null && !levels.has(path)) levels.set(path, warning.level); // The most serious come first.
     for (const module of alike(page, warning)) if (!levels.has(module.path)) levels.set(module.path, warning.level);
   }
   return levels;
 }
 
-/** A name that is empty is that of the model, and the tree calls it so. */
+/** Replace an empty name by "model", as the tree calls it. */
 function named(text: string): string {
   return text.replace(/(^|[\s(])'(?=[:[#'])/g, "$1'model");
 }
 
-/** Where one warning stands for the same in many layers, a search that finds all of them. */
+/** If one warning stands for many layers, a button that searches for all of them. */
 function othersOf(app: App, warning: Said): HTMLElement | null {
   const modules = alike(app.page, warning);
   if (modules.length < 2) return null;
@@ -72,14 +72,14 @@ function runOf(page: Page, warning: Said): HTMLElement | null {
   return element("span", { class: "run-name" }, warning.runs.map((run) => element("span", { class: `swatch ${RUN[run] ?? ""}` })), name);
 }
 
-/** The modules that a warning about calls means: it names the first of a family. */
+/** The modules of a "never called" warning, which names only the first of a family. */
 function alike(page: Page, warning: Warning): Module[] {
   const path = warning.module;
   if (warning.what !== "never" || path === null) return [];
   return page.modules.filter((module) => open(module.path) === open(path) && (module.hazards ?? []).some((hazard) => hazard.startsWith("never called")));
 }
 
-/** A name with its numbers left open. */
+/** A name with `*` in place of its numbers. */
 function open(path: string): string {
   return path.replace(/\d+/g, "*");
 }

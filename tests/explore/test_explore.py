@@ -53,7 +53,7 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
     assert data_of(path)["sites"][0]["name"] == "b"
     path.write_text("my thesis")
     with pytest.raises(
-        hl.StoreError, match="exists and is not a page of hookline's; remove it, or give another path as to="
+        hl.StoreError, match="exists and is not a hookline page; remove it, or give another path as to="
     ):
         hl.explore({"a": torch.ones(2)}, to=path)
     assert path.read_text() == "my thesis"
@@ -70,7 +70,7 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
         ({"what": {}, "run": (1,)}, "run= is for a page of a model"),
         ({"what": {}, "loss": loss}, "loss= is for a page of a model"),
         ({"what": {}, "names": ["a", "b"]}, "names= has 2 names for 1 run"),
-        ({"what": {}, "model": 3}, "model= takes the model that the values are of, not 3"),
+        ({"what": {}, "model": 3}, "model= takes the model that the values come from, not 3"),
         (
             {"what": {"a": torch.ones(2)}, "at": "a"},
             "at= chooses the places of a model or of a cache, not of dict of a",
@@ -79,15 +79,15 @@ def test_a_page_is_replaced_but_nothing_else_is(path, tmp_path):
         ({"what": {}, "measured": {"a": "high"}}, "a page shows one number for each place, not str"),
         ({"what": nn.LazyLinear(2), "run": (torch.ones(2),)}, "has parameters without a shape yet"),
         ({"what": nn.Linear(2, 2), "run": (torch.ones(2),), "loss": lambda y: y}, r"it gave float32 \(2,\)"),
-        ({"what": nn.ReLU(), "run": (torch.ones(2),), "loss": torch.sum}, "no gradient can come of this loss"),
+        ({"what": nn.ReLU(), "run": (torch.ones(2),), "loss": torch.sum}, "this loss gives no gradient"),
         (
             {"what": nn.Linear(2, 2), "run": (torch.ones(2),), "loss": lambda y: y.sum().detach()},
-            r"can come of this loss: it does not depend on the model; leave out \.detach\(\)",
+            r"this loss gives no gradient: it does not depend on the model; leave out \.detach\(\)",
         ),
         ({"what": nn.Linear(2, 2), "run": (torch.ones(2),), "loss": "lm"}, "loss= takes a function .*, not 'lm'"),
         (
             {"what": nn.Linear(2, 2), "run": (torch.ones(2),), "against": nn.Linear(2, 2)},
-            r"against= takes arguments .*; for another model, give what passed there: hl\.run\(other, .*capture=",
+            r"against= takes arguments .*; for another model, give a cache of its values: hl\.run\(other, .*capture=",
         ),
         ({"what": {}}, "there is nothing to show: no site has a value"),
         ({"what": {"h.0": torch.ones(2)}, "model": nn.Linear(2, 2)}, "model= is a Linear, which has no 'h.0'"),

@@ -208,13 +208,13 @@ def test_a_value_without_a_finite_element_has_no_norm(path):
 
 def test_tokens_that_are_as_many_as_no_value_has_are_told(path):
     notes = data_of(hl.explore({"a": torch.randn(2, 5, 4)}, to=path, tokens=["a", "b"]))["notes"]
-    assert notes == ["tokens= are not shown: there are 2 of a sample, and values have 5"]
+    assert notes == ["tokens= are not shown: a sample has 2 of them, and values have 5"]
     assert data_of(hl.explore({"a": torch.randn(1, 2, 4)}, to=path, tokens=["a", "b"]))["notes"] == []
 
 
 def test_a_measured_place_that_is_not_on_the_page_is_told(model, ids, path):
     page = data_of(hl.explore(model, run=(ids,), to=path, measured={"rise": {"nosuch": 1.0, "head": 0.5}}))
-    assert page["notes"] == ["measured= names what is not on this page: 'nosuch'"]
+    assert page["notes"] == ["measured= names places that are not on this page: 'nosuch'"]
 
 
 def test_half_of_a_letter_can_be_a_token(path):

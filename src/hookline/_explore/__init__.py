@@ -1,1 +1,1 @@
-"""`hl.explore`: the data of a page on which to browse what passed in a model. The page is built from explorer/."""
+"""`hl.explore`: the data of a page for browsing the values of a model. The page itself is built from explorer/."""

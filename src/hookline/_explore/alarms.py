@@ -1,6 +1,6 @@
-"""The warnings on a page, gravest first: NaN, Inf, exploding, vanishing, constant, dead, never called.
+"""The warnings on a page, most serious first: NaN, Inf, exploding, vanishing, constant, dead, never called.
 
-Many layers with the same problem (`h.0.mlp` ... `h.11.mlp`) are one warning, at the worst of them.
+Many layers with the same problem (`h.0.mlp` ... `h.11.mlp`) get one warning, which points at the worst layer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hookline._tables import count
 
 LEVELS = ("error", "warning", "note")
 KINDS = ("nan", "inf", "exploding", "vanishing", "constant", "dead", "never", "same")
-AT_ONCE = 100.0  # The growth from one layer to the next that is worth a warning; over all layers it is `FAR`.
+AT_ONCE = 100.0  # The growth from one layer to the next that is worth a warning. Over all layers, `FAR` is.
 FEWEST_LAYERS = 3
 FEWEST_SEEN = 16  # How often a unit must have been seen before it is called dead.
 DEAD, MANY_DEAD = 0.1, 0.5
-_NUMBER = re.compile(r"(\d+)(?![^\[]*\])")  # A number in a name, outside of brackets, which select parts of a value.
-_NEAR_LIMIT = 0.1  # A share of the largest number of a dtype.
+_NUMBER = re.compile(r"(\d+)(?![^\[]*\])")  # A number in a name, but not in brackets, which select a part of a value.
+_NEAR_LIMIT = 0.1  # The share of a dtype's largest number from which a value is close to overflow.
 
 
 class Alarm(NamedTuple):
@@ -53,7 +53,7 @@ class SiteSummary(NamedTuple):
 
 
 def alarms(runs: Sequence[Sequence[SiteSummary]], modules: Sequence[Node]) -> list[Alarm]:
-    """Return every warning, gravest first."""
+    """Return all warnings, most serious first."""
     found: list[Alarm] = []
     types = {name: node.type for node in modules for name in (node.path, *node.also)}
     for run, seen in enumerate(runs):
@@ -66,7 +66,7 @@ def alarms(runs: Sequence[Sequence[SiteSummary]], modules: Sequence[Node]) -> li
 
 
 def family(name: str) -> str:
-    """Return a name with each number as `*`. Names of one family are the same place in many layers.
+    """Return a name with `*` in place of each number. Names of one family are the same place in many layers.
 
     >>> family("h.10.mlp"), family("layer2.0.conv1")
     ('h.*.mlp', 'layer*.*.conv*')
@@ -75,7 +75,7 @@ def family(name: str) -> str:
 
 
 def _not_finite(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
-    """Warn about NaN and Inf. They spread, so only the first site is named, with the number of others."""
+    """Warn about NaN and Inf. They spread, so the warning names only the first site and counts the others."""
     for what, word in (("nan", "NaN"), ("inf", "Inf")):
         bad = [one for one in sites if getattr(one.summary.numbers, what)]
         masks = [one for one in bad if what == "inf" and not one.summary.has_plus_inf]
@@ -95,13 +95,13 @@ def _not_finite(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
 class _Growth(NamedTuple):
     """How the magnitude of values changes over the layers of a chain."""
 
-    orders: float  # Orders of magnitude: over the whole chain, or of its largest single step.
+    orders: float  # The change in orders of magnitude, over the whole chain or in its largest single step.
     text: str
     at: SiteSummary
 
 
 def _over_depth(sites: Sequence[SiteSummary], run: int, types: Mapping[str, str]) -> Iterator[Alarm]:
-    """Warn about magnitudes that explode or vanish over layers; gradients from the last layer to the first."""
+    """Warn about magnitudes that explode or vanish over layers; gradients are followed from the last to the first."""
     for members in _families(sites).values():
         sized = [one for one in members if one.summary.finite and 0 < one.summary.rms < float("inf")]
         yield from _near_limit(sized, run)
@@ -114,7 +114,7 @@ def _over_depth(sites: Sequence[SiteSummary], run: int, types: Mapping[str, str]
 def _chains(members: Sequence[SiteSummary], types: Mapping[str, str]) -> list[list[SiteSummary]]:
     """Return chains of members that differ in one number of their name and have the same type.
 
-    If the types are not known, the number is the first one that varies: that of the block, not of a layer inside it.
+    If the types are unknown, only the first number that varies counts: the block's, not that of a layer inside it.
     """
     parts = [_NUMBER.split(str(one.entry.site)) for one in members]
     varying = [place for place, numbers in enumerate(zip(*parts, strict=True)) if place % 2 and len(set(numbers)) > 1]
@@ -189,7 +189,7 @@ def _dead(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
     for members in _families(dead).values():
         shares = sorted((one.summary.dead or 0.0) for one in members)
         worst = max(members, key=lambda one: one.summary.dead or 0.0)
-        # Only once, if both read the same.
+        # A single share if both read the same.
         span = " to ".join(dict.fromkeys((_percent(shares[0]), _percent(shares[-1]))))
         level = "warning" if shares[-1] >= MANY_DEAD else "note"
         text = f"{_named(members)}: {span} of the units are zero wherever they were seen"
@@ -197,9 +197,9 @@ def _dead(sites: Sequence[SiteSummary], run: int) -> Iterator[Alarm]:
 
 
 def _never(modules: Sequence[Node]) -> Iterator[Alarm]:
-    """Note modules that were not called, and nothing inside them either."""
+    """Note modules that were never called, and in which no module was called."""
     called = {node.path for node in modules if node.calls}
-    # Modules around a called one.
+    # The paths of modules that contain a called module.
     used = {path[:end] for path in called for end in range(len(path)) if path[end] == "."}
     silent = [node for node in modules if any(hazard.startswith("never called") for hazard in node.hazards)]
     silent = [node for node in silent if node.path not in used]

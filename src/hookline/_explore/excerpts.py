@@ -1,7 +1,7 @@
-"""A value as a page shows it: statistics and a histogram of all of it, and an excerpt that fits, as one byte a number.
+"""A value as a page shows it: statistics and a histogram of the whole value, and an excerpt with one byte per number.
 
-excerpt, share       which part of a value is shown, so that the bytes of a page are shared fairly
-FullValue, Summary   all of a value, read piece by piece, and its statistics
+excerpt, share       which part of a value is shown, so that all values fit into the bytes of a page
+FullValue, Summary   a whole value, read piece by piece, and its statistics
 quantise             numbers as one byte each
 """
 
@@ -23,14 +23,14 @@ from hookline._store.rows import Rows
 
 MOST_LEVELS = 252
 FEWEST_LEVELS = 16
-MINUS_INF, PLUS_INF, NAN = 253, 254, 255  # The codes of what is not a finite number.
+MINUS_INF, PLUS_INF, NAN = 253, 254, 255  # The codes of elements that are not finite.
 _LARGEST = torch.finfo(torch.float32).max
-PIECE = 1 << 20  # Elements that are read at a time.
-_FEW_ROWS = 8  # The rows of a store that decide its kind of picture.
+PIECE = 1 << 20  # The number of elements that are read at a time.
+_FEW_ROWS = 8  # The number of a store's rows that decide the kind of picture.
 BINS = 64
 OF_TOKENS = ("norm", "mean", "std", "abs", "max")
-DIGITS = 6  # Significant digits of the numbers of a token.
-# The order in which dimensions are thinned out, each down to a number, until the picture is small enough.
+DIGITS = 6  # The significant digits of a token's statistics.
+# The order in which dimensions are thinned out until the picture is small enough, and how far each may be thinned out.
 _STAGES: dict[str, list[tuple[str, int]]] = {
     "maps": [("sample", 1), ("row column", 28), ("channel", 8), ("row column", 8), ("channel", 1), ("row column", 1)],
     "attention": [("sample", 1), ("head", 4), ("query key", 48), ("head", 1), ("query key", 1)],
@@ -39,10 +39,10 @@ _STAGES: dict[str, list[tuple[str, int]]] = {
     "line": [("unit", 1)],
     "number": [],
 }
-_IN_A_ROW = ("sample", "token", "query key")  # The first indices are shown; of other dimensions, every n-th.
-WEIGHTS = {"attention": 6, "maps": 3}  # Values that are several pictures get more bytes.
-_OF_A_TOKEN = len(OF_TOKENS) * (DIGITS + 6)  # Bytes that the numbers of a token take in JSON.
-_OF_A_LEVEL = 6  # Bytes that a level takes in base64.
+_IN_A_ROW = ("sample", "token", "query key")  # These show their first indices, other dimensions every n-th index.
+WEIGHTS = {"attention": 6, "maps": 3}  # Kinds that draw several pictures of a value get more bytes.
+_OF_A_TOKEN = len(OF_TOKENS) * (DIGITS + 6)  # The bytes that a token's statistics take in JSON.
+_OF_A_LEVEL = 6  # The bytes that a level takes in base64.
 
 
 class Pick(NamedTuple):
@@ -58,7 +58,7 @@ class Pick(NamedTuple):
 
 
 def pick_all(shape: Sequence[int]) -> list[Pick]:
-    """Return picks of every index."""
+    """Return picks that take every index."""
     return [Pick(0, size, 1) for size in shape]
 
 
@@ -73,7 +73,7 @@ def least_cost(kind: str, counts: Sequence[int]) -> int:
 
 
 def levels_for(kind: str, counts: Sequence[int], bytes: float) -> int:
-    """Return how many levels a picture of `bytes` bytes may have: one for each number if there is room."""
+    """Return how many levels a picture of `bytes` bytes may have: one for each element if there is room."""
     elements = prod(counts)
     room = (bytes - _cost(kind, counts, 0)) / _OF_A_LEVEL
     return max(_few_levels(elements), int(min(MOST_LEVELS, elements, max(room, 0))))
@@ -118,7 +118,7 @@ def excerpt(kind: str, shape: Sequence[int], bytes: float) -> list[Pick]:
 
 
 def left_out(kind: str, shape: Sequence[int], picks: Sequence[Pick]) -> str:
-    """Say what a picture leaves out: "1 of 2 samples, 384 of 768 units"."""
+    """Describe the indices that a picture leaves out: "1 of 2 samples, 384 of 768 units"."""
     missing = [
         f"{size - pick.length} of {size} {name}s"
         for name, size, pick in zip(DIMENSIONS[kind], shape, picks, strict=True)
@@ -155,23 +155,23 @@ def _cut_excerpt(
 
 
 class FullValue:
-    """All of a value, with the dimensions of its kind of picture; with `minus`, the difference of two values."""
+    """A whole value with the dimensions of its kind of picture; with `minus`, the difference of two values."""
 
     def __init__(self, source: Tensor | Rows, kind: str, minus: Tensor | Rows | None = None) -> None:
         self.kind = kind
         self._source = source
         self._minus = minus
         self.shape = full_shape(source.shape, kind)
-        # How many samples each row of the source holds.
+        # The number of samples in each row of the source.
         self._joined = prod(source.shape[1 : len(source.shape) - len(self.shape) + 1])
 
     @property
     def elements(self) -> int:
-        """How many elements the value has."""
+        """The number of elements."""
         return prod(self.shape)
 
     def pieces(self) -> Iterator[Tensor]:
-        """Yield the whole value in pieces, each with every unit."""
+        """Yield the whole value in pieces, each of which has all units."""
         unit = UNIT.get(self.kind, -1)
         for rows in self._rows():
             for piece in _cut(rows, [dim for dim in range(len(self.shape)) if dim != unit or self.kind == "line"]):
@@ -182,7 +182,7 @@ class FullValue:
         parts = []
         for source in self._sources():
             near = source
-            if source.shape:  # Rows after the last one shown are not read.
+            if source.shape:  # Rows after the last one in the picture are not read.
                 leads = 0 if self.shape[0] > 1 else max(0, len(self.shape) - len(source.shape))
                 pick = picks[leads]
                 near = source[: (pick.start + (pick.length - 1) * pick.step) // self._joined + 1]
@@ -214,12 +214,12 @@ class FullValue:
 
 
 def kind_of_source(source: Tensor | Rows) -> str:
-    """Return the kind of picture for a value; the first rows decide for rows on disk."""
+    """Return the kind of picture for a value; for rows on disk, the first few rows decide."""
     return kind_of(source if isinstance(source, Tensor) else source[:_FEW_ROWS])
 
 
 def _cut(parts: list[Tensor], dims: list[int]) -> Iterator[list[Tensor]]:
-    """Cut tensors of one shape into pieces along some dimensions, the first ones first."""
+    """Cut tensors of one shape into small pieces along `dims`, in this order."""
     if parts[0].numel() <= PIECE or not dims:
         yield parts
         return
@@ -255,7 +255,7 @@ class Summary:
         for piece in few or whole.pieces():
             alive = self._add(piece, UNIT.get(whole.kind), alive)
         self.dead = None if alive is None or not len(alive) else float((~alive).double().mean())
-        self.seen = 0 if alive is None or not len(alive) else self.elements // len(alive)  # Elements of each unit.
+        self.seen = 0 if alive is None or not len(alive) else self.elements // len(alive)  # Elements per unit.
 
     @property
     def rms(self) -> float:
@@ -264,7 +264,7 @@ class Summary:
 
     @property
     def is_constant(self) -> bool:
-        """True if there are several elements and all are the same number."""
+        """True if there are several elements and all are equal."""
         return self.elements == self.finite > 1 and self.numbers.min == self.numbers.max
 
     def stats(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class Summary:
         return {"low": number(self.numbers.min), "high": number(self.numbers.max), "counts": self.counts}
 
     def _add(self, piece: Tensor, unit: int | None, alive: Tensor | None) -> Tensor | None:
-        """Count a piece, and return which units have had a nonzero element so far."""
+        """Add a piece to the counts, and return which units have had a nonzero element so far."""
         low, high = self.numbers.min, self.numbers.max
         finite = piece if self.finite == self.elements else piece[piece.isfinite()]
         if finite.numel():
@@ -298,7 +298,7 @@ class Summary:
 
 
 def of_tokens(whole: FullValue, picks: list[Pick]) -> dict[str, Any]:
-    """Return statistics of every token that is shown, over all its units."""
+    """Return statistics over all units for every token in the picture."""
     part = whole.part([*picks[:2], Pick(0, whole.shape[2], 1)])
     return {name: _rows(MEASURES[name](part, (2,))) for name in OF_TOKENS}
 
@@ -308,7 +308,7 @@ def _rows(values: Tensor) -> list[list[float | str]]:
 
 
 class Quantised(NamedTuple):
-    """Ascending levels (float32), a code for each element (uint8), and the largest difference to the true value."""
+    """Ascending levels (float32), a code for each element (uint8), and the largest difference from the true values."""
 
     levels: Tensor
     codes: Tensor
@@ -321,7 +321,7 @@ class Quantised(NamedTuple):
 
 
 def quantise(value: Tensor, most: int = MOST_LEVELS) -> Quantised:
-    """Return real numbers as codes. A value of few different numbers, as float32 holds them, is exact.
+    """Return real numbers as codes. A value with few distinct numbers is exact, in float32.
 
     >>> quantise(torch.tensor([0.0, 2.0, 2.0, float("nan")]))
     Quantised(levels=tensor([0., 2.]), codes=tensor([  0,   1,   1, 255], dtype=torch.uint8), error=0.0)
@@ -341,10 +341,10 @@ def quantise(value: Tensor, most: int = MOST_LEVELS) -> Quantised:
 
 
 def levels_of(finite: Tensor, most: int = MOST_LEVELS) -> Tensor:
-    """Return the levels for some numbers: each of them if they are few, else even steps and quantiles by halves.
+    """Return the levels for some numbers: every distinct number if there are few, else half even steps, half quantiles.
 
-    The even steps bound the error by a part of the range; the quantiles show what lies close together, so that a few
-    outliers do not drown the rest.
+    The even steps bound the error by a fraction of the range. The quantiles tell apart numbers that lie close together,
+    which a few outliers would otherwise hide.
     """
     if not finite.numel():
         return torch.zeros(0)

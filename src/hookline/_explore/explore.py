@@ -1,4 +1,4 @@
-"""`hl.explore`: write one HTML file in which to browse what a model did."""
+"""`hl.explore`: write one HTML file for browsing the values of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ("first", "second")
 
 @dataclass(frozen=True)
 class Page(os.PathLike[str]):
-    """A page that was written. It is a path, and a notebook shows it as the page itself."""
+    """A page on disk. It can be used as a path, and a notebook shows the page itself."""
 
     path: Path
     sites: int
@@ -70,24 +70,24 @@ def explore(
     title: str | None = None,
     most: int | str = "8 MB",
 ) -> Page:
-    """Write a page on which to browse what passed: pictures, statistics, two runs side by side, gradients, warnings.
+    """Write a page for browsing captured values: pictures, statistics, two runs side by side, gradients, warnings.
 
-    `what` is a Cache, a Store, any mapping from site to value, the path of a capture file or of a store, or a model:
-    `explore(model, run=(ids,))`, a method of one, or with `model=` any function that runs it. A page is one HTML file;
-    it needs no network, and a page that is there is replaced.
+    `what` is a Cache, a Store, any mapping from site to value, the path of a capture file or of a store, or a model, as
+    in `explore(model, run=(ids,))`. It may also be a method of a model or, with `model=`, any function that runs it. A
+    page is one HTML file that needs no network. It replaces an existing page.
 
     Args:
-        run: The arguments as a tuple, or keywords as a mapping. The model is run for real, and left as it was.
-        against: A second run, beside the first and as a difference. For a model its arguments, or what was captured: a
-            Cache, a Store or the path of one; else what `what` may be.
-        at: Where to look in a model; every module's output by default. In a cache, which sites to show.
-        loss: A function from the model's output to a number: the gradients of it are shown too.
-        model: With a cache, the model it is of: for types, parameters, and what was never called. With a function, the
-            model that it runs.
+        run: The arguments as a tuple, or keywords as a mapping. The model runs for real, and its state is restored.
+        against: A second run, shown beside the first and as a difference. If `what` is a model: other arguments, a
+            Cache, a Store, or the path of one. Otherwise anything that `what` may be.
+        at: The places to capture in a model, by default every module's output; or the sites of a cache to show.
+        loss: A function from the model's output to one number, whose gradients are shown too.
+        model: With a cache, the model it was captured from: it adds types, parameters, and modules that were never
+            called. With a function, the model that it runs.
         tokens: The tokens of each sample as text, for labels.
-        names: What to call the runs.
-        measured: A sweep, or {title: {site: number}}: what came of changing one place after the other.
-        most: How many bytes the page may have; large values are thinned out, and the page says what it leaves out.
+        names: The names of the runs.
+        measured: A sweep, or {title: {site: number}}: a number measured with each place changed in turn.
+        most: The most bytes the page may have; large values are thinned out, and the page says what it leaves out.
     """
     target, page = Path(to), template()
     refuse_to_replace(target)
@@ -109,7 +109,7 @@ def explore(
     title = title if title is not None else _title(what, model)
     given = {"model": model, "scan": scan, "tokens": _tokens(tokens), "measured": measured}
     notes = (
-        ["the model was run in training mode: dropout and batch norm act as they do there"]
+        ["the model ran in training mode: dropout is active, and batch norm uses the statistics of the batch"]
         if run is not None and _trains(model)
         else []
     )
@@ -132,19 +132,19 @@ def template() -> str:
 
 
 def refuse_to_replace(target: Path) -> None:
-    """Raise if the target exists and is not a page, or its folder is missing, before anything runs."""
+    """Raise before anything runs if the target exists and is not a page, or if its folder is missing."""
     if not target.parent.is_dir():
         raise StoreError(f"'{target}' can't be written: there is no folder '{target.parent}'; make it first")
     if not target.exists():
         return
     if not target.is_file() or f'"{FORMAT[0]}"'.encode() not in target.read_bytes():
-        raise StoreError(f"'{target}' exists and is not a page of hookline's; remove it, or give another path as to=")
+        raise StoreError(f"'{target}' exists and is not a hookline page; remove it, or give another path as to=")
 
 
 def _runs_of_model(
     model: nn.Module, run: Any, against: Any, at: Any, loss: Loss | None, names: list[str], call: Any
 ) -> list[Run]:
-    """Run the model once, or twice with `against`, which may also be a cache captured earlier."""
+    """Return the first run, and the second if there is one: another run of the model, or an earlier capture."""
     if run is None:
         raise HooklineError(
             "a page of a model needs its arguments: explore(model, run=(ids,)), or a mapping of keywords"
@@ -154,7 +154,7 @@ def _runs_of_model(
         runs.append(run_of(against, names[1]))
     elif isinstance(against, nn.Module):
         raise HooklineError(
-            "against= takes arguments for this model, or a cache; for another model, give what passed there: "
+            "against= takes arguments for this model, or a cache; for another model, give a cache of its values: "
             "hl.run(other, *args, capture='**')[1]"
         )
     elif against is not None:
@@ -165,9 +165,9 @@ def _runs_of_model(
 def _refuse_for_values(run: Any, loss: Any, model: Any) -> None:
     for name, given in (("run", run), ("loss", loss)):
         if given is not None:
-            raise HooklineError(f"{name}= is for a page of a model; what was captured has run already")
+            raise HooklineError(f"{name}= is for a page of a model; captured values are from a run that is over")
     if model is not None and not isinstance(model, nn.Module):
-        raise HooklineError(f"model= takes the model that the values are of, not {describe(model)}")
+        raise HooklineError(f"model= takes the model that the values come from, not {describe(model)}")
 
 
 def _refuse_another_model(model: nn.Module | None, runs: Sequence[Run]) -> None:
@@ -179,7 +179,7 @@ def _refuse_another_model(model: nn.Module | None, runs: Sequence[Run]) -> None:
     sites = [site for run in runs for site in run.entries if site.port != "param" or site.path in names]
     if sites and names.isdisjoint(site.path for site in sites):
         raise HooklineError(
-            f"model= is a {type(inside).__name__}, which has no '{sites[0]}': give the model that the values are of"
+            f"model= is a {type(inside).__name__}, which has no '{sites[0]}': give the model that the values come from"
         )
 
 
@@ -207,7 +207,7 @@ def _names(names: Sequence[str] | None, wanted: int) -> list[str]:
     if names is None:
         return list(NAMES) if wanted == 2 else ["run"]
     if isinstance(names, Mapping):
-        raise HooklineError(f"names= takes a list of what the runs are called, not {describe(names)}")
+        raise HooklineError(f"names= takes a list of names for the runs, not {describe(names)}")
     found = [names] if isinstance(names, str) else list(map(str, names))
     if len(found) != wanted:
         raise HooklineError(f"names= has {count(len(found), 'name')} for {count(wanted, 'run')}")

@@ -1,4 +1,4 @@
-"""The tree of modules that a page shows: from a model, or only from the names of sites."""
+"""The tree of modules that a page shows, built from a model, or from the names of sites alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Node:
 
 
 def tree(sites: Sequence[SiteValue], runs: Sequence[Run], model: nn.Module | None, scan: Scan | None) -> list[Node]:
-    """Return the modules in the order of the tree, each before what it holds, with the numbers of their sites."""
+    """Return the modules in the order of the tree, parents first, with the numbers of their sites."""
     nodes = {node.path: node for node in (_of_model(model) if model is not None else [Node("")])}
     names = {name: node for node in nodes.values() for name in (node.path, *node.also)}
     for number, entry in enumerate(sites):
@@ -115,7 +115,7 @@ def _note_silent(run: Run, names: Mapping[str, Node], model: nn.Module | None) -
 
 
 def _note_scan(scan: Scan, names: Mapping[str, Node]) -> None:
-    """Copy what a scan found: the order in which modules begin, calls, hazards."""
+    """Copy the results of a scan: the order in which modules begin, calls, hazards."""
     for position, row in enumerate(scan):
         node = names.get(Site.parse(row.site).path)
         if node is None:

@@ -38,12 +38,12 @@ from hookline.errors import HooklineError
 
 FORMAT = ["hookline page", 1]
 FEWEST_BYTES = 400  # A smaller picture is not worth showing.
-_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")  # Half a pair of surrogates can't be written as UTF-8.
+_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")  # A lone surrogate can't be encoded as UTF-8.
 _PARTNERS = {"output": "grad_output", "input": "grad_input", "inputs": "grad_inputs"}
 
 
 class PageSite:
-    """One site of a page: what passed there in each run, and the difference."""
+    """One site of a page: its value in each run, and the difference."""
 
     def __init__(self, number: int, entries: Sequence[SiteValue | None], notes: list[str]) -> None:
         self.number = number
@@ -105,7 +105,7 @@ class PageSite:
 
 
 def _excerpt(value: FullValue | None, bytes: float) -> tuple[FullValue, list[Pick]] | None:
-    """Return which part of a value to show; None if even the smallest picture is too large."""
+    """Return a value and the part of it to show; None if even the smallest picture is too large."""
     if value is None or not value.elements:
         return None
     picks = excerpt(value.kind, value.shape, bytes)
@@ -135,7 +135,7 @@ def contents(
     measured: Any = None,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the data of a page of one or two runs, about `bytes` bytes as JSON."""
+    """Return the data of a page with one or two runs, which takes about `bytes` bytes as JSON."""
     said = [*notes, *(note for run in runs for note in run.notes)]
     places = _places(runs, said)
     said += _unused(tokens, places)
@@ -172,7 +172,7 @@ def _places(runs: Sequence[Run], notes: list[str]) -> list[PageSite]:
 
 
 def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[PageSite]) -> list[str]:
-    """Say that no value has as many tokens as were given."""
+    """Return a note if no value has as many tokens as `tokens`."""
     if tokens is None:
         return []
     dimensions = {"tokens": (1,), "attention": (2, 3)}
@@ -180,7 +180,7 @@ def _unused(tokens: Sequence[Sequence[str]] | None, places: Sequence[PageSite]) 
     given = sorted({len(sample) for sample in tokens})
     if sizes.intersection(given):
         return []
-    return [f"tokens= are not shown: there are {_any_of(given)} of a sample, and values have {_any_of(sorted(sizes))}"]
+    return [f"tokens= are not shown: a sample has {_any_of(given)} of them, and values have {_any_of(sorted(sizes))}"]
 
 
 def _any_of(numbers: Sequence[int]) -> str:
@@ -210,7 +210,7 @@ def _warnings(runs: Sequence[Run], places: Sequence[PageSite], modules: Sequence
 
 
 def _add_pictures(page: dict[str, Any], places: Sequence[PageSite], bytes: int) -> None:
-    """Add pictures to the sites, within the bytes that everything else leaves."""
+    """Add pictures to the sites, within the bytes that the other data leaves."""
     pictures = [(place, value) for place in places for value in place.drawn]
     costs = [cost(place.kind, value.shape) for place, value in pictures]
     weights = [WEIGHTS.get(place.kind, 1) for place, _ in pictures]
@@ -236,10 +236,10 @@ def measurements(measured: Any, numbers: Mapping[Site, int], modules: set[str]) 
 
 
 def _unknown(measured: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which measured places are not on the page; their names may be misspelt."""
+    """Return a note about measured places that are not on the page; their names may be misspelt."""
     rows = [row for one in measured for row in one["rows"]]
     names = dict.fromkeys(row["name"] for row in rows if row["site"] is None and row["module"] is None)
-    return [f"measured= names what is not on this page: {', '.join(map(repr, names))}"] if names else []
+    return [f"measured= names places that are not on this page: {', '.join(map(repr, names))}"] if names else []
 
 
 def _measurement(title: str, one: Mapping[Any, Any], numbers: Mapping[Site, int], modules: set[str]) -> dict[str, Any]:
@@ -263,8 +263,8 @@ def _scalar(value: Any, title: str) -> float | str:
 def text_of(page: Mapping[str, Any]) -> str:
     """Return a page's data as JSON that is safe inside HTML."""
     text = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # They occur in strings only.
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # They occur only inside JSON strings.
 
 
 def _version() -> str:
-    return str(sys.modules["hookline"].__version__)  # Which stands above this file, and can't be imported here.
+    return str(sys.modules["hookline"].__version__)  # The package is a layer above this file.

@@ -1,4 +1,4 @@
-"""Where the values of a page come from: run the model, or load a cache, a store, a mapping or a file."""
+"""Get the values of a page: run the model, or load a cache, a store, a mapping or a file."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from hookline._tables import count
 from hookline.errors import HooklineError, NeverFired, SiteError, StaleValue
 
 Loss = Callable[[Any], Tensor]
-MOST_PARTS = 8  # Tensors of one value that are shown: a key-value cache has two for each layer.
+MOST_PARTS = 8  # The most tensors of one value that are shown: a key-value cache has two for each layer.
 
 
 class SiteValue(NamedTuple):
-    """One tensor that passed a site, or what passed there instead."""
+    """One tensor that passed a site, or the description of a value without tensors."""
 
     site: Site
     source: Tensor | Rows | None
@@ -51,13 +51,13 @@ class SiteValue(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     calls: int
-    # The ways to write each of the subscripts that select the tensor in its value.
+    # For each subscript that selects the tensor in its value, all ways to write it.
     parts: tuple[tuple[int | str, ...], ...] = ()
 
 
 @dataclass
 class Run:
-    """What passed in one run, in order, and the captured sites at which nothing passed."""
+    """The values of one run, in order, and the captured sites at which nothing passed."""
 
     name: str
     entries: dict[Site, SiteValue] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class Run:
 
 
 def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Callable[..., Any] | None = None) -> Cache:
-    """Run a model, or a function that runs it, once; return what passed, and the gradients of `loss` if given."""
+    """Run a model, or a function that runs it, once; return the values, and the gradients of `loss` if given."""
     refuse_lazy(model, "explore")
     if loss is not None and not callable(loss):
         raise HooklineError(f"loss= takes a function from the output to one number, not {loss!r}")
     if loss is not None and torch.is_inference_mode_enabled():
-        raise HooklineError("no gradient can come of this loss: torch.inference_mode is on; explore outside it")
+        raise HooklineError("this loss gives no gradient: torch.inference_mode is on; explore outside it")
     args, kwargs = call_arguments_of(run)
     where = (every_module,) if at is None else tuple(at) if isinstance(at, (list, tuple)) else (at,)
     hooks = short_form(model)
@@ -79,7 +79,7 @@ def captured(model: nn.Module, run: Any, at: Any, loss: Loss | None, call: Calla
         _capture_gradients(hooks, model, where)
     hooks.capture(*where)
     if at is None:
-        hooks.when_missing("ignore")  # The page lists what is never called.
+        hooks.when_missing("ignore")  # The page lists the modules that are never called.
     with put_back(model), hooks as acts, torch.set_grad_enabled(loss is not None or torch.is_grad_enabled()):
         output = (model if call is None else call)(*args, **kwargs)
         if loss is not None:
@@ -99,13 +99,13 @@ def scanned(model: nn.Module, run: Any) -> Scan | None:
     args, kwargs = call_arguments_of(run)
     try:
         return scan(model, *args, **kwargs)
-    except Exception:  # The real run worked; what a scan adds is not worth an error.
+    except Exception:  # The real run worked; a missing scan is not worth an error.
         return None
 
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
-    """Put back what a run leaves behind: attributes, buffers such as a BatchNorm's, and the random numbers."""
+    """Restore what a run changes: attributes, buffers such as a BatchNorm's, and the state of random generators."""
     devices = {tensor.device.index or 0 for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     with (
         buffers_as_found(model),
@@ -123,7 +123,7 @@ def _capture_gradients(hooks: Hooks, model: nn.Module, where: tuple[Where, ...])
     gradients = [site._replace(port=f"grad_{site.port}") for site in values]
     if gradients:
         hooks.capture(*gradients)
-        hooks.when_missing("ignore")  # Some values have none: integers, and what depends on no parameter.
+        hooks.when_missing("ignore")  # Some values have no gradient: integers, and values that depend on no parameter.
 
 
 def _backward(model: nn.Module, loss: Any, given: Any) -> None:
@@ -134,10 +134,10 @@ def _backward(model: nn.Module, loss: Any, given: Any) -> None:
         )
     ends = [tensor for tensor in (*model.parameters(), *leaves(given)) if tensor.requires_grad]
     if not ends:
-        raise HooklineError("no gradient can come of this loss: no parameter and no input of the model requires one")
+        raise HooklineError("this loss gives no gradient: no parameter and no input of the model requires one")
     if not loss.requires_grad:
         raise HooklineError(
-            "no gradient can come of this loss: it does not depend on the model; leave out .detach() and no_grad"
+            "this loss gives no gradient: it does not depend on the model; leave out .detach() and no_grad"
         )
     torch.autograd.grad(loss, ends, allow_unused=True)
 
@@ -197,7 +197,7 @@ def _entries(site: Site, value: Any, calls: int, notes: list[str]) -> Iterator[S
 
 
 def _ways(value: Any, place: tuple[Any, ...]) -> tuple[tuple[int | str, ...], ...]:
-    """Return all ways to write each subscript of `place`: an index, one from the end, the name of a field."""
+    """Return all ways to write each subscript of `place`: an index, an index from the end, the name of a field."""
     found = []
     for key in place:
         part, parts = get_part(value, (key,)), list(children(value) or ())
@@ -218,7 +218,7 @@ def _leads_to(value: Any, way: Any, part: Any) -> bool:
 
 
 def _in_containers(value: Any, depth: int = 0) -> set[int]:
-    """Return the ids of tensors in tuples, dicts and other containers, not those inside other objects."""
+    """Return the ids of tensors in tuples, dicts and other containers, without those inside other objects."""
     if isinstance(value, Tensor):
         return {id(value)}
     parts = (children(value) or {}) if depth < DEEPEST else {}
