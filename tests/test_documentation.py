@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import hookline
-from tests.support.documentation import blocks, run_examples, run_page
+from tests.support.documentation import blocks, broken_links, links, run_examples, run_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,7 +32,6 @@ FOR_CONTRIBUTORS = [
 ]
 LANGUAGES = {"python", "sh", "text"}
 _NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.MULTILINE)
-_LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def run_page_by_itself(path: Path) -> None:
@@ -82,10 +81,38 @@ def test_no_example_of_a_page_is_passed_over(path):
 
 
 @pytest.mark.parametrize("path", [*PAGES, *FOR_CONTRIBUTORS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_to_a_file_leads_to_one(path):
-    targets = [target for target in _LINK.findall(path.read_text(encoding="utf-8")) if "://" not in target]
-    missing = [target for target in targets if not (path.parent / target.partition("#")[0]).exists()]
-    assert not missing
+def test_every_link_leads_to_a_file_and_a_heading_of_it(path):
+    assert not broken_links(path)
+
+
+def test_the_index_of_the_docs_lists_every_page():
+    docs = ROOT / "docs"
+    listed = links((docs / "README.md").read_text(encoding="utf-8"))
+    assert {page.name for page in docs.glob("*.md")} - {"README.md"} <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("link", "broken"),
+    [
+        ("other.md", False),
+        ("other.md#stop-early", False),
+        ("other.md#generate-1", False),
+        ("#torchcompile", False),
+        ("https://example.com/#nothing", False),
+        ("missing.md", True),
+        ("other.md#stop", True),
+        ("other.md#a-comment", True),
+        ("#stop-early", True),
+        ("picture.png#stop-early", True),
+    ],
+)
+def test_a_link_to_a_missing_file_or_heading_is_found(link, broken, tmp_path):
+    (tmp_path / "picture.png").touch()
+    code = "```sh\n# a comment\n```\n"
+    (tmp_path / "other.md").write_text(f"## [Stop](other.md) early\n\n## generate\n\n## `generate`\n\n{code}")
+    page = tmp_path / "page.md"
+    page.write_text(f"# torch.compile\n\n[text]({link})\n")
+    assert broken_links(page) == ([link] if broken else [])
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import doctest
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 class Block(NamedTuple):
@@ -24,6 +27,36 @@ class Block(NamedTuple):
 def blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a Markdown text."""
     return [Block(found[1], found[2], text.count("\n", 0, found.start(2))) for found in _BLOCK.finditer(text)]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a Markdown text."""
+    found: Counter[str] = Counter()
+    result = set()
+    for heading in _HEADING.findall(_BLOCK.sub("", text)):
+        title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip())  # A link counts with its text.
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        result.add(f"{anchor}-{found[anchor]}" if found[anchor] else anchor)
+        found[anchor] += 1
+    return result
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of the links in a Markdown text, outside of its fenced blocks."""
+    return _LINK.findall(_BLOCK.sub("", text))
+
+
+def broken_links(path: Path) -> list[str]:
+    """Return the relative links of a page that lead to no file, or to no heading of a Markdown file."""
+    broken = []
+    for link in links(path.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if "://" in link or (target.exists() and not anchor):
+            continue
+        if target.suffix != ".md" or not target.exists() or anchor not in anchors(target.read_text(encoding="utf-8")):
+            broken.append(link)
+    return broken
 
 
 def run_examples(test: doctest.DocTest) -> None:
