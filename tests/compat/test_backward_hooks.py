@@ -248,12 +248,12 @@ def test_a_gradient_in_the_place_of_none_is_refused(x: bool, y: bool) -> None:
     hooks = hl.Hooks(module)
     ones = [torch.ones(2, requires_grad=is_followed) for is_followed in (x, y)]
     add_backward(hooks, "", lambda one: [torch.ones(2)] * 2, "filled", changes=True)
-    with pytest.raises(hl.EditError, match=f"a gradient was returned in place {int(x)}, where none comes"):
+    with pytest.raises(hl.EditError, match=f"a gradient was returned at position {int(x)}, which has none"):
         module(*ones)[1].sum().backward()
     hooks.remove()
     add_backward_pre(hooks := hl.Hooks(module), "", lambda one: [torch.ones(2)] * 2, "filled")
     if y:  # The first output is x * 2 and is not followed.
-        with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes"):
+        with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none"):
             module(*ones)[1].sum().backward()
     hooks.remove()
 
@@ -270,7 +270,7 @@ def test_a_gradient_that_never_came_cannot_be_put_in() -> None:
     module = First()
     hooks = hl.Hooks(module)
     add_backward(hooks, "", lambda one: (torch.ones(2),), "filled", changes=True)
-    with pytest.raises(hl.EditError, match="a gradient was returned in place 0, where none comes"):
+    with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none"):
         module(torch.ones(2, requires_grad=True))[1].sum().backward()
     hooks.remove()
     add_backward(hooks := hl.Hooks(module), "", lambda one: (None,), "cut", changes=True)
@@ -336,7 +336,7 @@ def test_too_few_gradients_and_nested_ones_are_refused() -> None:
     hooks = hl.Hooks(module)
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     add_backward(hooks, "", lambda one: (), "none", changes=True)
-    with pytest.raises(hl.EditError, match="0 gradients returned in the place of 2"):
+    with pytest.raises(hl.EditError, match="0 gradients returned instead of 2"):
         module(x, y)[1].sum().backward()
     hooks.remove()
     nested = Nested()

@@ -187,7 +187,7 @@ print(torchhook.whose)
 """
     found = printed(code, original)
     where = original / "torchhook" / "__init__.py"
-    rest = "uninstall it, or give over=True to have hookline's in this process"
+    rest = "uninstall it, or pass over=True to get hookline's version in this process"
     assert found[0] == f"'torchhook' is installed ({where}); {rest}"
     assert found[1].startswith("'tacklebox' is installed (")
     assert found[2:] == ["No module named 'nice_hooks'", "theirs"]  # One is refused: none is installed.
@@ -229,7 +229,8 @@ except ImportError as error:
     print(error)
 """
     assert printed(code, original) == [
-        "'torchhook' is imported already; install it before that, or give over=True to have hookline's from now on",
+        "'torchhook' is already imported; call install before that import, or pass over=True to get hookline's version "
+        "from now on",
         "theirs False hookline.compat.torchhook.utils",
         "No module named 'torchhook.other'",
     ]
@@ -249,10 +250,10 @@ def test_an_unknown_name_says_which_is_meant(name, hint):
     before = list(sys.meta_path)
     with pytest.raises(hl.HooklineError) as caught:
         install("nice_hooks", name)
-    assert str(caught.value) == f"{name!r} is none of the libraries in hookline.compat; {hint}"
+    assert str(caught.value) == f"{name!r} is not one of the libraries in hookline.compat; {hint}"
     assert sys.meta_path == before
 
 
 def test_no_name_at_all_is_refused():
-    with pytest.raises(hl.HooklineError, match="install what.* torch_hook_utils, tacklebox, nice_hooks, torchhook"):
+    with pytest.raises(hl.HooklineError, match="install.. needs .* torch_hook_utils, tacklebox, nice_hooks, torchhook"):
         install()

@@ -175,17 +175,17 @@ def test_a_part_of_a_dict_has_no_path() -> None:
             return {"a": x}
 
     for keywords in ({"return_activations": ["[*]"]}, {"forward_hooks": {"[*]": print}}):
-        with pytest.raises(hl.SiteError, match=r"a dict passes here, and '\*' counts the items of tensors"):
+        with pytest.raises(hl.SiteError, match=r"the value is a dict, but '\*' only selects items of tensors"):
             run(Named(), X, **keywords)  # type: ignore[arg-type]
 
 
 def test_a_module_with_a_forward_hook_of_torchs_own_warns_of_the_patch(chain: nn.Sequential) -> None:
     handle = chain[0].register_forward_hook(lambda module, args, output: output * 0)
-    with pytest.warns(hl.HooklineWarning, match="'0' has a forward hook of torch's own, which gets the new") as said:
+    with pytest.warns(hl.HooklineWarning, match="'0' has a torch forward hook, which gets the new") as said:
         result = run(chain, X, with_activations={"0": torch.ones(2, 5)})
     assert said[0].filename == __file__
     assert not result.any()
-    with pytest.warns(hl.HooklineWarning, match=r"'0' .* own \(and 1 more\)"):
+    with pytest.warns(hl.HooklineWarning, match=r"'0' .* hook \(and 1 more\)"):
         run(chain, X, with_activations={"0[0]": 1.0, "*[1]": 1.0})
     assert run(chain, X, return_activations=["0"], forward_hooks={"0": lambda *_: None})[1]["0"].any()
     handle.remove()
@@ -374,9 +374,9 @@ def test_a_method_that_is_not_there_or_has_no_calls_is_refused() -> None:
     with pytest.raises(AttributeError, match="type object 'Inner' has no attribute 'other'"):
         nice_hooks.patch_method_to_module(Inner, "other")
     for name in ("forward", "__call__", "__doc__", "dump_patches"):
-        with pytest.raises(ValueError, match=f"Inner.{name} is not a method with calls of its own"):
+        with pytest.raises(ValueError, match=f"Inner.{name} is not a method that can be named separately"):
             nice_hooks.patch_method_to_module(Inner, name)
-    with pytest.raises(TypeError, match=r"not of one Inner: patch_method_to_module\(Inner, 'inner_calc'\)"):
+    with pytest.raises(TypeError, match=r"not an object of type Inner: patch_method_to_module\(Inner, 'inner_calc'\)"):
         nice_hooks.patch_method_to_module(Inner(), "inner_calc")  # type: ignore[arg-type]
 
 

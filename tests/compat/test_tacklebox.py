@@ -254,7 +254,7 @@ def test_what_is_no_module_function_or_kind_is_refused(net):
         manager.register_forward_hook(net[0])
     with pytest.raises(AssertionError, match="invalid hook type: zz"):
         manager.register_hook("zz", print, net[0])
-    with pytest.raises(TypeError, match="wrap_calls is True or False, not a Sequential; modules are given to register"):
+    with pytest.raises(TypeError, match="wrap_calls is True or False, not a Sequential; pass modules to register"):
         HookManager(net)
     assert not manager.modules
     assert not manager.name_to_hookhandle

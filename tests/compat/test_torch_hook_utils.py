@@ -620,7 +620,7 @@ def test_a_generator_that_is_used_up_is_said_to_be_empty():
     layers = model.named_children()
     with get_layer_inputs(layers):
         model(x)
-    with pytest.warns(hl.HooklineWarning, match="a generator that was iterated before is empty") as said:
+    with pytest.warns(hl.HooklineWarning, match="a generator that was already iterated is empty") as said:
         with get_layer_inputs(layers) as inputs:
             model(x)
     assert said[0].filename == __file__
@@ -642,7 +642,7 @@ def test_a_generator_that_is_used_up_is_said_to_be_empty():
 )
 def test_what_is_given_as_no_pair_of_name_and_layer_is_refused_with_what_to_give(given, error, message):
     wanted = (
-        r"layers are \(name, layer\) pairs, as of model.named_modules\(\) or named_modules_of_type\(model, kind\), "
+        r"layers are \(name, layer\) pairs, as from model.named_modules\(\) or named_modules_of_type\(model, kind\), "
     )
     with pytest.raises(error, match=wanted + message), get_layer_inputs(given(mlp())):
         pass

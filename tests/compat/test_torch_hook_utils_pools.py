@@ -243,7 +243,7 @@ def test_an_unpool_takes_a_size_however_it_is_passed(call):
 def test_indices_that_are_passed_too_are_refused(by_keyword):
     x, indices, unpool = torch.tensor([[[4.0]]]), torch.tensor([[[3]]]), nn.MaxUnpool2d(2)
     with use_indices_in_maxunpool({"up": unpool}, {"up": indices}):
-        with pytest.raises(AssertionError, match="'up' was called with indices, but gets those of the block"):
+        with pytest.raises(AssertionError, match="'up' was called with indices, but gets its indices from the block"):
             unpool(x, indices=indices) if by_keyword else unpool(x, indices)
 
 
@@ -283,7 +283,7 @@ def test_the_keys_may_be_renamed_for_a_decoder_with_other_names():
 def test_an_unpool_without_indices_is_named_beside_those_there_are():
     back = decoder()
     with pytest.warns(
-        hl.HooklineWarning, match="no indices were given for 'pool'; those given are for 'enc.pool'"
+        hl.HooklineWarning, match="no indices were given for 'pool'; there are indices for 'enc.pool'"
     ) as said:
         with use_indices_in_maxunpool(back, {"enc.pool": torch.tensor([[[3]]])}):
             with pytest.raises(TypeError, match="missing 1 required positional argument: 'indices'"):
@@ -374,7 +374,7 @@ def test_a_part_that_is_compiled_by_torch_jit_is_passed_over():
     with get_layer_outputs(model.named_modules()) as outputs:
         model(torch.ones(2, 4))
     assert list(outputs) == ["1", ""]
-    with pytest.raises(hl.NotCaptured, match="'0' has no value: a RecursiveScriptModule is never called where it"):
+    with pytest.raises(hl.NotCaptured, match="'0' has no value: a RecursiveScriptModule is never called where"):
         outputs["0"]
 
 

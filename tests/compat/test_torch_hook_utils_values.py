@@ -246,6 +246,6 @@ def test_what_a_block_gives_is_a_dict_of_what_passed():
 
 def test_a_layer_without_a_value_to_put_in_is_named() -> None:
     layer = nn.Linear(2, 2)
-    with pytest.raises(KeyError, match=r"no value is given for the layer 'a'; there are values for \['b'\]"):
+    with pytest.raises(KeyError, match=r"no value was given for the layer 'a'; there are values for \['b'\]"):
         with replace_layer_outputs([("a", layer)], {"b": torch.zeros(2)}):
             layer(torch.ones(2))

@@ -420,7 +420,7 @@ def test_a_size_that_is_set_later_counts_for_layers_that_are_added_later():
     manager = HookManager(model)
     manager.max_size = 1
     manager.add("0")
-    with pytest.warns(hl.HooklineWarning, match="max_size counts for the layers that are added from now on") as said:
+    with pytest.warns(hl.HooklineWarning, match="max_size applies to layers that are added from now on") as said:
         manager.max_size = 2
     assert said[0].filename == __file__
     manager.add("1")

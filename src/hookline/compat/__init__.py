@@ -1,6 +1,6 @@
-"""The five older libraries on hookline's public API, each complete except Auto_HookPoint's transformer adapter.
+"""Five older libraries, rebuilt on hookline's public API. All are complete except Auto_HookPoint's transformer adapter.
 
-| was | is |
+| old import | new import |
 |---|---|
 | `torch_hook_utils` | `hookline.compat.torch_hook_utils` |
 | `tacklebox` | `hookline.compat.tacklebox` |
@@ -8,7 +8,8 @@
 | `torchhook` | `hookline.compat.torchhook` |
 | `Auto_HookPoint` | `hookline.compat.auto_hookpoint` |
 
-Code changes its import lines. For a script that can't be edited there is `install`; without that call nothing happens.
+To switch, change the import lines. For a script that can't be edited, call `install`; importing hookline alone installs
+nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def __dir__() -> list[str]:
 
 
 def install(*names: str, over: bool = False) -> None:
-    """Make `import nice_hooks` (and its submodules) import hookline's version, in this process, from now on.
+    """Make `import nice_hooks` (and its submodules) import hookline's version, from now on and only in this process.
 
     To run a script that can't be edited::
 
@@ -57,11 +58,12 @@ def install(*names: str, over: bool = False) -> None:
         runpy.run_path("their_script.py", run_name="__main__")
 
     Args:
-        names: What the script imports: torch_hook_utils, tacklebox, nice_hooks, torchhook, Auto_HookPoint.
-        over: Also if the original is installed or imported. Code that has imported the original keeps it.
+        names: The libraries that the script imports, of torch_hook_utils, tacklebox, nice_hooks, torchhook and
+            Auto_HookPoint.
+        over: Do this even if the original is installed or imported. Code that already imported the original keeps it.
     """
     if not names:
-        raise hl.HooklineError(f"install what? Give names, of {', '.join(NAMES)}")
+        raise hl.HooklineError(f"install() needs the names of one or more libraries: {', '.join(NAMES)}")
     for name in names:
         _refuse_unknown(name)
     wanted = [name for name in names if name not in _finder.names]
@@ -76,7 +78,7 @@ def install(*names: str, over: bool = False) -> None:
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of the libraries given to `install`, before any other finder."""
+    """Finds the modules of the installed libraries, before any other finder does."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -84,7 +86,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of hookline's module for this name; None for any other name."""
+        """Return the spec of hookline's module for this name, or None if hookline has none."""
         top, _, rest = fullname.partition(".")
         if top not in self.names:
             return None
@@ -95,13 +97,13 @@ class Finder(MetaPathFinder):
 
 
 class Alias(Loader):
-    """Gives a module of hookline's another name; it is one module, under both."""
+    """Makes one of hookline's modules importable under a second name. Both names give the same module."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put hookline's module in the place of the empty one that Python has made."""
+        """Replace the empty module that Python created with hookline's module."""
         sys.modules[module.__name__] = importlib.import_module(self.name)
 
 
@@ -114,18 +116,20 @@ def _refuse_unknown(name: str) -> None:
     folded = {known.lower(): known for known in NAMES}
     near = difflib.get_close_matches(str(name).lower().replace("-", "_"), folded, n=1)
     hint = f"did you mean {folded[near[0]]!r}?" if near else f"there are {', '.join(NAMES)}"
-    raise hl.HooklineError(f"{name!r} is none of the libraries in hookline.compat; {hint}")
+    raise hl.HooklineError(f"{name!r} is not one of the libraries in hookline.compat; {hint}")
 
 
 def _refuse_original(name: str) -> None:
-    """Raise if Python has another module of that name."""
+    """Raise if the original library is imported or installed."""
     if name in sys.modules:
         raise hl.HooklineError(
-            f"{name!r} is imported already; install it before that, or give over=True to have hookline's from now on"
+            f"{name!r} is already imported; call install before that import, or pass over=True to get hookline's "
+            "version from now on"
         )
     spec = importlib.util.find_spec(name)
     if spec is not None:
         where = spec.origin or ", ".join(spec.submodule_search_locations or ())
         raise hl.HooklineError(
-            f"{name!r} is installed ({where}); uninstall it, or give over=True to have hookline's in this process"
+            f"{name!r} is installed ({where}); uninstall it, or pass over=True to get hookline's version in this "
+            "process"
         )

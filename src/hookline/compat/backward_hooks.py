@@ -1,7 +1,7 @@
-"""Module backward hooks: a function that gets all gradients of one call of a module at once.
+"""Module backward hooks: functions that get all gradients of one module call at once.
 
-hookline delivers each gradient when it comes. Here the gradients of one call are collected in the notes of that call,
-and the function is called when the last one has come. tacklebox and nice_hooks use this.
+hookline delivers each gradient as soon as it is computed. This module collects the gradients of one call in
+`call.notes` and calls the function when the last one has arrived. tacklebox and nice_hooks use it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import hookline as hl
 from hookline._torch import when_backward_ends
 
 Path = tuple[Any, ...]
-Parts = list[tuple[Path, Any]]  # The values at each position, with their subscripts.
+Parts = list[tuple[Path, Any]]  # Each value with the subscripts that lead to it.
 
 
 class GradientPlace(NamedTuple):
-    """Where in the inputs or outputs of a call a tensor is; its gradient is kept under this."""
+    """The position of a tensor in the inputs or outputs of a call. Its gradient is stored under this key."""
 
     port: str
     path: Path
@@ -36,7 +36,7 @@ def outputs_of(output: Any) -> Parts:
 
 
 def awaited(port: str, parts: Parts) -> set[GradientPlace]:
-    """Return the places of the tensors that may get a gradient."""
+    """Return the places where a gradient may arrive."""
     found = [pair for path, value in parts for pair in _tensors(port, path, value)]
     first = {
         id(tensor): place for place, tensor in reversed(found)
@@ -55,8 +55,8 @@ def _tensors(port: str, path: Path, value: Any) -> Iterator[tuple[GradientPlace,
 
 
 def templates_of(port: str, parts: Parts) -> list[Any]:
-    """Return values with each tensor replaced by the place of its gradient, and anything else by None."""
-    first: dict[int, GradientPlace] = {}  # A tensor that is returned twice gets its gradient at both places.
+    """Return the structure of each value, with tensors replaced by the place of their gradient and the rest by None."""
+    first: dict[int, GradientPlace] = {}  # If a tensor is returned twice, both positions show its gradient.
     return [_template(port, path, value, first if port == "grad_output" else {}) for path, value in parts]
 
 
@@ -71,7 +71,7 @@ def _template(port: str, path: Path, value: Any, first: dict[int, GradientPlace]
 
 
 def fill(template: Any, came: Mapping[GradientPlace, Tensor]) -> Any:
-    """Return the gradients that have come, in the structure of the value; None for those that have not."""
+    """Return the gradients in the structure of the value, with None for a gradient that has not arrived."""
     if isinstance(template, GradientPlace):
         return came.get(template)
     if isinstance(template, dict):
@@ -87,7 +87,7 @@ def is_followed(tensor: Tensor) -> bool:
 
 
 def detached(value: Any) -> Any:
-    """Return a value without its graph: kept in the notes of the call, the graph would keep itself alive."""
+    """Return a value without its autograd graph: the graph holds the notes of the call, so they must not hold it."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):
@@ -98,35 +98,35 @@ def detached(value: Any) -> Any:
 def changed_of(
     templates: list[Any], old: tuple[Any, ...], new: Sequence[Any], can_take: set[GradientPlace]
 ) -> dict[GradientPlace, Any]:
-    """Return the gradients that were replaced, by place; None for a gradient that was cut."""
+    """Return the replaced gradients by place, with None for a gradient that was cut."""
     if len(new) != len(old):
-        raise hl.EditError(f"{len(new)} gradients returned in the place of {len(old)}")
+        raise hl.EditError(f"{len(new)} gradients returned instead of {len(old)}")
     changed = {}
     for number, (template, before, one) in enumerate(zip(templates, old, new, strict=True)):
         if one is before:
             continue
         if isinstance(template, (list, dict)):
-            raise hl.EditError("a gradient inside a nested value can't be changed here; hl.edit does it, by its place")
+            raise hl.EditError("a gradient inside a nested value can't be changed here; use hl.edit on its site")
         if template not in can_take:
-            raise hl.EditError(f"a gradient was returned in place {number}, where none comes; return None there")
+            raise hl.EditError(f"a gradient was returned at position {number}, which has none; return None there")
         changed[template] = one
     return changed
 
 
 def by_place(port: str, paths: list[Path], gradients: tuple[Tensor | None, ...]) -> dict[GradientPlace, Tensor | None]:
-    """Return gradients by place; None for those that did not come."""
+    """Return gradients by place, with None for those that did not arrive."""
     return {GradientPlace(port, path): one for path, one in zip(paths, gradients, strict=True)}
 
 
 def passed_together(receive: Callable[..., Any], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors behind a gate: their gradients go to `receive` together, and what it returns flows on."""
+    """Pass tensors through a gate: `receive` gets their gradients together, and its result flows on in backward."""
     gate: Any = _Gate
     passed: tuple[Tensor, ...] = gate.apply(receive, *tensors)
     return passed
 
 
 class _Gate(torch.autograd.Function):
-    """An identity for several tensors whose gradients pass it together. The tensors must not be written in place."""
+    """An identity that receives the gradients of several tensors together. The tensors must not be written in place."""
 
     @staticmethod
     def forward(ctx: Any, receive: Callable[..., Any], *tensors: Tensor) -> Any:
@@ -141,9 +141,9 @@ class _Gate(torch.autograd.Function):
 
 @dataclass
 class BackwardCall:
-    """One backward pass through one call of a module: gradients by position, those of keyword inputs last."""
+    """One backward pass through one module call. Gradients are by position, with those of keyword inputs last."""
 
-    site: hl.Site  # Of the module, or of the method.
+    site: hl.Site  # The site of the module or method.
     module: nn.Module
     grad_inputs: tuple[Any, ...]
     grad_outputs: tuple[Any, ...]
@@ -165,15 +165,15 @@ def add_backward(
     changes: bool = False,
     missing: str = "ignore",
 ) -> hl.Hooks:
-    """Call `function` with each backward pass through a module or method, or through several.
+    """Call `function` for each backward pass through the modules or methods at `where`.
 
-    Return the hooks that do it, which all have that name and are to be switched together.
+    Return the hooks that this adds. They all have the same `name` and must be switched together.
 
     Args:
-        keep_values: Also give the function the inputs and outputs, detached, as they were in the forward.
-        changes: Replace `grad_inputs` with what the function returns; None in it cuts a gradient. A module that
-            writes into one of several inputs then raises, as it does under torch's own hooks.
-        missing: What happens when no gradient can come: see `Hooks.when_missing`.
+        keep_values: Also pass the inputs and outputs of the forward to the function, detached.
+        changes: Replace `grad_inputs` with the function's result; a None in it cuts that gradient. A module that writes
+            into one of several inputs then raises, as it does with torch's full backward hooks.
+        missing: What to do if no gradient can arrive: see `Hooks.when_missing`.
     """
     joined = _BackwardHook(function, keep_values, changes)
     clone = None if keep_values else False
@@ -186,7 +186,7 @@ def add_backward(
 
 
 def add_backward_pre(hooks: hl.Hooks, where: Where, function: Function, name: str, missing: str = "ignore") -> hl.Hooks:
-    """Call `function` when the gradients of the outputs of a call come; what it returns replaces them."""
+    """Call `function` when the gradients of a call's outputs arrive; its result replaces them."""
     before = _BackwardPreHook(function)
     options: dict[str, Any] = {"name": name, "with_call": True}
     hooks.edit(_at(where, "output"), before.take_outputs, clone=False, check=False, **options).when_missing("ignore")
@@ -201,7 +201,7 @@ def _at(where: Where, port: str) -> list[hl.Site]:
 
 @dataclass
 class _CallState:
-    """One call: its inputs and outputs with a place for each tensor, and the gradients that have come so far."""
+    """The state of one call: templates of its inputs and outputs, and the gradients that have arrived so far."""
 
     site: hl.Site
     positional: int
@@ -210,7 +210,7 @@ class _CallState:
     values: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
     waited_for: set[GradientPlace] = field(
         default_factory=set
-    )  # Places of inputs; if no input gets a gradient, of outputs.
+    )  # Places of inputs, or of outputs if no input gets a gradient.
     came: dict[GradientPlace, Tensor] = field(default_factory=dict)
     gated: list[Path] = field(default_factory=list)
 
@@ -224,7 +224,7 @@ class _BackwardHook:
         self.changes = changes
 
     def take_inputs(self, bound: Mapping[str, Any], call: Any) -> dict[str, Any] | None:
-        """Note the inputs of a call. If several will get gradients, they go through a gate."""
+        """Record the inputs of a call. Pass them through a gate if their gradients must arrive together."""
         rest = _rest_of(getattr(type(call.module), call.site.method or "forward"))
         parts: Parts = []
         for name, value in bound.items():
@@ -248,7 +248,7 @@ class _BackwardHook:
         return new
 
     def take_outputs(self, output: Any, call: Any) -> None:
-        """Note the outputs of a call."""
+        """Record the outputs of a call."""
         notes: _CallState = call.notes[self]
         parts = outputs_of(output)
         notes.outputs = templates_of("grad_output", parts)
@@ -257,14 +257,14 @@ class _BackwardHook:
             notes.values = notes.values[0], tuple(detached(value) for _, value in parts)
 
     def take_gradient(self, gradient: Tensor, call: Any) -> Tensor | None:
-        """Keep one gradient; with the last one, call the function. Return what it puts in place of this gradient."""
+        """Store one gradient. If it is the last one, call the function and return the replacement, if there is one."""
         notes: _CallState = call.notes[self]
         place = GradientPlace(call.site.port, call.site.subscripts)
-        if place in notes.came:  # It is from an earlier backward that failed halfway.
+        if place in notes.came:  # The stored gradients are from an earlier backward that failed halfway.
             notes.came = {}
         if not notes.came:
             module = call.module
-            when_backward_ends(lambda: self._end(notes, module))  # Some gradients may never come.
+            when_backward_ends(lambda: self._end(notes, module))  # Some gradients may never arrive.
         notes.came[place] = gradient
         if notes.gated or not notes.waited_for <= set(notes.came):
             return None
@@ -280,7 +280,7 @@ class _BackwardHook:
             self._call(notes, module, set())
 
     def _call(self, notes: _CallState, module: nn.Module, can_take: set[GradientPlace]) -> dict[GradientPlace, Any]:
-        """Call the function, and return what it put in the place of gradients of inputs."""
+        """Call the function and return the gradients of inputs that it replaced."""
         came, notes.came = notes.came, {}
         old, grad_outputs = (tuple(fill(part, came) for part in side) for side in (notes.inputs, notes.outputs))
         new = self.function(BackwardCall(notes.site, module, old, grad_outputs, *notes.values, notes.positional))
@@ -294,7 +294,7 @@ class _BackwardPreHook:
         self.function = function
 
     def take_outputs(self, output: Any, call: Any) -> Any:
-        """Note the outputs of a call. If several will get gradients, they go through a gate."""
+        """Record the outputs of a call. If several may get gradients, pass them through a gate."""
         parts = outputs_of(output)
         templates = templates_of("grad_output", parts)
         gated = {path: value for path, value in parts if isinstance(value, Tensor) and is_followed(value)}
@@ -307,7 +307,7 @@ class _BackwardPreHook:
         return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
 
     def take_gradient(self, gradient: Tensor, call: Any) -> Any:
-        """Call the function with the only gradient that comes."""
+        """Call the function with the call's only gradient. With several, the gate calls it instead."""
         if call.notes[self] is None:
             return None
         place = GradientPlace("grad_output", call.site.subscripts)
@@ -333,19 +333,19 @@ class _BackwardPreHook:
 
 
 def _home(site: hl.Site) -> hl.Site:
-    """Return the module or method that a place is at."""
+    """Return the site of the module or method that a site belongs to."""
     return hl.Site(site.path, member=site.member)
 
 
 def _put(changed: dict[GradientPlace, Any], place: GradientPlace, gradient: Tensor) -> Tensor | None:
-    """Return what an edit of this gradient has to return; a cut gradient becomes zeros, where torch would have None."""
+    """Return the result that an edit of this gradient needs. A cut gradient becomes zeros; torch would use None."""
     new = changed.get(place, gradient)
     return torch.zeros_like(gradient) if new is None else None if new is gradient else new
 
 
 @lru_cache(maxsize=1024)
 def _rest_of(forward: Callable[..., Any]) -> str:
-    """Return the name under which hookline gives what a forward takes as `*args`, if it does."""
+    """Return the name under which hookline passes the `*args` of a forward, or "" if it has none."""
     try:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):

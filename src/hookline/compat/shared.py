@@ -1,4 +1,4 @@
-"""What several of the older libraries need: which modules run, how functions are held, warnings at the user's line."""
+"""Helpers for several of the older libraries: checks on modules, weakly held functions, warnings at the user's line."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ NOT_THE_USERS = ("hookline", "torch", "contextlib")
 
 
 def warn(message: str) -> None:
-    """Warn at the nearest line that is neither hookline's nor torch's."""
+    """Warn at the nearest line outside hookline, torch and contextlib."""
     _, steps = outside(NOT_THE_USERS, frame_at(1))
     warnings.warn(message, hl.HooklineWarning, stacklevel=2 + steps)
 
 
 def is_called(module: nn.Module) -> bool:
-    """Return True if a module has a forward that can be hooked. Containers have none; torch.jit runs outside Python.
+    """Return True if a module has a forward that can be hooked.
+
+    Containers have no forward, and torch.jit runs outside Python.
 
     >>> is_called(nn.ReLU()), is_called(nn.ModuleList())
     (True, False)
     """
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)  # As torch.compile sets it.
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)  # torch.compile sets it.
 
 
 def may_call_itself(module: nn.Module) -> bool:
-    """Return True if the forward of a module may call that module again; torch's modules without children never do.
+    """Return True if the forward of a module may call that module again. torch's modules without children never do.
 
     >>> may_call_itself(nn.ReLU()), may_call_itself(nn.Sequential(nn.ReLU()))
     (False, True)
@@ -44,7 +46,7 @@ def may_call_itself(module: nn.Module) -> bool:
 
 
 def cache_of(value: Any) -> hl.Cache:
-    """Return a cache with one value under "". It shows the value as it is now, even if it is overwritten later.
+    """Return a cache with one value under "". It keeps the value as it is now, even if the value is overwritten later.
 
     >>> cache_of(torch.ones(2))[""]
     tensor([1., 1.])
@@ -56,9 +58,9 @@ def cache_of(value: Any) -> hl.Cache:
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a method without keeping its object alive; it returns None once that is gone.
+    """Return a function that calls a method without keeping its object alive. It returns None once the object is gone.
 
-    A hook hangs on a module, and its function may be a method of the very object that has the hooks.
+    The module holds the hook's function, which may be a method of the object that owns the hooks.
     """
     found = weakref.WeakMethod(method)
 

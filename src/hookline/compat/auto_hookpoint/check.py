@@ -1,4 +1,4 @@
-"""Try out the hook points of a model class: `check_auto_hook`, built on `hl.check`."""
+"""Check that the hook points of a model class work: `check_auto_hook`, built on `hl.check`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ FIRES = "every point fires"
 
 
 class CheckFailed(hl.HooklineError, RuntimeError):
-    """Hook points that do not work."""
+    """Raised for hook points that do not work."""
 
 
 def check_auto_hook(
     model: Any, input_kwargs: Mapping[str, Any], init_kwargs: Mapping[str, Any] | None = None, strict: bool = False
 ) -> Any:
-    """Run every check on instances of a class, and return a hooked one. What fails is a warning, or raises if `strict`.
+    """Run every check on instances of a class and return a hooked instance.
+
+    A failed check gives a warning, or raises if `strict`.
 
     >>> check_auto_hook(nn.Linear, {"input": torch.ones(3, 4)}, {"in_features": 4, "out_features": 2}, strict=True)
     Linear(in_features=4, out_features=2, bias=True)
     """
     report = hl.check(model, input_kwargs, init_kwargs)
-    failed = "\n".join(_told(row) for row in report.failures)
+    failed = "\n".join(_failure_text(row) for row in report.failures)
     if failed and strict:
         raise CheckFailed(f"Tests failed: {failed}")
     if failed:
@@ -44,9 +46,9 @@ def check_auto_hook(
 
 
 def get_test_functions(module: ModuleType | None = None) -> list[Callable[..., Any]]:
-    """Return the functions of a module that are named `test_...`; without one, the checks that are run here.
+    """Return the functions of a module that are named `test_...`. Without a module, return one function for each check.
 
-    Each of these is called with a model and what the model is called with, and raises if that check fails.
+    Such a function takes a model and its `input_kwargs`, and raises if its check fails.
     """
     if module is not None:
         found = inspect.getmembers(module, inspect.isfunction)
@@ -58,13 +60,13 @@ def _test(check: str) -> Callable[..., None]:
     def test(model: nn.Module, input_kwargs: Mapping[str, Any]) -> None:
         failed = [row for row in hl.check(model, input_kwargs).failures if row.check == check]
         if failed:
-            raise CheckFailed("\n".join(_told(row) for row in failed))
+            raise CheckFailed("\n".join(_failure_text(row) for row in failed))
 
     test.__name__ = test.__qualname__ = _name(check)
     return test
 
 
-def _told(row: Any) -> str:
+def _failure_text(row: Any) -> str:
     return f"Test failed: {_name(row.check)} with error: {' '.join(filter(None, (row.point, row.detail)))}"
 
 

@@ -1,4 +1,4 @@
-"""Hook points on models, classes and bare parameters: `auto_hook`, and the three kinds of things that it returns."""
+"""Hook points on models, classes and bare parameters: `auto_hook`, and the three kinds of objects that it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hookline as hl
 from hookline._torch import frame_at
 
-# Layers whose parameters have no point of their own. Here those of torch's other layers have none either.
+# Layers whose parameters have no hook points in the original. Here no layer of torch has hook points on its parameters.
 BUILT_IN_MODULES: list[type[nn.Module]] = [
     *(nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -26,7 +26,7 @@ _with_points: Any = hl.HookedModel.__base__  # The common base of a HookedModel 
 
 
 def auto_hook(module_or_class: Any) -> Any:
-    """Give a model, a class of models (as a decorator, too) or a parameter hook points.
+    """Add hook points to a model, a model class (also as a decorator) or a parameter.
 
     >>> model = auto_hook(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
     >>> print(model.hook_dict.items())
@@ -52,7 +52,7 @@ def auto_hook(module_or_class: Any) -> Any:
 def _decorated(kind: type[nn.Module]) -> Any:
     try:
         return hl.auto_hook(kind)
-    except hl.HooklineError:  # The class uses those names itself, or takes no further base: hook its instances.
+    except hl.HooklineError:  # The class uses the same names, or accepts no further base class: hook its instances.
         return HookedClass(kind)
 
 
@@ -64,7 +64,7 @@ class _Modules(type):
 
 
 class HookedModule(hl.HookedModel, metaclass=_Modules):
-    """A model with hook points. Everything else is the model's own; `model` is the model itself."""
+    """A model with hook points. All other attributes are the model's; `model` is the model itself."""
 
     model: Any = None
 
@@ -74,20 +74,20 @@ class HookedModule(hl.HookedModel, metaclass=_Modules):
 
     @property
     def _module(self) -> Any:
-        """The model itself, by the name that it has in Auto_HookPoint 0.3.0."""
+        """The model itself, under its name in Auto_HookPoint 0.3.0."""
         return self.model
 
     @property
     def hook_point(self) -> hl.HookPoint:
-        """The point at what the model returns."""
+        """The hook point at the model's output."""
         return self.hook_dict["hook_point"]
 
     def list_all_hooks(self) -> list[tuple[str, hl.HookPoint]]:
-        """Return every point with its name."""
+        """Return every hook point with its name."""
         return list(self.hook_dict.items())
 
     def maybe_hook_params(self, module: nn.Module, name: str) -> None:
-        """Do nothing: parameters have their points without being replaced."""
+        """Do nothing: parameters have hook points without being replaced."""
 
     def __repr__(self) -> str:
         return repr(self.model)
@@ -108,7 +108,7 @@ class _Classes(type):
 
 
 class HookedClass(metaclass=_Classes):
-    """A class whose instances come hooked. The class itself is left as it is."""
+    """A class whose instances are hooked when they are created. The class itself does not change."""
 
     def __init__(self, module_class: type) -> None:
         self.module_class = module_class
@@ -123,7 +123,7 @@ class HookedClass(metaclass=_Classes):
             "__getstate__",
             "__setstate__",
             "__deepcopy__",
-        ):  # Copy and pickle ask for these of this object.
+        ):  # copy and pickle look these up on this object, not on the class.
             raise AttributeError(name)
         return getattr(self.module_class, name)
 
@@ -136,9 +136,9 @@ class HookedClass(metaclass=_Classes):
 
 
 class HookedParameter(nn.Parameter):
-    """A parameter with a `hook_point` at the result of each operator it takes part in: `x @ W`, `W + 1`, `-W`.
+    """A parameter with a `hook_point` at the result of each operator it is an operand of: `x @ W`, `W + 1`, `-W`.
 
-    It is the parameter that was given, or a new one that shares the memory of a tensor. `unwrap` undoes it.
+    A given parameter is changed in place; for a given tensor, a new parameter shares its memory. `unwrap` undoes this.
 
     >>> weight = HookedParameter(nn.Parameter(torch.eye(2)))
     >>> weight.add_hook("hook_point", lambda tensor, hook: tensor + 1)
@@ -154,7 +154,7 @@ class HookedParameter(nn.Parameter):
         if type(parameter) is not nn.Parameter:
             made = nn.Parameter(parameter.detach(), parameter.requires_grad)
         made.__class__ = cls
-        made._hooked = hl.auto_hook(nn.Identity())  # Results pass through it, and its root point is the parameter's.
+        made._hooked = hl.auto_hook(nn.Identity())  # Results pass through it; its root is the hook point.
         hooked: HookedParameter = made
         return hooked
 
@@ -165,17 +165,17 @@ class HookedParameter(nn.Parameter):
 
     @property
     def hook_dict(self) -> dict[str, hl.HookPoint]:
-        """The one point, by name."""
+        """The parameter's only hook point, by name."""
         return self._hooked.hook_dict
 
     @property
     def mod_dict(self) -> dict[str, Any]:
-        """The parameter and its point, by name."""
+        """The parameter and its hook point, by name."""
         return {"param": self, **self.hook_dict}
 
     @property
     def hook_point(self) -> hl.HookPoint:
-        """The point of the parameter."""
+        """The hook point of the parameter."""
         return self.hook_dict["hook_point"]
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -183,18 +183,18 @@ class HookedParameter(nn.Parameter):
         self._hooked.add_hook(name, hook, *args, **kwargs)
 
     def hooks(self, *args: Any, **kwargs: Any) -> Any:
-        """Let hooks act in a `with` block; see `hl.HookedModel.hooks`."""
+        """Return a context in which hooks act; see `hl.HookedModel.hooks`."""
         return self._hooked.hooks(*args, **kwargs)
 
     def reset_hooks(self, *args: Any, **kwargs: Any) -> None:
-        """Remove its hooks."""
+        """Remove the hooks; see `hl.HookedModel.reset_hooks`."""
         self._hooked.reset_hooks(*args, **kwargs)
 
     def setup(self) -> None:
         """Do nothing: there is nothing to set up."""
 
     def unwrap(self) -> nn.Parameter:
-        """Remove every hook, and return the parameter as it was."""
+        """Remove every hook and return the plain parameter."""
         self._hooked.unwrap()
         del self._hooked
         self.__class__ = nn.Parameter  # type: ignore[assignment]
@@ -210,12 +210,12 @@ class HookedParameter(nn.Parameter):
 
 
 def hook_factory(hook_point: Callable[[Any], Any]) -> Callable[[nn.Module, Any, Any], Any]:
-    """Return a torch forward hook that passes the output of a module through a point."""
+    """Return a torch forward hook that passes the output of a module through a hook point."""
     return lambda module, args, output: hook_point(output)
 
 
 def _operator(name: str, is_reflected: bool = False) -> Callable[..., Any]:
-    """Make an operator whose result passes through the points of the parameters in it."""
+    """Return an operator whose result passes through the hook points of its operands."""
     plain = getattr(Tensor, f"__{name}__")
     reflected: Any = getattr(Tensor, f"__r{name}__", None)
 

@@ -1,4 +1,4 @@
-"""Devices and containers."""
+"""The default device, and loops over container modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def get_device() -> str:
 
 
 def iterate_module(module: nn.ModuleList | nn.Sequential | nn.ModuleDict) -> Iterable[tuple[Any, nn.Module]]:
-    """Return the modules of a container with their numbers, or those of a `ModuleDict` with their names."""
+    """Return the modules of a container with their indices, or those of a `ModuleDict` with their names."""
     if isinstance(module, nn.ModuleDict):
         return module.items()
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
@@ -29,8 +29,8 @@ def iterate_module(module: nn.ModuleList | nn.Sequential | nn.ModuleDict) -> Ite
 
 
 def process_container_module(container: Container, process_func: Callable[[Any], Any]) -> Container:
-    """Return a container of the same type, with `process_func(module)` in the place of each module."""
-    iterate_module(container)  # Refuses what is not a container.
+    """Return a container of the same type with each module replaced by `process_func(module)`."""
+    iterate_module(container)  # Raises if it is not a container.
     processed = OrderedDict((name, process_func(module)) for name, module in container._modules.items())
     if isinstance(container, nn.ModuleList):
         return type(container)(processed.values())

@@ -1,37 +1,37 @@
 """nice_hooks on hookline: hooks by patterns of module names, and runs with activations recorded or replaced.
 
-What differs from the original, and why:
+These are the differences from the original:
 
 | original | here | why |
 |---|---|---|
-| a path that matches nothing does nothing | it warns, with the nearest names | a typo passed for a result |
-| a module that never ran is left out | if it was named, `run` and `with` warn, and say why | a branch not taken |
-| `a[::2]` loses its step; `a[0, 1]`, `a[...]` are names | all are indices; what is none, a ValueError | as in Python |
-| values in the cache change with in-place operations | they stay as they passed | they were wrong |
-| ... and get the gradient of what overwrote them | none: `autograd.grad` raises, `.grad` is None | so was that |
-| `with register_*(...)` raises at its end | it removes the hooks; so does `.remove()` | they stayed on the model |
-| a hook that is registered twice runs twice | it does, and warns if it is still there | a notebook cell run again |
-| an error while registering leaves hooks behind | it leaves none | the same |
-| a hook that nobody removes goes with the model | it does, once Python looks for cycles | each holds the other |
+| a path that matches nothing does nothing | it warns and lists the nearest names | a typo looked like a result |
+| a module that never ran is left out | if its name was written out, `run` and `with` warn and say why | the branch may not have been taken |
+| `a[::2]` loses its step; `a[0, 1]` and `a[...]` are names | all are indices; an invalid index is a ValueError | as in Python |
+| values in the cache change with in-place operations | they do not change | the cached values were wrong |
+| such values get the gradient of the value that overwrote them | they get none: `autograd.grad` raises and `.grad` is None | that gradient was wrong, too |
+| `with register_*(...)` raises at its end | it removes the hooks, as does `.remove()` | the hooks stayed on the model |
+| a hook that is registered twice runs twice | it runs twice, with a warning if the first is still there | a notebook cell was probably run again |
+| an error while registering leaves hooks behind | it leaves none behind | the hooks stayed on the model |
+| a hook that is never removed is freed with the model | it is freed at the next cyclic garbage collection | the hooks and the model hold each other |
 | both pre-hook functions always raise | they work | |
-| a backward hook with an index: TypeError in backward | ValueError at once, on pre-hooks too | no part has a call |
-| a backward hook's None cuts a gradient | it does: it is zero, of one of several inputs none | torch has no other way |
-| its gradient for an input that needs none is lost | `hookline.EditError` | a silent miss |
-| an index into a tuple: TypeError | `m[0]` is its first item; `[*]` of a dict is refused | no path could name a key |
-| an index out of range: IndexError | `hookline.SiteError`, which names the place | |
-| only the first name of a tied module | written out, any of them | no silent miss |
-| a run's hooks act on all threads | on the thread and in the task of the run | two runs on one model mixed |
-| torch's own hooks act as they were registered | after these, and a patch under one warns | these are inside |
-| `module.forward(x)` passes hooks by | they act | hookline stands in for `forward` |
-| hooks on a compiled or wrapped model get the wrapper | the model inside; its '' comes first | there it runs |
-| works under torch.func, jit.trace, export, fullgraph | an error says what can't be | docs/limits.md |
-| `a + b`, `a - b`: keys in any order; `a.copy()`: a dict | the left's order; an ActivationCache | |
-| no `a * 2`, `a / 2` | there are | |
-| `patch_method_to_module` rewrites the class | nothing, and older instances work too | it broke repr and train |
-| its hooks get a module made for the method | they get the module that owns it | there is no other |
-| `to_paths` does not exist, and `import *` fails | it does | |
-| `python -m nice_hooks.nice_hooks` is a demo | it prints nothing | |
-"""
+| a backward hook with an index raises TypeError in backward | it raises ValueError when registered, as do pre-hooks | a part of a value is not a call |
+| None from a backward hook cuts a gradient | the gradient becomes zero; for one of several inputs it is None | torch has no other way |
+| a backward hook's gradient for an input that needs none is lost | `hookline.EditError` | nothing should be lost silently |
+| an index into a tuple raises TypeError | `m[0]` is its first item; `[*]` of a dict is refused | no path could name a key |
+| an index out of range raises IndexError | `hookline.SiteError`, which names the place | |
+| a tied module is found only by its first name | a path without wildcards finds it by any name | no name should be missed silently |
+| a run's hooks act on all threads | they act only on the thread and in the task of the run | two runs on one model got mixed up |
+| torch's hooks and these run in the order of registration | torch's hooks run after these; replacing the output of a module that has one warns | these run inside the forward |
+| `module.forward(x)` bypasses hooks | it calls them | hookline replaces `forward` on the instance |
+| hooks on a compiled or wrapped model get the wrapper | they get the model inside; '' comes before its other name, such as `_orig_mod` | the model inside is the one that runs |
+| works under torch.func, jit.trace, export and fullgraph | an error says what is not possible | docs/limits.md |
+| `a + b` and `a - b` have keys in any order; `a.copy()` is a dict | keys in the order of `a`; an ActivationCache | |
+| no `a * 2` and `a / 2` | both work | |
+| `patch_method_to_module` rewrites the class | it rewrites nothing, and works for existing instances | it broke repr and train |
+| hooks on such a method get a module made for the method | they get the module that owns the method | no other module exists |
+| `to_paths` does not exist, so `import *` fails | it exists | |
+| `python -m nice_hooks.nice_hooks` runs a demo | it prints nothing | |
+"""  # noqa: E501  # A table has one line for each row.
 
 from hookline.compat.nice_hooks.nice_hooks import *  # noqa: F403
 from hookline.compat.nice_hooks.nice_hooks import __all__ as __all__

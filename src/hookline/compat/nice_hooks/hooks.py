@@ -1,7 +1,7 @@
-"""The user's hooks as hookline's hooks: for each kind, how it is added and how it is called.
+"""Add the user's hooks as hookline hooks: for each kind, how the hook is added and how it is called.
 
-hookline leaves out what wrappers add to names, so each function knows the user's name of a module where that differs.
-It also holds the Hooks that it belongs to: as in torch, a registration acts even if its handle is not kept.
+hookline omits the parts that wrappers add to names, so each function knows the user's name for a module where the two
+differ. Each function also holds the Hooks that it belongs to: as in torch, a hook acts even if its handle is not kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[str, str]  # The path and the member of a site.
 Names = dict[Key, str]
 Add = Callable[[list[hl.Site], Names, str], hl.Hooks]
 
-SAME: Names = {}  # All names are hookline's. One object, so that a hook that is registered twice is recognized.
+SAME: Names = {}  # The user's names are hookline's. It is one object, so that a hook registered twice is recognized.
 
 
 class Handle(AbstractContextManager["Handle"]):
@@ -37,7 +37,7 @@ class Handle(AbstractContextManager["Handle"]):
         self.hooks = hooks
 
     def remove(self) -> None:
-        """Take them off."""
+        """Remove the hooks."""
         for hook in self.hooks:
             hook.remove()
 
@@ -105,11 +105,11 @@ def add_full_backward(
 
 
 def add_values(hooks: hl.Hooks, given: list[tuple[PathPlace, Any]]) -> None:
-    """Replace outputs, or the parts that an index names, with given values; None changes nothing."""
+    """Replace outputs, or the parts selected by an index, with the given values. None changes nothing."""
     hooked = [place.name for place, _ in given if _has_hooks_of_torch(place)]
     if hooked:
         more = f" (and {len(hooked) - 1} more)" if hooked[1:] else ""
-        warn(f"'{hooked[0]}' has a forward hook of torch's own{more}, which gets the new value and may change it again")
+        warn(f"'{hooked[0]}' has a torch forward hook{more}, which gets the new value and may change it again")
     pairs = [(place, value) for place, value in given if value is not None]
     for (index, is_named, _), group in groupby(pairs, _kind_of_value):
         values = {place.site: value for place, value in group}
@@ -121,13 +121,13 @@ def add_values(hooks: hl.Hooks, given: list[tuple[PathPlace, Any]]) -> None:
 
 
 def spread(places: list[PathPlace], add: Add) -> list[Handle]:
-    """Add hooks at places, many with one call of `add(sites, names, missing)`; return a handle for each place."""
+    """Add hooks at places, with as few calls of `add(sites, names, missing)` as possible. Return a handle per place."""
     groups = [(is_named, list(group)) for (_, is_named), group in groupby(places, _kind)]
     return [handle for is_named, group in groups for handle in _add(group, add, "warn" if is_named else "ignore")]
 
 
 def path_in(names: Names, site: hl.Site) -> ModulePath:
-    """Return the path of what passes at a site, by the user's name of it."""
+    """Return the path of a site, with the user's name for its module."""
     return path_of(names.get((site.path, site.member)) or name_of(site), site)
 
 
@@ -138,7 +138,7 @@ def _add(places: list[PathPlace], add: Add, missing: str, names: Names = SAME) -
         by_place.setdefault((hook.site.path, hook.site.member), []).append(hook)
     are_same = all((place.site.path, place.site.member) in by_place for place in places)
     parts = [places]
-    if len(by_place) < len(places):  # Some are names of one module, which hookline hooks only once per call.
+    if len(by_place) < len(places):  # Some places are names of the same module, which one call of `add` hooks once.
         parts = [places[: len(places) // 2], places[len(places) // 2 :]]
     if len(parts) > 1 or (names is SAME and not are_same):
         added.remove()
@@ -149,18 +149,18 @@ def _add(places: list[PathPlace], add: Add, missing: str, names: Names = SAME) -
 
 
 def _kind(place: PathPlace) -> tuple[str, bool]:
-    """Return what must be equal for places to be hooked with one call."""
+    """Return the key that places must share to be hooked with one call."""
     return place.site.index, place.is_named
 
 
 def _kind_of_value(pair: tuple[PathPlace, Any]) -> tuple[str, bool, int | None]:
-    """Return the same for values: whole values go together, and parts with the same value."""
+    """Return the key that places must share to be set with one call: whole outputs, or parts with the same value."""
     place, value = pair
     return *_kind(place), id(value) if place.site.index else None
 
 
 def _name(hooks: hl.Hooks) -> str:
-    """Return a unique name for hooks, so that the same function may be added twice."""
+    """Return a unique name for hooks, so that the same function can be added twice."""
     return f"nice_hooks {len(hooks)}"
 
 
@@ -178,7 +178,7 @@ def _part(value: Any) -> Callable[..., Any]:
 
 
 def _written(new: Any, old: Any, site: hl.Site) -> Any:
-    """Write a new value over a part, with torch's broadcasting and casting. A whole value is replaced as it is."""
+    """Return the new value. For a part, broadcast and cast it to the old value as torch does."""
     if new is None or new is old or not site.index or not isinstance(old, Tensor):
         return new
     written = torch.empty_like(old)
@@ -187,7 +187,7 @@ def _written(new: Any, old: Any, site: hl.Site) -> Any:
 
 
 def _arguments(new: Any, call: Any) -> dict[str, Any] | None:
-    """Return all arguments of a call by name, with new positional ones."""
+    """Return all arguments of a call by name, with new positional arguments."""
     if new is None:
         return None
     new = new if isinstance(new, tuple) else (new,)

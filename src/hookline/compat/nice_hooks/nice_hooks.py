@@ -1,4 +1,4 @@
-"""`run` and the `register_*` functions: keep and change activations, named by paths."""
+"""`run` and the `register_*` functions: record and change activations, selected by paths."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ActivationCacheLike = dict[str, Tensor]
 
 
 class ActivationCache(dict[str, Tensor]):
-    """Activations by path; arithmetic is done on the keys that both sides have."""
+    """Activations by path. Arithmetic uses the keys that both sides have."""
 
     def __add__(self, other: Mapping[str, Tensor]) -> ActivationCache:
         return self._with(other, operator.add)
@@ -80,11 +80,11 @@ class ActivationCache(dict[str, Tensor]):
         return ActivationCache(self)
 
     def to(self, *args: Any, **kwargs: Any) -> ActivationCache:
-        """Return the activations on another device, or of another dtype."""
+        """Return the activations on another device or with another dtype."""
         return ActivationCache({path: value.to(*args, **kwargs) for path, value in self.items()})
 
     def index(self, key: Any) -> ActivationCache:
-        """Return `value[key]` of each."""
+        """Return `value[key]` for each activation."""
         return ActivationCache({path: value[key] for path, value in self.items()})
 
     def _with(self, other: Mapping[str, Tensor], operation: Callable[[Tensor, Tensor], Tensor]) -> ActivationCache:
@@ -94,9 +94,10 @@ class ActivationCache(dict[str, Tensor]):
 
 
 class Recording:
-    """Captures at places; of a module that is called several times, the call that ended last counts.
+    """Captures at places. If a module is called several times, it keeps the call that ended last.
 
-    hookline keeps the call that began last, and each module under one name. Where that may differ, calls are noted.
+    hookline keeps the call that began last, and stores each module under one name. Where this may give another result,
+    extra hooks record which calls ended.
     """
 
     def __init__(self, hooks: hl.Hooks, places: list[PathPlace]) -> None:
@@ -111,12 +112,12 @@ class Recording:
             for site, place in zip(found, places, strict=True)
         )
         if len(self.names) < len(places) and any("*" in place.site.index for place in places):
-            self.names_agree = False  # One part may come by two places.
+            self.names_agree = False  # Two places may capture the same part.
         noted = [place for place in places if not self.names_agree or _may_end_late(place)]
         spread(noted, self._add_notes)
 
     def activations(self) -> ActivationCache:
-        """Return what has passed, in that order; warn of what was named and has not."""
+        """Return the recorded activations in the order they passed. Warn about written-out names that never ran."""
         cache, outer = self.hooks.cache, self.notes.outer
         paths = self.notes.seen
         if self.names_agree:
@@ -148,15 +149,15 @@ def _may_end_late(place: PathPlace) -> bool:
 
 
 class CallsSeen:
-    """The paths at which something passed, and the outputs of calls that ended after another call inside them."""
+    """The paths that ran, and the outputs of calls that ended after another call inside them."""
 
     def __init__(self) -> None:
         self.seen: dict[str, hl.Site] = {}
-        self.numbers: dict[str, int] = {}  # The number of the latest call that has ended.
+        self.numbers: dict[str, int] = {}  # The highest number among the calls that have ended, by path.
         self.outer: dict[str, hl.Cache] = {}
 
     def take(self, names: Names, value: Any, call: Any) -> None:
-        """Take a note of a call that ends."""
+        """Record the end of a call."""
         path = str(path_in(names, call.site))
         self.seen.setdefault(path, call.site)
         number = int(call.number)
@@ -172,10 +173,10 @@ class RemovableHandleCollection:
 
     def __init__(self, handles: Iterable[Any], hooks: hl.Hooks | None = None) -> None:
         self.handles = list(handles)
-        self._all = hooks  # All hooks together: at the end of a block they know which never ran.
+        self._all = hooks  # All hooks together: at the end of a block they report which of them never ran.
 
     def remove(self) -> None:
-        """Take all of them off."""
+        """Remove all hooks."""
         if self._all is not None:
             self._all.remove()
         for handle in self.handles if self._all is None else ():
@@ -197,22 +198,22 @@ class RemovableHandleCollection:
 
 
 def register_forward_hook(module: nn.Module, path: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
-    """Call `hook(module, path, args, output)` after these modules; what it returns replaces the output, or its part."""
+    """Call `hook(module, path, args, output)` after these modules. Its result replaces the output or its part."""
     return _register(add_forward, module, path, hook)
 
 
 def register_forward_pre_hook(module: nn.Module, path: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
-    """Call `hook(module, path, args)` before these modules; what it returns replaces the positional arguments."""
+    """Call `hook(module, path, args)` before these modules. Its result replaces the positional arguments."""
     return _register(add_forward_pre, module, path, hook)
 
 
 def register_full_backward_hook(module: nn.Module, path: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
-    """Call `hook(module, path, grad_input, grad_output)` in backward; what it returns replaces `grad_input`."""
+    """Call `hook(module, path, grad_input, grad_output)` in backward. Its result replaces `grad_input`."""
     return _register(add_full_backward, module, path, hook)
 
 
 def register_full_backward_pre_hook(module: nn.Module, path: ModulePathsLike, hook: Hook) -> RemovableHandleCollection:
-    """Call `hook(module, path, grad_output)` when the gradient comes; what it returns replaces it."""
+    """Call `hook(module, path, grad_output)` when the gradient arrives. Its result replaces the gradient."""
     return _register(add_backward_pre, module, path, hook)
 
 
@@ -227,9 +228,9 @@ def run(
     full_backward_pre_hooks: Mapping[Any, Hook] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call the model with hooks and given activations; return its result, or (result, cache) to `return_activations`.
+    """Call the model with hooks and given activations. Return its result, or (result, cache) with `return_activations`.
 
-    Forward hooks see outputs before they are replaced, the cache has them after.
+    Forward hooks see outputs before they are replaced; the cache has the replaced outputs.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -240,7 +241,7 @@ def run(
     hooks_given: list[tuple[str, Any, Callable[..., Any]]] = [
         ("forward_hooks", forward_hooks, add_forward),
         ("forward_pre_hooks", forward_pre_hooks, add_forward_pre),
-        ("full_backward_pre_hooks", full_backward_pre_hooks, add_backward_pre),  # Before those that see its result.
+        ("full_backward_pre_hooks", full_backward_pre_hooks, add_backward_pre),  # Backward hooks see their results.
         ("full_backward_hooks", full_backward_hooks, add_full_backward),
     ]
     if not (return_activations or with_activations or any(given for _, given, _ in hooks_given)):

@@ -1,4 +1,4 @@
-"""Paths: patterns of module names with an optional index, and what they match in a model."""
+"""Paths: patterns of module names with an optional index, and their matches in a model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModulePath:
 
 
 def to_paths(paths: ModulePathsLike) -> list[str]:
-    """Return a list of paths: True is every module, False is none."""
+    """Return a list of paths: True means every module, False means none."""
     if isinstance(paths, bool):
         return ["**"] if paths else []
     if isinstance(paths, (str, ModulePath)):
@@ -63,7 +63,7 @@ def to_paths(paths: ModulePathsLike) -> list[str]:
 
 
 def expand_module_path(model: nn.Module, path: ModulePathsLike) -> list[tuple[ModulePath, nn.Module]]:
-    """Return the modules that paths match, each with its path. `*` is any text without a dot, `**` any text.
+    """Return the modules that paths match, each with its path. `*` matches any text without a dot, `**` any text.
 
     >>> [str(path) for path, _ in expand_module_path(nn.Sequential(nn.ReLU(), nn.ReLU()), "*[0]")]
     ['[0]', '0[0]', '1[0]']
@@ -74,7 +74,7 @@ def expand_module_path(model: nn.Module, path: ModulePathsLike) -> list[tuple[Mo
 
 
 def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
-    """Let paths name a method of a class as if it were a module: `path.method`, of every instance.
+    """Let paths name a method of a class as if it were a module: `path.method`, on every instance.
 
     >>> class Twice(nn.Module):
     ...     def double(self, x):
@@ -89,25 +89,25 @@ def patch_method_to_module(cls: type[nn.Module], fname: str) -> None:
     given: object = cls
     if not isinstance(given, type):
         kind = type(given).__name__
-        raise TypeError(f"the method of a class is meant, not of one {kind}: patch_method_to_module({kind}, {fname!r})")
+        raise TypeError(f"give the class, not an object of type {kind}: patch_method_to_module({kind}, {fname!r})")
     if fname == "forward" or fname.startswith("__") or not callable(getattr(cls, fname)):
         raise ValueError(
-            f"{cls.__name__}.{fname} is not a method with calls of its own; a forward is the module itself"
+            f"{cls.__name__}.{fname} is not a method that can be named separately; a forward is the module itself"
         )
     _methods.setdefault(cls, {})[fname] = None
 
 
 class PathPlace(NamedTuple):
-    """One match of a path in a model, with the user's name and hookline's site."""
+    """One match of a path in a model: the user's name for it and hookline's site."""
 
     name: str
     site: hl.Site
-    module: nn.Module | None  # None if only hookline knows this name of the module.
-    is_named: bool  # True if its name was written out, not matched by a wildcard.
+    module: nn.Module | None  # None if only hookline knows the module under this name.
+    is_named: bool  # True if the name was written out, not matched by a wildcard.
 
 
 class Tree:
-    """What paths can name in a model: its modules, and methods given to `patch_method_to_module`."""
+    """The names in a model that paths can match: its modules, and methods given to `patch_method_to_module`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -131,7 +131,7 @@ class Tree:
         return [name for name in self.named if matches(name)]
 
     def places(self, paths: ModulePathsLike) -> list[PathPlace]:
-        """Return the places that paths match and that can be hooked; warn about a path without a match."""
+        """Return the places that paths match and that can be hooked. Warn about a path without a match."""
         found = []
         for path in map(ModulePath.parse, to_paths(paths)):
             index, is_named = _index_text(path.slice), "*" not in path.name
@@ -146,32 +146,30 @@ class Tree:
         return found
 
     def _other_names(self, path: ModulePath) -> list[hl.Site]:
-        """Return what hookline knows by a name: a tied module, one inside a wrapper, a method with its `()`."""
+        """Return hookline's sites for a name: a tied module, a module inside a wrapper, or a method with its `()`."""
         try:
             found = list(hl.sites(self.model, path.name))
         except hl.SiteError as error:
             warn(str(error))
             return []
         if any(site.function or site != hl.Site(site.path, member=site.member) for site in found):
-            warn(
-                f"'{path}' names no module and no method"
-            )  # It is a port, a call or a function in hookline's language.
+            warn(f"'{path}' names no module and no method")  # In hookline's syntax it is a port, a call or a function.
             return []
         return found
 
 
 def path_of(name: str, site: hl.Site) -> ModulePath:
-    """Return the path of a value that passes at a module, by the user's name of it."""
+    """Return the path of a value at a site, with the user's name for its module."""
     if not site.index:
         return ModulePath(name, None)
     items = [item for one in site.subscripts for item in (one if isinstance(one, tuple) else (one,))]
     if any(isinstance(item, str) for item in items):
-        raise hl.SiteError(f"'{site}': a dict passes here, and '*' counts the items of tensors, tuples and lists")
+        raise hl.SiteError(f"'{site}': the value is a dict, but '*' only selects items of tensors, tuples and lists")
     return ModulePath(name, tuple(items))
 
 
 def name_of(site: hl.Site) -> str:
-    """Return the name of a module, or that of a method below it."""
+    """Return the name of a module, or of a method of it."""
     return f"{site.path}.{site.method}".strip(".")
 
 
@@ -188,7 +186,7 @@ def _item(text: str, path: str) -> Any:
 
 
 def _index_text(index: AnySlice, comma: str = ", ") -> str:
-    """Return an index as nice_hooks writes it; hookline has a blank after the comma."""
+    """Return an index as text. nice_hooks writes a comma alone, hookline a comma and a space."""
     items = index if isinstance(index, tuple) else (index,)
     return "" if index is None else f"[{comma.join(map(_item_text, items))}]"
 

@@ -1,4 +1,4 @@
-"""Modules by name, a pass over a loader, contexts of functions, and settings with defaults."""
+"""Find modules by name, run a network over a loader, contexts that call functions, and settings with defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Functions = Sequence[Callable[..., Any]]
 
 
 def find_network_modules_by_name(network: nn.Module, module_names: Iterable[str]) -> list[nn.Module]:
-    """Return the modules with these names, in the order in which the network has them."""
+    """Return the modules with these names, in the network's order."""
     wanted = [module_names] if isinstance(module_names, str) else list(module_names)
     found = {name: module for name, module in network.named_modules() if name in wanted}
     missing = [name for name in wanted if name not in found]
@@ -29,7 +29,7 @@ def find_network_modules_by_name(network: nn.Module, module_names: Iterable[str]
 
 
 def get_named_modules_from_network(network: nn.Module, include_bn: bool = False) -> dict[str, nn.Module]:
-    """Return the modules that have a weight, by name, without BatchNorm2d unless asked for."""
+    """Return the modules that have a weight, by name. BatchNorm2d is included only with `include_bn`."""
     return {
         name: module
         for name, module in network.named_modules()
@@ -38,10 +38,10 @@ def get_named_modules_from_network(network: nn.Module, include_bn: bool = False)
 
 
 def set_torchvision_network_module(network: nn.Module, module_name: str, new_module: nn.Module) -> nn.Module:
-    """Replace the module with this name, and return the network."""
+    """Replace the module with this name and return the network."""
     path, _, name = module_name.rpartition(".")
     parent = network.get_submodule(path)
-    if not hasattr(parent, name):  # A name that is None is an optional module of the parent.
+    if not hasattr(parent, name):  # A name that exists but is None is an optional module.
         if name.isdecimal():
             raise IndexError(f"index {name} is out of range")
         try:
@@ -64,9 +64,9 @@ def data_pass(
     """Run the network on each batch `(i, x, y)` or `(x, y)` of a loader, with a progress bar if tqdm is installed.
 
     Args:
-        device: Where batches are moved; None is where the network is.
-        backward_fn: `backward_fn(network(x), y)` is the loss to go backward from; without it no graph is made.
-        early_stop: After how many batches to stop; 0 is never.
+        device: The device to move batches to; None is the device of the network.
+        backward_fn: `backward_fn(network(x), y)` is the loss to backpropagate; without it no graph is built.
+        early_stop: How many batches to run; None and 0 run all.
         pre_zero_grad_hooks: Called after each backward, so never without a `backward_fn`.
     """
     if device is None:
@@ -86,7 +86,7 @@ def data_pass(
 
 
 def flatten_activations(activations: Tensor) -> Tensor:
-    """Return activations (N, C, H, W) or (N, C) as one row for each channel."""
+    """Return activations of shape (N, C, H, W) or (N, C) with one row for each channel."""
     if activations.dim() == 4:
         return activations.transpose(0, 1).flatten(1)
     if activations.dim() == 2:
@@ -95,7 +95,7 @@ def flatten_activations(activations: Tensor) -> Tensor:
 
 
 class CustomContext:
-    """Calls functions on entering and on leaving a block; `+` joins it with any other context."""
+    """A context that calls functions when it is entered and left. `+` joins it with any other context."""
 
     def __init__(self, enter_fns: Functions = (), exit_fns: Functions = (), handle_exc_vars: bool = False) -> None:
         self.enter_fns = list(enter_fns)
@@ -126,7 +126,7 @@ class CustomContext:
         return CustomContext().merge_context(other, inplace=True).merge_context(self, inplace=True)
 
     def merge_context(self, context: AbstractContextManager[Any], inplace: bool = False) -> CustomContext:
-        """Return a context that enters this one and then the other; with `inplace`, change this one."""
+        """Return a context that enters this one and then the other. With `inplace`, change this one instead."""
         if not (hasattr(context, "__enter__") and hasattr(context, "__exit__")):
             raise AssertionError(f"context object '{context}' is missing '__enter__' or '__exit__' methods")
         if not inplace:
@@ -136,7 +136,7 @@ class CustomContext:
 
     @staticmethod
     def wrap_exit_fn(fn: Callable[[], Any]) -> Callable[..., Any]:
-        """Return a function that takes the exception of a block, and calls this one without it."""
+        """Return a function that accepts the exception of a block and calls `fn` without it."""
         return lambda *exc_vars: fn()
 
     def _exit_with(self, function: Callable[..., Any]) -> Callable[..., None]:
@@ -149,7 +149,7 @@ class CustomContext:
 
 
 class Protocol:
-    """Settings, as keys and as attributes, over the defaults of a subclass."""
+    """Settings that can be read as keys or attributes. A subclass defines the defaults."""
 
     DEFAULT_PROTOCOL: dict[str, Any] | None = None
     proto_dict: dict[str, Any]
@@ -198,16 +198,16 @@ class Protocol:
         (self.proto_dict if key in self.proto_dict else self.__dict__)[key] = value
 
     def add_from_json(self, path: str) -> None:
-        """Take settings from a file. A name that is not among the defaults is kept, with a warning."""
+        """Read settings from a JSON file. A name that is not among the defaults is kept, with a warning."""
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         unknown = [key for key in found if key not in self.proto_dict]
         if unknown:
-            warn(f"{path} sets what is not in the protocol: {', '.join(unknown)}")
+            warn(f"{path} has settings that are not in the protocol: {', '.join(unknown)}")
         self.proto_dict.update(found)
 
     def add_from_namespace(self, namespace: object) -> None:
-        """Take the settings that are attributes of an object, such as parsed arguments."""
+        """Read the settings from the attributes of an object, such as parsed arguments."""
         self.proto_dict.update({key: value for key, value in vars(namespace).items() if key in self.proto_dict})
 
 
@@ -218,7 +218,7 @@ def _move(value: Any, device: torch.device | str | int | None) -> Any:
 def _progress(loader: Iterable[Any]) -> AbstractContextManager[Any]:
     try:
         from tqdm import tqdm
-    except ImportError:  # Only the bar needs it.
+    except ImportError:  # Only the progress bar needs tqdm.
         return nullcontext()
     bar: AbstractContextManager[Any] = tqdm(loader)
     return bar

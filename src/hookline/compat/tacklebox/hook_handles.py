@@ -1,4 +1,4 @@
-"""HookFunction, how it is called, and HookHandle, its registration on one module."""
+"""HookFunction and how it is called, and HookHandle, the registration of a function on one module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unique(name: str, taken: Container[str], latest: dict[str, str] | None = Non
     """Return a name that is not taken: this one, or the first free one of its numbered series.
 
     Args:
-        latest: The last name given in each series, to continue from there.
+        latest: The last name used in each series, so that the search continues from there.
     """
     found = name
     while found in taken:
@@ -43,7 +43,7 @@ def unique(name: str, taken: Container[str], latest: dict[str, str] | None = Non
 
 
 def claim(module: nn.Module, name: str) -> bool:
-    """Give a module this name for one hook, unless it has a `name` of its own; return True if it got it."""
+    """Set `module.name` for one hook, unless the module has its own `name`. Return True if it is set."""
     if module in _claims:
         _claims[module].append(name)
         return True
@@ -51,12 +51,12 @@ def claim(module: nn.Module, name: str) -> bool:
         return False
     _claims[module] = [name]
     module.__dict__["name"] = name
-    module.__dict__[GETSTATE] = partial(_state_without_name, module)  # What copy and pickle ask an instance for.
+    module.__dict__[GETSTATE] = partial(_state_without_name, module)  # copy and pickle call this.
     return True
 
 
 def release(module: nn.Module, name: str) -> None:
-    """Take back what `claim` gave: the module shows the next claim, or none."""
+    """Undo `claim`: `module.name` becomes the name of the next claim, or is deleted."""
     names = _claims.get(module)
     if names is None:  # The module is being garbage-collected together with the hook.
         return
@@ -72,13 +72,13 @@ def release(module: nn.Module, name: str) -> None:
 
 
 def shows(module: nn.Module, name: str) -> bool:
-    """Return True if a module has this name now."""
+    """Return True if `module.name` is this name now."""
     return module.__dict__.get("name") == name
 
 
 @contextmanager
 def named(module: nn.Module, name: str) -> Iterator[None]:
-    """Show this one of the names that managers gave a module, while a hook runs."""
+    """Set `module.name` to this manager's name for the module while a hook runs."""
     if module.__dict__.get("name") not in _claims.get(module, ()):
         yield
         return
@@ -91,10 +91,10 @@ def named(module: nn.Module, name: str) -> Iterator[None]:
 
 
 def _state_without_name(module: nn.Module) -> Any:
-    """Return the state that copy and pickle use, without what `claim` put there."""
+    """Return the module's state for copy and pickle, without the entries that `claim` added."""
     own = getattr(type(module), GETSTATE, None)  # Every class has one since Python 3.11.
     state = module.__dict__ if own is None else own(module)
-    if not isinstance(state, dict):  # A class may keep what it wants.
+    if not isinstance(state, dict):  # A class may define its state as any object.
         return state
     given = "name" if state.get("name") in _claims.get(module, ()) else None
     return {key: value for key, value in state.items() if key not in (GETSTATE, given)}
@@ -108,7 +108,7 @@ ARGUMENTS = {
 
 
 class TypedFunction:
-    """A function and its kind of hook, without the modules that it is on."""
+    """A function and its kind of hook, without the modules it is registered on."""
 
     HOOK_TYPES: ClassVar[list[str]] = list(ARGUMENTS)
 
@@ -148,7 +148,7 @@ class TypedFunction:
         return self.function(**self._wanted(given))
 
     def _wanted(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those arguments that the function names."""
+        """Return the arguments that the function has parameters for."""
         parameters = inspect.signature(self.function).parameters.values()
         if any(one.kind is one.VAR_KEYWORD for one in parameters):
             return dict(given)
@@ -164,8 +164,8 @@ class TypedFunction:
 class Caller:
     """Calls the function of one handle.
 
-    The inputs are those given by position. A manager gives the outputs as a tuple, and takes tuples back. As torch does
-    it (`as_torch`), the output is as it is, and so is what is returned.
+    The function gets the positional inputs. By default it gets the outputs as a tuple and must return tuples. With
+    `as_torch` it gets and returns the output unchanged, as a torch hook does.
     """
 
     def __init__(self, hook_fn: TypedFunction, module: nn.Module, name: str | None, id_: str, as_torch: bool) -> None:
@@ -174,13 +174,13 @@ class Caller:
         self.name = name  # The manager's name for the module; None without a manager.
         self.id = id_
         self.as_torch = as_torch
-        self.is_active = False  # A gradient may come after the hook was switched off or removed.
+        self.is_active = False  # A gradient may arrive after the hook was switched off or removed.
         self.was_called = False
 
     def add_to(self, hooks: hl.Hooks) -> None:
-        """Add the hooks that let the function take part in the calls of the module.
+        """Add the hookline hooks that call the function.
 
-        The module must not keep a manager alive: the function may be a method of the object that has the manager.
+        The module must not keep a manager alive: the function may be a method of the object that owns the manager.
         """
         bound = (lambda method: method) if self.name is None else weakly
         kind = self.hook_fn.hook_type
@@ -192,7 +192,7 @@ class Caller:
         hooks.edit(site, bound(method), kind, with_call=True, check=False, clone=False).when_missing("ignore")
 
     def before(self, bound: dict[str, Any], call: Any) -> dict[str, Any] | None:
-        """Call the function with the inputs; what it returns replaces them."""
+        """Call the function with the inputs; its result replaces them."""
         inputs = tuple(call.args)
         new = self._call(inputs)
         if new is None or new is inputs:
@@ -204,7 +204,7 @@ class Caller:
         return {**_bind(new, bound, call), **call.kwargs}
 
     def forward(self, output: Any, call: Any) -> Any:
-        """Call the function with inputs and output; what it returns replaces the output."""
+        """Call the function with inputs and output; its result replaces the output."""
         if self.as_torch:
             return self._call(tuple(call.args), output)
         outputs = output if isinstance(output, tuple) else (output,)
@@ -214,14 +214,14 @@ class Caller:
         if not isinstance(new, tuple):
             raise AssertionError("when altering module outputs, must return result as a tuple")
         if isinstance(output, tuple):
-            kind: Any = type(output)  # A named tuple stays one.
+            kind: Any = type(output)  # A named tuple stays a named tuple.
             return new if type(new) is kind else getattr(kind, "_make", kind)(new)
         if len(new) != 1:
             raise ValueError(f"{len(new)} outputs returned for 1")
         return new[0]
 
     def backward(self, come: BackwardCall) -> Sequence[Any] | None:
-        """Call the function with the gradients of a call. Only hooks of torch's own kind may change them."""
+        """Call the function with the gradients of a call. Only an `as_torch` hook may change them."""
         if not self.is_active:
             return None
         kept = (come.inputs[: come.positional], come.outputs) if self.hook_fn.retain_forward_cache else ()
@@ -248,7 +248,7 @@ class Caller:
 
 
 def _cloned(gradients: Any) -> Any:
-    """Return gradients that a hook may write into."""
+    """Return copies of gradients, which a hook may write into."""
     if isinstance(gradients, Tensor):
         return gradients.clone()
     if isinstance(gradients, Mapping):
@@ -257,7 +257,7 @@ def _cloned(gradients: Any) -> Any:
 
 
 def _bind(values: tuple[Any, ...], bound: dict[str, Any], call: Any) -> dict[str, Any]:
-    """Return what is to be given by position under the names of the arguments; those of `*args` are a tuple."""
+    """Return new positional inputs by parameter name. Those of `*args` are one tuple."""
     count = len(call.args)
     names = [name for name in bound if name not in call.kwargs]
     rest = ""
@@ -274,19 +274,19 @@ def _bind(values: tuple[Any, ...], bound: dict[str, Any], call: Any) -> dict[str
 
 
 def _is_rest(value: Any, last: Any) -> bool:
-    """Return True if `value` is a tuple around the last argument: the only one of `*args`."""
+    """Return True if `value` is a tuple that holds the last argument: the only one in `*args`."""
     return type(value) is tuple and len(value) == 1 and value is not last
 
 
 def _positional(module: nn.Module) -> tuple[list[str], str]:
-    """Return the names of what a module's forward takes by position, and of its `*args`."""
+    """Return the names of the positional parameters of a module's forward, and the name of its `*args`."""
     parameters = inspect.signature(module.forward).parameters.values()
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return names, next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "")
 
 
 def detach_hook(module: nn.Module, input: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Cut the output off the graph: a forward hook of torch's own kind."""
+    """Detach the output from the graph. This is a plain torch forward hook."""
     return output.detach()
 
 
@@ -296,7 +296,7 @@ _switching = threading.RLock()
 
 
 class HookFunction(TypedFunction):
-    """A function, the kind of hook that it is, and its handle for each module."""
+    """A function, its kind of hook, and its handle for each module."""
 
     def __init__(
         self,
@@ -313,14 +313,14 @@ class HookFunction(TypedFunction):
 
     @property
     def handles(self) -> list[HookHandle]:
-        """Its handles, in the order in which they were registered."""
+        """The handles of this function, in the order of registration."""
         return list(self.module_to_handle.values())
 
     def register(self, *modules: nn.Module, activate: bool = True, register_to_module: bool = True) -> list[HookHandle]:
         """Hook modules that have a `name`, without a manager.
 
         Args:
-            register_to_module: Call the function as torch would, and not with tuples of all inputs and outputs.
+            register_to_module: Call the function as torch would, instead of with tuples of all inputs and outputs.
         """
         for module in modules:
             if not hasattr(module, "name"):
@@ -333,12 +333,12 @@ class HookFunction(TypedFunction):
         return handles
 
     def deactivate_all_handles(self) -> None:
-        """Let it rest on every module."""
+        """Deactivate the function on every module."""
         for handle in self.handles:
             handle.deactivate()
 
     def refuse_again(self, named: Iterable[tuple[nn.Module, object]]) -> None:
-        """Raise if this function is on one of these modules already, or would be twice."""
+        """Raise if this function is already on one of these modules, or if a module is listed twice."""
         names: dict[nn.Module, object] = {}
         for module, name in named:
             if module in self.module_to_handle or module in names:
@@ -348,7 +348,7 @@ class HookFunction(TypedFunction):
 
 
 class HookHandle:
-    """One hook function on one module: it is switched on and off, and taken away, with hooks of its own there."""
+    """One hook function on one module. It has its own hookline hooks, which it switches on and off and removes."""
 
     def __init__(
         self,
@@ -364,7 +364,7 @@ class HookHandle:
 
     @classmethod
     def of_manager(cls, hook_fn: HookFunction, module: nn.Module, module_name: str, as_torch: bool) -> HookHandle:
-        """Return an inactive handle for a manager. The module does not hold it, nor the manager's name for it."""
+        """Return an inactive handle for a manager. The module does not keep it alive."""
         handle = object.__new__(cls)
         handle._put_on(hook_fn, module, f"{hook_fn.name}[{module_name}]", module_name, as_torch)
         return handle
@@ -382,8 +382,8 @@ class HookHandle:
         hook_fn.refuse_again([(module, self.module_name)])
         self._caller = Caller(hook_fn, module, module_name, name, as_torch)
         self._on = False
-        self._open: set[object] = set()  # The contexts that are open, and those of them that hold it on.
-        self._held: set[object] = set()
+        self._open: set[object] = set()  # All open contexts.
+        self._held: set[object] = set()  # The open contexts that keep the hook active.
         self._is_removed = False
         self._is_to_be_renewed = False
         self._hook()
@@ -392,20 +392,20 @@ class HookHandle:
 
     @property
     def active(self) -> bool:
-        """True while the hook acts."""
+        """True while the hook is active."""
         return self._on or bool(self._held)
 
     @property
     def was_called(self) -> bool:
-        """True once the function was called."""
+        """True once the function has been called."""
         return self._caller.was_called
 
     def is_active(self) -> bool:
-        """Return True if the hook acts."""
+        """Return True if the hook is active."""
         return self.active
 
     def activate(self, raise_on_active: bool = False) -> None:
-        """Let the hook act."""
+        """Activate the hook."""
         if self.active and raise_on_active:
             raise AssertionError("Cannot activate hook: Hook is already active")
         if self._is_removed:
@@ -413,13 +413,13 @@ class HookHandle:
         self._switch(True, self._held)
 
     def deactivate(self, raise_on_inactive: bool = False) -> None:
-        """Let the hook rest, also in the contexts that are open."""
+        """Deactivate the hook, even inside open contexts."""
         if not self.active and raise_on_inactive:
             raise AssertionError("Cannot deactivate hook: Hook is already inactive")
         self._switch(False, set())
 
     def hold(self) -> Callable[[], None]:
-        """Let the hook act until the returned function is called, which restores the state from before."""
+        """Activate the hook and return a function that restores its previous state."""
         context = object()
         with _switching:
             was_on, held = self._on, self._held
@@ -434,7 +434,7 @@ class HookHandle:
         return restore
 
     def remove(self) -> None:
-        """Take the hook off its module for good."""
+        """Remove the hook from its module permanently."""
         if self._is_removed:
             return
         self.deactivate()
@@ -447,13 +447,13 @@ class HookHandle:
             forget(self)
 
     def renew(self) -> None:
-        """Let the hook act after those that were registered later."""
+        """Move the hook behind the hooks that were registered later."""
         if self.handle:
             self._is_to_be_renewed = True
             self._switch(self._on, self._held)
 
     def set_name(self, name: str) -> None:
-        """Give it another id."""
+        """Change the id of the handle."""
         self.name = self._caller.id = name
 
     def __repr__(self) -> str:
@@ -463,7 +463,7 @@ class HookHandle:
     def _hook(self) -> None:
         try:
             self._caller.add_to(self.handle)
-        except hl.SiteError as error:  # For example a ModuleList, or a module that torch.jit made.
+        except hl.SiteError as error:  # For example at a ModuleList, or a module made by torch.jit.
             has_forward = inspect.getattr_static(type(self.module), "forward") is not nn.Module.forward
             self.why_never_called = str(error).replace("''", "it", 1) if has_forward else NO_FORWARD
 
@@ -484,7 +484,7 @@ class HookHandle:
 
 
 class Holding:
-    """A context in which some handles act, each restored at its end to what it was. It can be entered again."""
+    """A context in which some handles are active. Leaving it restores their previous state. It can be entered again."""
 
     def __init__(self, handles: Callable[[], Iterable[HookHandle]]) -> None:
         self._handles = handles
@@ -501,7 +501,7 @@ class Holding:
 
 
 def warn_of_never_called(handles: Sequence[HookHandle]) -> None:
-    """Warn of hooks that can't be called, but not of containers if modules inside them were hooked with them."""
+    """Warn about hooks that can never be called, except on containers whose inner modules were hooked as well."""
     hooked = {handle.module for handle in handles if not handle.why_never_called}
     reasons: dict[str, list[HookHandle]] = {}
     for handle in handles:

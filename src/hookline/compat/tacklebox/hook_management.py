@@ -1,4 +1,4 @@
-"""HookManager: hooks on any number of modules, switched and removed by module, by function and by kind."""
+"""HookManager: hooks on any number of modules, which can be switched and removed by module, function or kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_category(category: str) -> None:
 
 
 def validate_hook_category(fn: Callable[..., T]) -> Callable[..., T]:
-    """Let a function check its keyword `category` first."""
+    """Decorate a function so that it first checks its keyword `category`."""
 
     @wraps(fn)
     def validated(*args: Any, category: str = "all", **kwargs: Any) -> T:
@@ -47,22 +47,22 @@ def validate_hook_category(fn: Callable[..., T]) -> Callable[..., T]:
 
 
 def look_up(table: Mapping[Any, T], key: Hashable) -> T:
-    """Return an entry of a table; for a key that is not there raise what a dict does, with a note of what is near."""
+    """Return an entry of a table. Raise KeyError for a missing key, with a note that names similar keys."""
     if key not in table:
         raise _missing(table, key)
     return table[key]
 
 
 def no_module(value: T) -> T:
-    """Return `wrap_calls`, or refuse a module: TorchHook's manager takes a model there."""
+    """Return `wrap_calls`. Raise if it is a module: TorchHook's manager takes the model as this argument."""
     if isinstance(value, nn.Module):
         kind = type(value).__name__
-        raise TypeError(f"wrap_calls is True or False, not a {kind}; modules are given to register_forward_hook")
+        raise TypeError(f"wrap_calls is True or False, not a {kind}; pass modules to register_forward_hook")
     return value
 
 
 def refuse_other(name: str | None, value: object) -> None:
-    """Raise if what was given as a module, by position or by name, is not a module."""
+    """Raise if an argument given as a module, by position or by name, is not a module."""
     if isinstance(value, nn.Module):
         return
     if name is None:
@@ -87,7 +87,7 @@ RETAIN = "retain_forward_cache"
 
 
 class Tables:
-    """What is registered, in the order in which it was."""
+    """The registered functions, modules and handles, in the order of registration."""
 
     def __init__(self) -> None:
         self.hook_fns: set[HookFunction] = set()
@@ -111,10 +111,10 @@ class Tables:
         activate: bool,
         retain_forward_cache: bool = False,
     ) -> None:
-        """Hook modules; those without a name are named by their repr. A refused registration leaves nothing behind."""
+        """Hook modules. A module without a name is named by its repr. A refused registration leaves nothing behind."""
         given: list[tuple[str | None, nn.Module]] = [(None, module) for module in modules]
         given += [pair for pair in named_modules.items() if pair[0] != RETAIN]
-        retains = named_modules.get(RETAIN, retain_forward_cache)  # Of a hook that can't: it is refused.
+        retains = named_modules.get(RETAIN, retain_forward_cache)  # HookFunction refuses it for other kinds.
         made = HookFunction(function, hook_type, name, retain_forward_cache=retains)
         hook_fn = self._known(made) or made
         self._refuse(hook_fn, given)
@@ -135,7 +135,7 @@ class Tables:
         warn_of_never_called(handles)
 
     def add_function(self, hook_fn: HookFunction) -> None:
-        """Take in a function, under a name of its own."""
+        """Add a function to the tables under a unique name."""
         if hook_fn in self.hook_fns:
             return
         hook_fn.name = unique(hook_fn.name, self.name_to_hookfn)
@@ -144,7 +144,7 @@ class Tables:
         self.function_to_hookfn.setdefault(hook_fn.function, hook_fn)
 
     def add_module(self, module: nn.Module, name: str | None) -> str:
-        """Take in a module, under a name of its own, and return that. One that is known keeps its first."""
+        """Add a module to the tables under a unique name, and return that name. A known module keeps its first name."""
         known = self.names.get(module)
         if known is None:
             known = unique(repr(module) if name is None else name, self.name_to_module, self._latest)
@@ -157,7 +157,7 @@ class Tables:
         return known
 
     def add_handle(self, handle: HookHandle) -> None:
-        """Take in a handle, with its function and its module."""
+        """Add a handle to the tables, with its function and its module."""
         self.add_function(handle.hook_fn)
         self.add_module(handle.module, None if handle.module in self.names else handle.module_name)
         others = self.module_to_hookhandle[handle.module]
@@ -168,11 +168,11 @@ class Tables:
         handle.when_removed.append(self.forget)
         for other in others:
             if other.hook_fn.hook_type == "backward_hook" != handle.hook_fn.hook_type:
-                other.renew()  # Its gradients are those of what the other hooks make of inputs and outputs.
+                other.renew()  # It must get the gradients of inputs and outputs as the other hooks changed them.
         others.append(handle)
 
     def forget(self, handle: HookHandle) -> None:
-        """Leave out a handle that was removed."""
+        """Remove a handle from the tables."""
         _leave_out(self.name_to_hookhandle, handle.name, handle)
         self.module_to_hookhandle[handle.module].remove(handle)
 
@@ -202,7 +202,7 @@ class Tables:
         self.remove_functions(self.hook_fns)
 
     def drop(self) -> None:
-        """Remove everything because the manager was dropped; warn if that is likely a mistake."""
+        """Remove everything because the manager was garbage-collected; warn if that was probably a mistake."""
         handles = self.name_to_hookhandle.values()
         idle = [name for name, handle in self.name_to_hookhandle.items() if handle.active and handle.handle]
         try:
@@ -213,7 +213,7 @@ class Tables:
             self.clear()
 
     def select(self, modules: Iterable[nn.Module], functions: Functions, category: str) -> list[HookHandle]:
-        """Return the handles on these modules, of these functions if any are named, and of a kind."""
+        """Return the handles on these modules that have one of these functions (if there are any) and this category."""
         check_category(category)
         for function in functions:
             if function not in self.function_to_hookfn:
@@ -226,7 +226,7 @@ class Tables:
         ]
 
     def _refuse(self, hook_fn: HookFunction, given: Sequence[tuple[str | None, nn.Module]]) -> None:
-        """Raise for what is not a module, or is hooked with this function already."""
+        """Raise if an argument is not a module, or is a module that already has this function."""
         if isinstance(hook_fn.function, nn.Module) and not given:
             kind = type(hook_fn.function).__name__
             raise TypeError(f"a hook is a function, not a {kind}; the modules come after it")
@@ -245,7 +245,7 @@ class Tables:
         return next((one for one in alike if (one.function, one.hook_type, one.retain_forward_cache) == kind), None)
 
     def _rename(self, hook_fn: HookFunction, name: str) -> None:
-        """Replace the repr of a function with a name; a name that was given earlier stays."""
+        """Rename a function that is still named by its repr. A name that was given earlier stays."""
         if hook_fn.name == name:
             return
         if hook_fn.name != repr(hook_fn.function):
@@ -255,14 +255,14 @@ class Tables:
         hook_fn.name = unique(name, self.name_to_hookfn)
         self.name_to_hookfn[hook_fn.name] = hook_fn
         for handle in hook_fn.handles:
-            if self.name_to_hookhandle.get(handle.name) is handle:  # Else it was registered without the manager.
+            if self.name_to_hookhandle.get(handle.name) is handle:  # Otherwise it was registered without a manager.
                 del self.name_to_hookhandle[handle.name]
                 handle.set_name(f"{hook_fn.name}[{self.names[handle.module]}]")
                 self.name_to_hookhandle[handle.name] = handle
 
 
 def context_of(handles: Callable[[], Iterable[HookHandle]], enter_fns: Functions, exit_fns: Functions) -> CustomContext:
-    """Return a context in which handles act; then they are as before."""
+    """Return a context in which handles are active. Leaving it restores their previous state."""
     return CustomContext(enter_fns, exit_fns).merge_context(Holding(handles), inplace=True)
 
 
@@ -273,7 +273,7 @@ def remove_all(handles: Iterable[HookHandle]) -> None:
 
 
 def _leave_out(table: dict[str, Any], name: str, gone: object) -> None:
-    """Take an entry out of a table, where it may be under an older name: a second manager may have given it another."""
+    """Remove an entry from a table. It may be there under an older name, since a second manager may have renamed it."""
     if table.get(name) is not gone:
         name = next(other for other, one in table.items() if one is gone)
     del table[name]
@@ -300,7 +300,7 @@ class HookManager:
         self.name_to_module, self.module_to_hookhandle = tables.name_to_module, tables.module_to_hookhandle
         self.name_to_hookhandle = tables.name_to_hookhandle
 
-    def __del__(self, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:  # Then `sys` may be gone.
+    def __del__(self, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:  # At exit, `sys` may be gone.
         if not _is_over():
             self._tables.drop()
 
@@ -314,7 +314,7 @@ class HookManager:
         retain_forward_cache: bool = False,
         **named_modules: nn.Module,
     ) -> None:
-        """Hook modules: a keyword is the module's name, and one without is named by its repr."""
+        """Hook modules. A keyword is the module's name; a positional module is named by its repr."""
         options = hook_fn_name, activate, retain_forward_cache
         self._tables.register(hook_type, function, modules, named_modules, self.wrap_calls, *options)
 
@@ -353,7 +353,7 @@ class HookManager:
     ) -> None:
         """Call `function(module, grad_in, grad_out)` in a module's backward; see `register_hook`.
 
-        With `retain_forward_cache` it is given the inputs and outputs of the forward too.
+        With `retain_forward_cache` the function also gets the inputs and outputs of the forward.
         """
         options = hook_fn_name, activate, retain_forward_cache
         self._tables.register("backward_hook", function, modules, named_modules, self.wrap_calls, *options)
@@ -367,14 +367,14 @@ class HookManager:
         include_inactive: bool = True,
         include_base_hooks: bool = False,
     ) -> Iterator[HookHandle]:
-        """Return the handles on a module: `hook_types` are functions; there are no base hooks."""
+        """Return the handles on a module. `hook_types` are functions; `include_base_hooks` has no effect."""
         chosen = self._tables.select([module], hook_types, category)
         return (handle for handle in chosen if (include_active if handle.active else include_inactive))
 
     def get_module_hooks_by_name(
         self, module_name: str, hook_types: Functions = (), **kwargs: Any
     ) -> Iterator[HookHandle]:
-        """Return the handles on the module of this name."""
+        """Return the handles on the module with this name."""
         return self.get_module_hooks(look_up(self.name_to_module, module_name), hook_types, **kwargs)
 
     def is_module_hooked(self, module: nn.Module) -> bool:
@@ -386,43 +386,43 @@ class HookManager:
         return any(self.get_module_hooks(module, category="backward_hook", include_inactive=False))
 
     def activate_all_hooks(self, hook_types: Functions = (), category: str = "all") -> None:
-        """Let hooks act on all modules."""
+        """Activate hooks on all modules."""
         self.activate_module_hooks(*self.module_to_hookhandle, hook_types=hook_types, category=category)
 
-    activate_all_hook = activate_all_hooks  # As one line of the README has it.
+    activate_all_hook = activate_all_hooks  # One line of tacklebox's README spells it like this.
 
     def deactivate_all_hooks(self, hook_types: Functions = (), category: str = "all") -> None:
-        """Let hooks rest on all modules."""
+        """Deactivate hooks on all modules."""
         self.deactivate_module_hooks(*self.module_to_hookhandle, hook_types=hook_types, category=category)
 
     def activate_module_hooks(self, *modules: nn.Module, hook_types: Functions = (), category: str = "all") -> None:
-        """Let hooks act on these modules."""
+        """Activate hooks on these modules."""
         for handle in self._tables.select(modules, hook_types, category):
             handle.activate()
 
     def deactivate_module_hooks(self, *modules: nn.Module, hook_types: Functions = (), category: str = "all") -> None:
-        """Let hooks rest on these modules."""
+        """Deactivate hooks on these modules."""
         for handle in self._tables.select(modules, hook_types, category):
             handle.deactivate()
 
     def activate_module_hooks_by_name(
         self, *module_names: str, hook_types: Functions = (), category: str = "all"
     ) -> None:
-        """Let hooks act on the modules of these names."""
+        """Activate hooks on the modules with these names."""
         self.activate_module_hooks(*self._named(module_names), hook_types=hook_types, category=category)
 
     def deactivate_module_hooks_by_name(
         self, *module_names: str, hook_types: Functions = (), category: str = "all"
     ) -> None:
-        """Let hooks rest on the modules of these names."""
+        """Deactivate hooks on the modules with these names."""
         self.deactivate_module_hooks(*self._named(module_names), hook_types=hook_types, category=category)
 
     def activate_hook_by_name(self, hook_name: str) -> None:
-        """Let one hook act, by its id `function[module]`."""
+        """Activate one hook, by its id `function[module]`."""
         look_up(self.name_to_hookhandle, hook_name).activate()
 
     def deactivate_hook_by_name(self, hook_name: str) -> None:
-        """Let one hook rest, by its id `function[module]`."""
+        """Deactivate one hook, by its id `function[module]`."""
         look_up(self.name_to_hookhandle, hook_name).deactivate()
 
     def hook_all_context(
@@ -432,7 +432,7 @@ class HookManager:
         add_exit_fns: Functions = (),
         category: str = "all",
     ) -> CustomContext:
-        """Return a context in which hooks act on all modules; then they are as before."""
+        """Return a context in which hooks are active on all modules. Leaving it restores their previous state."""
         check_category(category)
         everywhere = self.module_to_hookhandle
         return context_of(lambda: self._tables.select(everywhere, hook_types, category), add_enter_fns, add_exit_fns)
@@ -445,8 +445,8 @@ class HookManager:
         add_exit_fns: Functions = (),
         category: str = "all",
     ) -> CustomContext:
-        """Return a context in which hooks act on these modules; then they are as before."""
-        self._tables.select(modules, hook_types, category)  # Refuse here what is not registered.
+        """Return a context in which hooks are active on these modules. Leaving it restores their previous state."""
+        self._tables.select(modules, hook_types, category)  # Raises here if a module is not registered.
         return context_of(lambda: self._tables.select(modules, hook_types, category), add_enter_fns, add_exit_fns)
 
     def hook_module_context_by_name(
@@ -457,7 +457,7 @@ class HookManager:
         add_exit_fns: Functions = (),
         category: str = "all",
     ) -> CustomContext:
-        """Return a context in which hooks act on the modules of these names; then they are as before."""
+        """Return the context of `hook_module_context` for the modules with these names."""
         options = {"add_enter_fns": add_enter_fns, "add_exit_fns": add_exit_fns, "hook_types": hook_types}
         return self.hook_module_context(*self._named(module_names), category=category, **options)
 
@@ -472,33 +472,33 @@ class HookManager:
         look_up(self.name_to_hookhandle, handle_name).remove()
 
     def remove_hook_function(self, function: Function) -> None:
-        """Remove a function from all modules, of whatever kind it is."""
+        """Remove a function from all modules, for every kind of hook."""
         first = look_up(self.function_to_hookfn, function)
         self._tables.remove_functions(one for one in self.hook_fns if one.function == first.function)
 
     def remove_hook_function_by_name(self, hook_fn_name: str) -> None:
-        """Remove a function from all modules, by its name."""
+        """Remove the function with this name from all modules."""
         self._tables.remove_functions([look_up(self.name_to_hookfn, hook_fn_name)])
 
     def remove_module(self, module: nn.Module) -> None:
-        """Remove a module with all its hooks. Their functions stay known by their names."""
+        """Remove a module with all its hooks. Their functions stay registered under their names."""
         self._tables.remove_module(module)
 
     def remove_module_by_name(self, module_name: str) -> None:
-        """Remove the module of this name with all its hooks."""
+        """Remove the module with this name and all its hooks."""
         self._tables.remove_module(look_up(self.name_to_module, module_name))
 
     def cleanup(self) -> None:
-        """Remove everything, as happens when nobody holds the manager any more."""
+        """Remove everything. This also happens when the manager is garbage-collected."""
         self._tables.clear()
 
     def add_hook_fn(self, *hook_fns: HookFunction) -> None:
-        """Take in functions that were made elsewhere."""
+        """Add functions that were created elsewhere."""
         for hook_fn in hook_fns:
             self._tables.add_function(hook_fn)
 
     def add_hook_handle(self, *hook_handles: HookHandle) -> None:
-        """Take in handles that were made elsewhere, with their functions and modules."""
+        """Add handles that were created elsewhere, with their functions and modules."""
         for handle in hook_handles:
             self._tables.add_handle(handle)
 

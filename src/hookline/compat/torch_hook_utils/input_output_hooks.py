@@ -1,4 +1,4 @@
-"""Collect and replace what goes into layers and comes out of them, for a block."""
+"""Collect and replace the inputs and outputs of layers in a `with` block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.compat.shared import cache_of, is_called, may_call_itself, warn
 Pair = tuple[Any, nn.Module]
 Layers = Iterable[Pair] | Mapping[Any, nn.Module]
 
-AS_PAIRS = "layers are (name, layer) pairs, as of model.named_modules() or named_modules_of_type(model, kind)"
+AS_PAIRS = "layers are (name, layer) pairs, as from model.named_modules() or named_modules_of_type(model, kind)"
 
 
 def layers_of(given: Layers) -> tuple[list[Pair], list[Pair]]:
@@ -31,7 +31,7 @@ def layers_of(given: Layers) -> tuple[list[Pair], list[Pair]]:
     for name, layer in map(_pair, given):
         (called if is_called(layer) else others).append((name, layer))
     if not called:
-        warn("no layer was given that can be called; a generator that was iterated before is empty: make a list of it")
+        warn("no layer that can be called was given; a generator that was already iterated is empty: make a list of it")
     return called, others
 
 
@@ -47,16 +47,16 @@ def _pair(one: Any) -> Pair:
 
 
 class NamedLayers(nn.Module):
-    """Holds layers under the names they were given: what hookline says of a hook on it is in these names.
+    """A container for the given layers, so that hookline's messages use the user's names for them.
 
-    `layers.at(":input")` is where to hook. It is never called itself.
+    `layers.at(":input")` is the place to hook. The container itself is never called.
     """
 
     def __init__(self, layers: Iterable[Pair]) -> None:
         super().__init__()
         self.names: dict[
             str, dict[Any, None]
-        ] = {}  # The user's names of each layer that was found, by the path of its hook.
+        ] = {}  # The user's names for each layer that was found, by the path of its hook.
         self._found: dict[int, dict[Any, None]] = {}
         self._titles: dict[str, Any] = {}
         for name, layer in layers:
@@ -67,11 +67,11 @@ class NamedLayers(nn.Module):
             self._modules[path] = layer  # add_module() refuses names with dots.
 
     def at(self, rest: str, only: Collection[int] | None = None) -> Any:
-        """Return a place for hookline: the outputs of these layers, by their ids, or of all, or what `rest` says."""
+        """Return a place for hookline: `rest` (or the output) of the layers with the ids `only`, or of all layers."""
         return (partial(self._has, only), rest) if rest else partial(self._has, only)
 
     def _has(self, only: Collection[int] | None, path: str, module: nn.Module) -> bool:
-        """Return True if this is the layer of that name, or the model inside it if it is a wrapper (torch.compile)."""
+        """Return True if `module` is the layer at `path`, or the model inside it if the layer is a wrapper."""
         layer = self._modules.get(path)
         if layer is None or (only is not None and id(layer) not in only):
             return False
@@ -83,11 +83,11 @@ class NamedLayers(nn.Module):
         return True
 
 
-NONE = object()  # Stands for None, which a transform can't return: it would keep nothing.
+NONE = object()  # Stands for None: if a transform returns None, hookline stores nothing.
 
 
 def _reading(method: Any, of_one: bool = False) -> Any:
-    """Make a method of dict first take in what has passed: under the one name that it reads, or under all."""
+    """Wrap a method of dict so that it first stores the captured values: for the one name it reads, or for all."""
 
     @wraps(method)
     def read(self: LayerValues, *args: Any) -> Any:
@@ -100,7 +100,7 @@ def _reading(method: Any, of_one: bool = False) -> Any:
 
 
 def _changing(method: Any) -> Any:
-    """Make a method of dict first fix what has passed: only later calls overwrite the dict from then on."""
+    """Wrap a method of dict so that it first stores and fixes the captured values: only later calls replace them."""
 
     @wraps(method)
     def change(self: LayerValues, *args: Any, **kwargs: Any) -> Any:
@@ -112,14 +112,14 @@ def _changing(method: Any) -> Any:
 
 
 class Collected(dict[Any, Any]):
-    """A dict that says why it has no value for a name that it waits for. It is saved and loaded as a dict."""
+    """A dict that says why an expected name has no value. It is saved and loaded as a dict."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._why_not: dict[Any, str] = {}
 
     def expect(self, name: Any, why_not: str) -> None:
-        """Wait for a value of this name; until it comes, `why_not` is the reason."""
+        """Expect a value with this name; `why_not` is the reason to give until it arrives."""
         self._why_not[name] = why_not
 
     def __missing__(self, name: Any) -> Any:
@@ -128,14 +128,14 @@ class Collected(dict[Any, Any]):
         raise hl.NotCaptured(f"{name!r} has no value: {self._why_not[name]}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OrderedDict, (), None, None, iter(self.items())  # Which torch.load() allows by default, unlike a dict.
+        return OrderedDict, (), None, None, iter(self.items())  # torch.load() allows an OrderedDict by default.
 
 
 class LayerValues(Collected):
-    """What passed at each layer, in the order they first ran. It is brought up to date when it is read.
+    """The values of each layer, in the order in which the layers first ran. Reading the dict updates it.
 
-    A value is the layer's own, or a copy from before it was overwritten in place. Once the dict is changed by hand, the
-    values in it stay as they are, and only calls after that are kept.
+    A value is the layer's own tensor, or a copy from before it was overwritten in place. Once the user changes the
+    dict, the values in it are fixed, and only later calls replace them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -143,17 +143,17 @@ class LayerValues(Collected):
         self._cache = hl.Cache()
         self._sites: dict[str, hl.Site] = {}
         self._names: Mapping[str, Iterable[Any]] = {}
-        self._latest: dict[hl.Site, int] = {}  # The number of the latest call, of those that have ended.
+        self._latest: dict[hl.Site, int] = {}  # The highest number among the calls that have ended.
         self._outer: dict[hl.Site, hl.Cache] = {}  # Outputs of calls that ended after another call inside them.
-        self._site_of: dict[Any, hl.Site] = {}  # Of several layers with one name, the one that ran last.
+        self._site_of: dict[Any, hl.Site] = {}  # If several layers have one name, the site of the one that ran last.
 
     def follow(self, hooks: hl.Hooks, names: Mapping[str, Iterable[Any]]) -> None:
-        """Show what these hooks capture, under the names of each path."""
+        """Show the values that these hooks capture, under the user's names for each path."""
         self._cache, self._names = hooks.cache, names
         self._sites = {str(hook.site): hook.site for hook in hooks if hook.site.path in names}
 
     def note(self, value: Any, call: Any) -> Any:
-        """Note which call has ended, as the transform of a capture, for which the latest is the one that began last."""
+        """Record which call has ended. This is the transform of a capture, whose latest call is the last to begin."""
         site, number = call.site, int(call.number)
         if number < self._latest.get(site, 0):
             self._outer[site] = cache_of(value)
@@ -165,12 +165,12 @@ class LayerValues(Collected):
         return NONE if value is None else value
 
     def calls(self, name: Any) -> list[Any]:
-        """Return every value of a layer that is kept, oldest call first."""
+        """Return all stored values of a layer, oldest call first."""
         sites = [site for site in self._sites.values() if name in self._names[site.path]]
         return [None if value is NONE else value for site in sites for value in self._cache.calls(site)]
 
     def refresh(self, *names: Any) -> None:
-        """Take in what has passed: under these names if all of them are there, else under all names, in order."""
+        """Store the captured values: of these names if the dict has all of them, otherwise of all names in order."""
         if names and all(map(super().__contains__, names)):
             sites = [self._site_of[name] for name in names if name in self._site_of]
         else:
@@ -183,7 +183,7 @@ class LayerValues(Collected):
                     super().__setitem__(name, None if found[-1] is NONE else found[-1])
 
     def forget(self) -> None:
-        """Keep only the values that are written down."""
+        """Drop the captured values that are not stored in the dict."""
         self._cache.clear()
         self._outer.clear()
 
@@ -206,7 +206,7 @@ NOT_RUN = "not called in this block, or without an input, or on another thread o
 def get_layer_inputs(named_layers: Layers, *, keep: str | int = "last") -> AbstractContextManager[LayerValues]:
     """Collect the first input of each layer, as a mapping from name to value.
 
-    That is the first parameter that its forward declares, or where a call leaves that out, the first that is passed.
+    The first input is the first parameter that the forward declares. If a call omits it, it is the first one passed.
 
     >>> layer = nn.Identity()
     >>> with get_layer_inputs([("first", layer)]) as inputs:
@@ -215,23 +215,23 @@ def get_layer_inputs(named_layers: Layers, *, keep: str | int = "last") -> Abstr
     {'first': 'anything'}
 
     Args:
-        keep: What `inputs.calls(name)` has of a layer that runs several times: "last", "all", or how many.
+        keep: Which calls `inputs.calls(name)` returns for a layer that runs several times: "last", "all" or a number.
     """
     return _collected(named_layers, ":input", keep)
 
 
 def get_layer_outputs(named_layers: Layers, *, keep: str | int = "last") -> AbstractContextManager[LayerValues]:
-    """Collect what each layer returns, as a mapping from name to value; `keep` is that of `get_layer_inputs`."""
+    """Collect the output of each layer, as a mapping from name to value. For `keep`, see `get_layer_inputs`."""
     return _collected(named_layers, "", keep)
 
 
 def replace_layer_inputs(network_layers: Layers, inputs_to_use: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Give each layer its value of `inputs_to_use` as its first input, passed or not; other inputs stay."""
+    """Replace the first input of each layer with its value in `inputs_to_use`, even if the call omits that input."""
     return _replaced(network_layers, ":input", inputs_to_use)
 
 
 def replace_layer_outputs(network_layers: Layers, layer_outputs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Let each layer run, and put its value of `layer_outputs` in the place of what it returns."""
+    """Let each layer run, and replace its output with its value in `layer_outputs`."""
     return _replaced(network_layers, "", layer_outputs)
 
 
@@ -239,7 +239,7 @@ def replace_layer_outputs(network_layers: Layers, layer_outputs: Mapping[str, An
 def replace_layer_input_arguments(
     network_layers: Layers, *input_args_to_use: Any, **input_kwargs_to_use: Any
 ) -> Iterator[None]:
-    """Bind these arguments to the parameters of each layer's forward, in the place of those it is called with.
+    """Bind these arguments to the parameters of each layer's forward, over the arguments of the call.
 
     >>> layer = nn.Bilinear(1, 1, 1)
     >>> with replace_layer_input_arguments([("layer", layer)], input2=layer.weight.new_ones(1)):
@@ -256,7 +256,7 @@ def replace_layer_input_arguments(
 
 
 class ModulesOfType:
-    """The modules of some types and their names: searched again at each iteration, until next() is called."""
+    """The modules of some types with their names. Each iteration searches again, until next() is called."""
 
     def __init__(self, module: nn.Module, module_type: Kind) -> None:
         self.module = module
@@ -279,7 +279,7 @@ class ModulesOfType:
 
 
 def named_modules_of_type(module: nn.Module, module_type: Kind) -> ModulesOfType:
-    """Return the pairs of name and module that are of these types, the module itself included.
+    """Return the modules of these types as (name, module) pairs, including the given module itself.
 
     >>> named_modules_of_type(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.Tanh)
     [('1', Tanh())]
@@ -289,7 +289,7 @@ def named_modules_of_type(module: nn.Module, module_type: Kind) -> ModulesOfType
 
 @contextmanager
 def entered(blocks: Iterable[tuple[list[Any], hl.Hooks]], each: bool = True) -> Iterator[None]:
-    """Open the blocks of these layers; warn at the end of each in which nothing ran, or only if that is all of them."""
+    """Enter the hooks of all blocks. At the end, warn about layers that never ran; if not `each`, only if none ran."""
     opened = []
     with ExitStack() as stack:
         for names, hooks in blocks:
@@ -308,7 +308,7 @@ def _collected(named_layers: Layers, port: str, keep: str | int) -> Iterator[Lay
     values = LayerValues()
     called, others = layers_of(named_layers)
     for name, layer in others:
-        values.expect(name, f"a {type(layer).__name__} is never called where it could be seen")
+        values.expect(name, f"a {type(layer).__name__} is never called where hookline could see it")
     for name, _ in called:
         values.expect(name, NOT_RUN)
     blocks = [([name for name, _ in called], _captured(called, port, values, keep))] if called else []
@@ -320,7 +320,7 @@ def _collected(named_layers: Layers, port: str, keep: str | int) -> Iterator[Lay
 
 
 def _captured(layers: list[Pair], port: str, values: LayerValues, keep: str | int) -> hl.Hooks:
-    """Capture at layers. A transform is added only where a plain capture might show the value of another call."""
+    """Capture at layers. Add a transform only where a plain capture might show the value of the wrong call."""
     count = Counter(name for name, _ in layers)
     note, needs_it = (partial(_note_first, values), _may_skip) if port else (values.note, may_call_itself)
     noted = {id(layer) for name, layer in layers if count[name] > 1 or needs_it(layer)}
@@ -335,7 +335,7 @@ def _captured(layers: list[Pair], port: str, values: LayerValues, keep: str | in
 
 
 def _note_first(values: LayerValues, value: Any, call: Any) -> Any:
-    """Note the first input in the order of the forward's parameters, where they are passed by keyword."""
+    """Record the first input. Inputs passed by keyword are taken in the order of the forward's parameters."""
     names = [] if call.args else [one.name for one in _parameters(call.module)]
     return values.note(next((call.kwargs[name] for name in names if name in call.kwargs), value), call)
 
@@ -345,10 +345,11 @@ def _replaced(network_layers: Layers, port: str, values: Mapping[str, Any]) -> I
     called, others = layers_of(network_layers)
     for name, layer in others:
         if name in values:
-            warn(f"the value for {name!r} is not used: a {type(layer).__name__} is never called where it could be seen")
+            kind = type(layer).__name__
+            warn(f"the value for {name!r} is not used: a {kind} is never called where hookline could see it")
     for name, _ in called:
         if name not in values:
-            raise KeyError(f"no value is given for the layer {name!r}; there are values for {list(values)}")
+            raise KeyError(f"no value was given for the layer {name!r}; there are values for {list(values)}")
     with entered(([name], _patched(name, layer, port, values[name])) for name, layer in called):
         yield
 
@@ -362,7 +363,7 @@ def _patched(name: Any, layer: nn.Module, port: str, value: Any) -> hl.Hooks:
 
 
 def _with_first(name: Any, inputs: dict[str, Any], call: Any) -> dict[str, Any] | None:
-    """Return a layer's inputs with the first that its forward declares in front, also where the call leaves it out."""
+    """Return a layer's inputs starting with the first one that its forward declares, even if the call omits it."""
     if call.args:
         return None
     first = next(iter(_parameters(call.module)), None)
@@ -374,7 +375,7 @@ def _with_first(name: Any, inputs: dict[str, Any], call: Any) -> dict[str, Any] 
 
 
 def _may_skip(layer: nn.Module) -> bool:
-    """Return True if a call may leave out the first parameter of a layer's forward."""
+    """Return True if a call may omit the first parameter of a layer's forward."""
     first = next(iter(_parameters(layer)), None)
     return first is None or first.kind > first.POSITIONAL_OR_KEYWORD or first.default is not first.empty
 
@@ -391,12 +392,12 @@ def _declared_by(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
 def _declared(function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # A builtin, put there as the forward of an instance.
+    except ValueError:  # A builtin was set as the forward of the instance.
         return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
 
 
 def _bind(bound: inspect.BoundArguments, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's inputs with others bound over them, by the names that hookline gives: `*args` is a tuple."""
+    """Return a layer's inputs with other arguments bound over them, by hookline's names: `*args` is a tuple."""
     result = dict(inputs)
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind

@@ -1,4 +1,4 @@
-"""Layers made of functions: Lambda, Sample, and a Sequential that takes functions too."""
+"""Layers made of functions: Lambda, Sample, and a Sequential that also accepts functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Lambda(nn.Module):
-    """A function as a layer, with some of its arguments bound: the positional ones come before the layer's input.
+    """A function as a layer, with some arguments bound. Bound positional arguments come before the layer's input.
 
     >>> import torch
     >>> Lambda(torch.clamp, min=0)
@@ -31,7 +31,7 @@ class Lambda(nn.Module):
 
 
 class Sample(Lambda):
-    """Draws from the distribution that it is given: `rsample()` if `differentiable`, else `sample()`."""
+    """Draws a sample from its input, a distribution: `rsample()` if `differentiable`, else `sample()`."""
 
     def __init__(self, differentiable: bool = False) -> None:
         super().__init__(operator.methodcaller("rsample" if differentiable else "sample"))
@@ -42,7 +42,7 @@ class Sample(Lambda):
 
 
 class Sequential(nn.Sequential):
-    """A chain of modules and functions, named by number, by keyword or by a mapping. The first gets every argument.
+    """A chain of modules and functions, named by number, by keyword or by a mapping. The first one gets all arguments.
 
     >>> Sequential(twice=lambda x: 2 * x, same=nn.Identity())(3)
     6
@@ -66,12 +66,12 @@ class Sequential(nn.Sequential):
 
 
 def _module(one: Any) -> Any:
-    """Make a layer of a function. torch refuses anything that is neither a module nor a function."""
+    """Return a function as a layer, and anything else as it is. torch refuses objects that are not modules."""
     return Lambda(one) if callable(one) and not isinstance(one, nn.Module) else one
 
 
 def _name(function: Any) -> str:
-    """Return the name of a function, as in code."""
+    """Return the name of a function as written in code."""
     if isinstance(function, functools.partial):
         bound = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
         return f"functools.partial({', '.join([_name(function.func), *bound])})"

@@ -22,7 +22,7 @@ from hookline.compat.torch_hook_utils.input_output_hooks import (
     named_modules_of_type,
 )
 
-# The function that each of them calls, which gives the indices too if it is asked to.
+# The function that each layer calls. It also returns the indices if called with return_indices=True.
 FUNCTIONS: dict[type[nn.Module], str] = {
     nn.MaxPool1d: "max_pool1d",
     nn.MaxPool2d: "max_pool2d",
@@ -39,11 +39,11 @@ UNPOOLS = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)
 
 @contextmanager
 def save_maxpool_indices(module_or_modules: nn.Module | Mapping[str, nn.Module]) -> Iterator[Collected]:
-    """Collect the indices of max-pooling layers, by name. The layers return what they did before.
+    """Collect the indices of max-pooling layers by name. The outputs of the layers do not change.
 
-    They are those of the latest forward: of the module that was given, or of a part of it that is called by itself. A
-    layer that runs several times in it has a list of tensors, oldest first. Where layers are given by themselves, in
-    a mapping, each call counts as a forward.
+    The indices are from the latest forward of the given module, or of a part of it that is called directly. A layer
+    that runs several times in that forward has a list of tensors, oldest first. For a mapping of layers, each call of
+    a layer counts as a forward.
     """
     pools = _layers(module_or_modules, tuple(FUNCTIONS))
     whole = module_or_modules if isinstance(module_or_modules, nn.Module) else nn.ModuleList(pool for _, pool in pools)
@@ -66,18 +66,18 @@ def use_indices_in_maxunpool(
     maxpool_indices: MutableMapping[str, Any],
     consume_indices: bool = False,
 ) -> Iterator[None]:
-    """Give each max-unpooling layer the indices of its name, so that it is called with its input alone.
+    """Pass each max-unpooling layer the indices under its name, so that the model calls it with its input alone.
 
-    Of a list, a call gets one that has the shape of its input; of several, what was pooled last is unpooled first, and
-    after the first of them, or when the module that was given is called again, the last again.
+    If there is a list of indices, a call gets those with the shape of its input. If several fit, the last pooled is
+    unpooled first. After the first pooled, and when the given module is called again, this starts over at the last.
 
     Args:
-        consume_indices: Take those that are used out of the mapping, on entering the block.
+        consume_indices: Remove the used indices from the mapping when the block is entered.
     """
     unpools = _layers(module_or_modules, UNPOOLS)
     missing = [repr(name) for name, _ in unpools if name not in maxpool_indices]
     if missing:
-        given = f"; those given are for {', '.join(map(repr, maxpool_indices))}" if maxpool_indices else ""
+        given = f"; there are indices for {', '.join(map(repr, maxpool_indices))}" if maxpool_indices else ""
         warn(f"no indices were given for {', '.join(missing)}{given}")
     take = maxpool_indices.pop if consume_indices else maxpool_indices.__getitem__
     blocks = []
@@ -91,7 +91,7 @@ def use_indices_in_maxunpool(
 
 
 class LatestIndices:
-    """The indices of each pool in the latest forward that it ran in."""
+    """The indices of each pool from the latest forward in which it ran."""
 
     def __init__(self, whole: nn.Module, pools: list[tuple[Any, nn.Module]]) -> None:
         self.indices = Collected()
@@ -103,8 +103,9 @@ class LatestIndices:
         self._forward: object = None
 
     def add(self, name: Any, value: Any, call: Any) -> None:
-        """Add the indices of a call; drop those of an earlier forward of the same pools."""
-        indices = value[1] if isinstance(value, tuple) else call.notes["indices"]  # A block inside this one took them.
+        """Add the indices of a call, and drop those that the same pools have from an earlier forward."""
+        # If the value has no indices, a block inside this one has removed them and stored them in the notes.
+        indices = value[1] if isinstance(value, tuple) else call.notes["indices"]
         running = outermost_call(self._modules)
         if running is None or running.mark is not self._forward:
             self._forward = running and running.mark
@@ -118,7 +119,7 @@ class LatestIndices:
 
 
 class GivenIndices:
-    """The indices for one unpool, or a list of them, and which were used in the current forward."""
+    """The indices for one unpooling layer, or a list of them, and a count of those used in the current forward."""
 
     def __init__(self, whole: object, name: Any, indices: Tensor | list[Tensor]) -> None:
         self._whole = {id(whole)}
@@ -129,13 +130,13 @@ class GivenIndices:
         self._forward: object = None
 
     def __call__(self, inputs: dict[str, Any], call: Any) -> dict[str, Any]:
-        """Return the inputs of the layer, with the indices."""
+        """Return the inputs of the layer with the indices added."""
         given = inputs.get("indices")
         if isinstance(given, Tensor) and given is not call.notes.get(
             "indices"
-        ):  # Otherwise a block around this one gave them.
-            raise AssertionError(f"{self._name!r} was called with indices, but gets those of the block")
-        if not isinstance(given, Tensor):  # Without indices, the second argument is the size.
+        ):  # Otherwise a block around this one added them.
+            raise AssertionError(f"{self._name!r} was called with indices, but gets its indices from the block")
+        if not isinstance(given, Tensor):  # The model passes no indices, so the second argument is the output size.
             inputs = {"output_size": given, **inputs}
         call.notes["indices"] = indices = self._choose(inputs["input"], call.number)
         return {**inputs, "indices": indices}
@@ -162,18 +163,18 @@ class GivenIndices:
 
 
 class Running(NamedTuple):
-    """A call of a module that is running, and an object that only this call has."""
+    """A running call of a module, and an object that is unique to this call."""
 
     module: nn.Module
     mark: object
 
 
 def outermost_call(modules: set[int]) -> Running | None:
-    """Return the outermost running call of these modules, which are given by id."""
+    """Return the outermost running call of any of these modules, given by their ids."""
     found = None
     for held in map(variables, frames_of(CALL)):
         if id(held["self"]) in modules:
-            found = Running(held["self"], held["kwargs"])  # Python makes a new dict for each call.
+            found = Running(held["self"], held["kwargs"])  # Python creates a new dict for each call.
     return found
 
 
@@ -187,7 +188,7 @@ def _layers(given: nn.Module | Mapping[str, nn.Module], kinds: tuple[type[nn.Mod
 
 
 def _function(name: str, pool: nn.Module) -> str:
-    """Return the site of the function that a layer calls: torch calls another one to return indices."""
+    """Return the site of the function that a layer calls. torch calls a different function to return indices."""
     function = next((function for kind, function in FUNCTIONS.items() if isinstance(pool, kind)), "")
     if not function:
         raise hl.HooklineError(f"{name!r} is a {type(pool).__name__}, not a max-pooling layer")
@@ -195,7 +196,7 @@ def _function(name: str, pool: nn.Module) -> str:
 
 
 def _without_indices(value: Any, call: Any) -> Any:
-    """Return the result that the layer would have got by itself."""
+    """Return the result that the layer would have got without `return_indices`."""
     if not isinstance(value, tuple):
         return None
     output, call.notes["indices"] = value

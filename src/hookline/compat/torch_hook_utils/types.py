@@ -1,4 +1,4 @@
-"""A module as annotations see it: what its forward takes, and what it gives."""
+"""A module type for annotations, with the parameters and the result of its forward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OutT_co = TypeVar("OutT_co", covariant=True)
 
 
 class Module(Protocol[P, OutT_co]):
-    """Stands for an `nn.Module` in annotations: `Module[[Tensor], Normal]`. isinstance does not take it."""
+    """An `nn.Module` in annotations: `Module[[Tensor], Normal]`. It can't be used with isinstance."""
 
     def forward(self, *args: P.args, **kwargs: P.kwargs) -> OutT_co: ...
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> OutT_co: ...

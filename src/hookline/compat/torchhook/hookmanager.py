@@ -1,4 +1,4 @@
-"""HookManager: keeps the outputs of some layers, with their gradients, call by call, under a key for each layer."""
+"""HookManager: keeps the outputs of layers and their gradients, call by call, under a key for each layer."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from hookline.compat.torchhook.utils import WIDTH, count_parameters, format_para
 
 
 class WithGradient(NamedTuple):
-    """An output that is kept, or the copy of it that hookline makes when it is overwritten, and how it is read."""
+    """A kept output, or the copy that hookline makes before it is overwritten, and the function that reads it."""
 
     tensor: Tensor
     read: Callable[[Tensor], Tensor]
 
     @classmethod
     def of(cls, output: Tensor) -> Any:
-        """Return an output that has a graph in a `WithGradient`, any other as it is."""
+        """Wrap an output that has a graph in a `WithGradient`. Return any other output as it is."""
         return output if output.grad_fn is None else cls(output, _Gradient(output).read)
 
 
 class _Gradient:
-    """Fills the `.grad` of the copy of an output: torch's own follows the output to what was written there."""
+    """Sets the `.grad` of the copy of an output. torch's `.grad` would be that of the value written over the output."""
 
     def __init__(self, output: Tensor) -> None:
         self._is_wanted = output.retains_grad
         self._output = weakref.ref(output)
         self._copy: Callable[[], Tensor | None] = lambda: (
             None
-        )  # A weak reference: the graph must not hold the copy, which holds the graph.
+        )  # This becomes a weak reference: the copy holds the graph, so the graph must not hold the copy.
         self._came: Tensor | None = None
         output.register_hook(self._take)
 
     def read(self, kept: Tensor) -> Tensor:
-        """Return the kept tensor. If it is a copy, it gets the gradient of the output, now or when that comes."""
+        """Return the kept tensor. If it is a copy, it gets the gradient of the output, now or when it is computed."""
         if kept is not self._output() and kept is not self._copy():
             self._copy = weakref.ref(kept)
             if self._is_wanted:
@@ -67,11 +67,11 @@ Transform = Callable[[Any], Any]
 
 
 class Handle:
-    """Takes one hook off; the manager keeps its features. It keeps neither the manager nor the hook alive."""
+    """Removes one hook; the manager keeps the features. The handle keeps neither the manager nor the hook alive."""
 
     def __init__(self, hooks: hl.Hooks) -> None:
         self._hooks = weakref.ref(hooks)
-        self._is_idle = len(hooks) == 0  # Of a layer that is never called.
+        self._is_idle = len(hooks) == 0  # The layer is never called.
 
     @property
     def is_on(self) -> bool:
@@ -80,7 +80,7 @@ class Handle:
         return hooks is not None and (self._is_idle or len(hooks) > 0)
 
     def remove(self) -> None:
-        """Take the hook off its layer."""
+        """Remove the hook from its layer."""
         self._is_idle = False
         hooks = self._hooks()
         if hooks is not None:
@@ -94,7 +94,7 @@ class Handle:
 
 
 class Feature:
-    """Makes the feature of one call of a layer. The hook on the layer does not keep it alive: see `weakly`."""
+    """Makes a feature from each output of a layer. The hook on the layer does not keep this object alive (`weakly`)."""
 
     def __init__(self, key: str, custom_hook: CustomHook | None, output_transform: Transform | None) -> None:
         self.key = key
@@ -105,7 +105,7 @@ class Feature:
         self._has_warned = False
 
     def __call__(self, output: Any, call: Any) -> Any:
-        """Return the feature, or None if there is none."""
+        """Return the feature of one call, or None if there is none."""
         self.has_run = True
         if self.custom_hook is None and (self.output_transform is None or output is None):
             return self._first(output)
@@ -167,7 +167,7 @@ def _starts_with_tensor(output: Any) -> bool:
 
 
 def _versions(value: Any) -> list[int]:
-    """Return the version of each tensor of an output: it changes when the tensor is written into."""
+    """Return the version of each tensor in an output. A write into the tensor changes its version."""
     if isinstance(value, Tensor):
         return [known_version(value)]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -184,7 +184,7 @@ def _parted(value: Any) -> Any:
         return {key: _parted(part) for key, part in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_parted, value))
-    rebuild = getattr(value, "_make", None)  # Of a named tuple.
+    rebuild = getattr(value, "_make", None)  # A named tuple has this.
     return value if rebuild is None else rebuild(map(_parted, value))
 
 
@@ -212,7 +212,7 @@ class HookManager:
         self.model = model
         self._max_size = max_size
 
-    def __del__(self, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:  # Then `sys` may be gone.
+    def __del__(self, _is_over: Callable[[], bool] = sys.is_finalizing) -> None:  # At exit, `sys` may be gone.
         layers = self._layers.values()
         waiting = [f"'{layer.feature.key}'" for layer in layers if len(layer.hooks) > 0]
         if waiting and not _is_over() and not any(layer.feature.has_run for layer in layers):
@@ -226,9 +226,7 @@ class HookManager:
     @max_size.setter
     def max_size(self, size: int) -> None:
         if self._layers:
-            warn(
-                "max_size counts for the layers that are added from now on; those that are there keep as many as before"
-            )
+            warn("max_size applies to layers that are added from now on; layers added earlier keep their limit")
         self._max_size = size
 
     def register_forward_hook(
@@ -238,11 +236,11 @@ class HookManager:
         custom_hook: CustomHook | None = None,
         output_transform: Transform | None = None,
     ) -> Handle:
-        """Keep what a layer gives, under its name, or that name for a layer given itself.
+        """Keep the outputs of the layer `layer_name`. If `layer` is given, `layer_name` is only the key.
 
         Args:
-            custom_hook: Called as `custom_hook(module, inputs, output)`; the tensor it returns is kept, None is not.
-            output_transform: Called with the output; what it returns is kept, None is not.
+            custom_hook: Called as `custom_hook(module, inputs, output)`. Its result, a tensor, is kept; None is not.
+            output_transform: Called with the output. Its result is kept; None is not.
         """
         _refuse_unless(isinstance(layer_name, str | None), "'layer_name' must be a string or None.", layer_name)
         _refuse_unless(isinstance(layer, nn.Module | None), "'layer' must be an instance of torch.nn.Module or None.")
@@ -266,11 +264,11 @@ class HookManager:
 
     @property
     def features(self) -> dict[str, list[Any]]:
-        """What is kept under each key, oldest first."""
+        """The features under each key, oldest first."""
         return {key: layer.features for key, layer in self._layers.items()}
 
     def get_features(self, key: str) -> list[Any]:
-        """Return what is kept under a key, oldest first."""
+        """Return the features under a key, oldest first."""
         _refuse_unless(isinstance(key, str), "'key' must be a string.")
         if key not in self._layers:
             raise ValueError(f"No hook registered with key '{key}'.")
@@ -283,7 +281,7 @@ class HookManager:
     get = get_features
 
     def get_all(self) -> dict[str, list[Any]]:
-        """Return what is kept under each key, oldest first."""
+        """Return the features under each key, oldest first."""
         return self.features
 
     def get_keys(self) -> list[str]:
@@ -291,24 +289,24 @@ class HookManager:
         return list(self.hooks)
 
     def remove(self, key: str) -> None:
-        """Take the hook of a key off its layer, and forget its features."""
+        """Remove the hook of a key from its layer, and drop its features."""
         _refuse_unless(isinstance(key, str), "'key' must be a string.")
         if key not in self._layers:
             raise ValueError(f"No hook or features found for key '{key}'.")
         self._layers.pop(key).handle.remove()
 
     def clear_hooks(self) -> None:
-        """Take every hook off the model, and forget all features."""
+        """Remove every hook from the model, and drop all features."""
         self._take_off()
         self._layers.clear()
 
     def clear_features(self) -> None:
-        """Forget all features; the hooks go on."""
+        """Drop all features. The hooks stay."""
         for layer in self._layers.values():
             layer.hooks.cache.clear()
 
     def summary(self) -> None:
-        """Print the keys with how many features each has, and of which shape."""
+        """Print the keys with the number of features and their shape."""
         print(self)  # noqa: T201
 
     def __enter__(self) -> HookManager:
@@ -366,7 +364,7 @@ class HookManager:
             pass
         try:
             hl.sites(self.model, name)
-        except hl.SiteError as near:  # It names those that are near.
+        except hl.SiteError as near:  # Its message lists similar names.
             raise missing from near
         raise missing
 
@@ -379,7 +377,7 @@ class HookManager:
 
 
 class _Layer(NamedTuple):
-    """What a manager has of one key."""
+    """The hooks, the feature function and the handle of one key."""
 
     hooks: hl.Hooks
     feature: Feature
@@ -405,7 +403,7 @@ def _refuse_unless(is_right: bool, message: str, given: object = None) -> None:
 
 
 def _type_error(message: str, hint: str) -> TypeError:
-    """Return an error with the message of the original, and what to do as a note."""
+    """Return an error with the original's message, and with the hint as a note."""
     error = TypeError(message)
     if hint and hasattr(error, "add_note"):  # Python 3.11.
         error.add_note(f"hookline: {hint}")

@@ -1,4 +1,4 @@
-"""How many parameters a model has, in all and layer by layer."""
+"""Count the parameters of a model, in total and layer by layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ WIDTH = 80
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
-    """Count the parameters of a model; shared ones once."""
+    """Count the parameters of a model. Shared parameters count once."""
     _refuse_other(model)
     return _count(model, trainable_only, recurse=True)
 
 
 def format_parameter_count(count: float, precision: int = 2) -> str:
-    """Write a count with a unit.
+    """Format a count with a unit.
 
     >>> format_parameter_count(11_689_512), format_parameter_count(999, precision=0)
     ('11.69 M', '999 ')
@@ -32,10 +32,10 @@ def format_parameter_count(count: float, precision: int = 2) -> str:
 def get_layerwise_parameter_count(
     model: nn.Module, max_depth: int = -1, trainable_only: bool = False
 ) -> dict[str, int]:
-    """Count the parameters that each layer holds itself, without those of the layers in it.
+    """Count the parameters of each layer, without those of the layers inside it.
 
     Args:
-        max_depth: How many levels below the top ones; -1 for all.
+        max_depth: The number of levels below the top layers to include; -1 for all.
     """
     _refuse_other(model)
     return {name: _count(layer, trainable_only, recurse=False) for name, layer in _below(model, max_depth)}
@@ -70,7 +70,7 @@ def _count(module: nn.Module, trainable_only: bool, recurse: bool) -> int:
 
 
 def _below(module: nn.Module, max_depth: int, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Return the layers below one, parents first. A shared layer comes once for each parent."""
+    """Yield the layers inside a module, parents first. A shared layer comes once for each parent."""
     for name, child in module.named_children():
         path = prefix + name
         if max_depth != -1 and path.count(".") > max_depth:

@@ -1,4 +1,4 @@
-"""ModuleTracker: keep what modules are given and give, and the gradients of both, over many passes."""
+"""ModuleTracker: keep the inputs and outputs of modules, and the gradients of both, over many passes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def check_vars(given: Iterable[str], valid_vars: Sequence[str] = ALL_VARS) -> No
 def validate_vars(
     var_idx: int = 0, multiple: bool = False, keyword: str | None = None, valid_vars: Sequence[str] = ALL_VARS
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Let a function check its variables first: one argument, all from there on (`multiple`), or a keyword's."""
+    """Decorate a function so that it first checks its variables.
+
+    The variables are the argument at `var_idx`, all arguments from there on (`multiple`), or those of `keyword`.
+    """
 
     def wrap(fn: Callable[..., T]) -> Callable[..., T]:
         @wraps(fn)
@@ -81,7 +84,7 @@ def validate_vars(
 
 
 class TrackingProtocol(Protocol):
-    """What a tracker keeps: these variables, of every n-th pass (`record_every`), the latest few (`buffer_len`)."""
+    """The settings of a tracker: which variables, of every n-th pass (`record_every`), and how many (`buffer_len`)."""
 
     DEFAULT_PROTOCOL = DEFAULT_TRACKING_PROTOCOL
 
@@ -102,7 +105,7 @@ class TrackingProtocol(Protocol):
             self.add_from_namespace(namespace)
         for var in ALL_VARS:
             self[f"track_{var}"] = self[f"track_{var}"] and (not vars_ or var in vars_)
-            if record_every:  # 0 is none, as in the original.
+            if record_every:  # 0 means None, as in the original.
                 self[f"record_every_{var}"] = record_every
             if buffer_len:
                 self[f"buffer_len_{var}"] = buffer_len
@@ -137,28 +140,28 @@ class ModuleTracker:
         self._name_of = {module: name for name, module in self.modules.items()}
         self._last = "backward_hook" if self.protocol.track_backward else "forward_hook"
         self._passes: dict[tuple[str, str], int] = {}
-        # Functions that don't hold the tracker: its hooks go with it and its manager; in one that is shared they stay,
-        # and do nothing.
+        # These functions don't keep the tracker alive. Its own manager is freed with it, and so are the hooks. In a
+        # shared manager the hooks stay and do nothing.
         self._functions: dict[str, Callable[..., None]] = {}
         self.register_all()
 
     @property
     def pass_count(self) -> int:
-        """How many passes have gone through every module since tracking began."""
+        """The number of passes that have gone through every module since tracking began."""
         return min((self._passes.get((self._last, name), 0) for name in self.modules), default=0)
 
     @property
     def modules_passed(self) -> dict[str, bool]:
-        """Which modules the pass that is under way has gone through."""
+        """True for each module that the current pass has gone through."""
         passes = self.pass_count
         return {name: self._passes.get((self._last, name), 0) > passes for name in self.modules}
 
     def forward_hook(self, module: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        """Keep what a module is given and gives."""
+        """Keep the inputs and outputs of a module."""
         self._keep("forward_hook", module, inp=inputs, out=outputs)
 
     def backward_hook(self, module: nn.Module, grad_in: tuple[Any, ...], grad_out: tuple[Any, ...]) -> None:
-        """Keep the gradients of what a module is given and gives."""
+        """Keep the gradients of the inputs and outputs of a module."""
         self._keep("backward_hook", module, inp_grad=grad_in, out_grad=grad_out)
 
     def register_forward(self) -> None:
@@ -170,7 +173,7 @@ class ModuleTracker:
         self._register("backward_hook")
 
     def register_all(self) -> None:
-        """Register what the protocol needs."""
+        """Register the hooks that the protocol needs."""
         if self.protocol.track_forward:
             self.register_forward()
         if self.protocol.track_backward:
@@ -178,7 +181,7 @@ class ModuleTracker:
 
     @validate_vars(keyword="vars_")
     def clear_data_buffer_module(self, *module_names: str, vars_: Sequence[str] | None = None) -> None:
-        """Forget what was kept of these modules."""
+        """Drop the values of these modules."""
         chosen = ALL_VARS if vars_ is None else [vars_] if isinstance(vars_, str) else vars_
         for name in module_names:
             for var, kept in self.data_buffer[name].items():
@@ -186,32 +189,32 @@ class ModuleTracker:
                     kept.clear()
 
     def clear_data_buffer_all(self, vars_: Sequence[str] | None = None) -> None:
-        """Forget what was kept of all modules."""
+        """Drop the values of all modules."""
         self.clear_data_buffer_module(*self.modules, vars_=vars_)
 
     def gather_module_var(self, module_name: str, var: str) -> Tensor:
-        """Return what was kept of one variable of one module, joined along the first dimension."""
+        """Return the values of one variable of one module, joined along the first dimension."""
         check_vars([var])
         kept = self.data_buffer[module_name][var]
         if not kept:
-            raise ValueError(f"nothing was kept of '{var}' of module '{module_name}': run it inside track()")
+            raise ValueError(f"no values of '{var}' were kept for module '{module_name}': run it inside track()")
         return torch.cat(kept)
 
     def gather_module(self, module_name: str) -> dict[str, Tensor]:
-        """Return what was kept of each variable of one module; an empty tensor for nothing."""
+        """Return the values of each variable of one module, with an empty tensor for a variable without values."""
         kept = self.data_buffer[module_name]
         return {var: torch.cat(values) if values else torch.empty(0) for var, values in kept.items()}
 
     def gather_var(self, var_name: str) -> dict[str, Tensor]:
-        """Return what was kept of one variable of each module."""
+        """Return the values of one variable of each module."""
         return {name: self.gather_module_var(name, var_name) for name in self.modules}
 
     def gather(self) -> dict[str, dict[str, Tensor]]:
-        """Return all that was kept."""
+        """Return all values, by module and variable."""
         return {name: self.gather_module(name) for name in self.modules}
 
     def track(self, clear_on_exit: bool = True) -> CustomContext:
-        """Return a context in which values are kept; it begins and ends with nothing kept if `clear_on_exit`."""
+        """Return a context in which values are kept. With `clear_on_exit`, entering and leaving it drop all values."""
         clears = [self.clear_data_buffer_all] if clear_on_exit else []
         return self.hook_manager.hook_module_context(
             *self.modules.values(),
@@ -226,7 +229,7 @@ class ModuleTracker:
         network: nn.Module | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
-        """Keep the variables of a pass over a loader; gradients are those of the cross entropy."""
+        """Keep the variables of a pass over a loader. The gradients are those of a cross entropy loss."""
         network = self.network if network is None else network
         if network is None:
             raise AssertionError("network must be passed to aggregate_vars if one was not passed to __init__")
@@ -241,7 +244,7 @@ class ModuleTracker:
         device: torch.device | str | int | None = None,
         clear: bool = True,
     ) -> dict[str, dict[str, Tensor]]:
-        """Return what is kept after a pass over a loader, and forget it if `clear`."""
+        """Run a pass over a loader and return all values. With `clear`, drop them afterwards."""
         self.collect_vars(dataloader, network, device)
         gathered = self.gather()
         if clear:
@@ -270,7 +273,7 @@ class ModuleTracker:
             warn(f"{var} of module {name} is not kept: it is not a tensor but {type(value).__name__}")
             return
         kept, length = self.data_buffer[name][var], self.protocol[f"buffer_len_{var}"]
-        kept.append(value.detach().to("cpu", copy=True))  # The model may write into its own.
+        kept.append(value.detach().to("cpu", copy=True))  # The model may overwrite its tensor.
         if len(kept) > length:
             del kept[0]
             warn(
