@@ -1,7 +1,7 @@
-"""What torch allocates on the CPU, to the byte: the allocator itself says so, to torch's profiler.
+"""Measure what torch allocates on the CPU, to the byte, as its allocator reports it to torch's profiler.
 
-So memory that is shared copy-on-write counts when it is copied, not before, and nothing that Python or the operating
-system do is in the figures. (`ru_maxrss` is in pages and never falls; `tracemalloc` does not see tensors at all.)
+Memory that is shared copy-on-write counts only once it is copied, and the figures leave out everything that Python and
+the operating system allocate. (`ru_maxrss` is in pages and never falls; `tracemalloc` does not see tensors at all.)
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Bytes(NamedTuple):
-    """Bytes beyond those that were there before."""
+    """Bytes in addition to those allocated before the run."""
 
     peak: int
-    left: int  # While what was returned is still held.
+    left: int  # At the end, while the result is still held.
 
 
 def allocated_by(run: Callable[[], object]) -> Bytes:
-    """Run something and return what it allocated."""
+    """Call `run` and return the bytes it allocated."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
         held = run()

@@ -1,4 +1,4 @@
-"""What hookline is measured against: a model that is all overhead, and hooks on it without hookline."""
+"""The baseline for hookline: a model that is almost all overhead, and hooks on it written without hookline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEPTH = usual(200, quick=10)
 
 
 def model_of(depth: int) -> nn.Sequential:
-    """`depth` small linear layers with a ReLU after each: all overhead, little work."""
+    """Return `depth` small linear layers with a ReLU after each: almost all overhead, little computation."""
     layers: list[nn.Module] = []
     for _ in range(depth):
         layers += [nn.Linear(16, 16), nn.ReLU()]
@@ -27,7 +27,7 @@ def linear_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def raw_hooks(model: nn.Module, kept: dict[str, Tensor], detach: bool = True) -> list[RemovableHandle]:
-    """Store the output of every linear layer with torch's own hooks, as tutorials do; or as it is, graph and all."""
+    """Store the output of every linear layer with torch's hooks, as tutorials do. Without `detach`, keep its graph."""
 
     def keeper(name: str) -> Callable[..., None]:
         def keep(_module: nn.Module, _args: object, output: Tensor) -> None:
@@ -42,9 +42,9 @@ def raw_hooks(model: nn.Module, kept: dict[str, Tensor], detach: bool = True) ->
 
 
 def shadow(model: nn.Module, kept: dict[str, Tensor]) -> list[nn.Module]:
-    """Store the output of every linear layer by hand, in a forward on the instance: no way in Python is shorter.
+    """Store the output of every linear layer by replacing `forward` on the instance.
 
-    No threads, no errors, no copies, no compiled graphs, no call numbers: the limit.
+    This is the least work that Python allows. It ignores threads, errors, copies, compiled graphs and call numbers.
     """
 
     def forward_of(name: str, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -67,7 +67,7 @@ def unshadow(modules: list[nn.Module]) -> None:
 
 
 def gpt(width: int) -> nn.Module:
-    """A GPT-2 of 12 layers whose attention makes its pattern."""
+    """Return a GPT-2 with 12 layers whose attention computes its pattern explicitly."""
     from transformers import GPT2Config, GPT2Model
 
     config = GPT2Config(n_embd=width, n_head=width // 16, n_layer=12, vocab_size=100, bos_token_id=0, eos_token_id=0)
@@ -80,7 +80,7 @@ class Enough(BaseException):
 
 
 def stop_raw(module: nn.Module) -> RemovableHandle:
-    """End the forward at a module with torch's own hooks; the caller catches `Enough`."""
+    """End the forward at a module with a torch hook. The caller catches `Enough`."""
 
     def leave(*_: object) -> None:
         raise Enough
@@ -89,5 +89,5 @@ def stop_raw(module: nn.Module) -> RemovableHandle:
 
 
 def sample() -> Tensor:
-    """One row: the smallest batch."""
+    """Return one row, the smallest batch."""
     return torch.randn(1, 16)

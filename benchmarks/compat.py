@@ -1,4 +1,4 @@
-"""What the older libraries' names cost on hookline: beside torch's own hooks, and beside hookline's own words.
+"""Cost of the older libraries in hookline.compat, compared with torch's hooks and with hookline's own functions.
 
 python benchmarks/compat.py            prints the table and writes it to benchmarks/compat.txt
 """
@@ -25,7 +25,7 @@ DEPTH = usual(100, quick=10)
 
 
 def one_shot() -> dict[str, list[float]]:
-    """Hook, run, unhook."""
+    """Compare hooking, running and unhooking."""
     model, x = model_of(DEPTH), sample()
     names = [name for name, _ in named_modules_of_type(model, nn.Linear)]
 

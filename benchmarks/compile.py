@@ -1,4 +1,4 @@
-"""What hooks cost on a compiled model, and what makes torch compile again.
+"""Cost of hooks on a compiled model, and what makes torch recompile.
 
 python benchmarks/compile.py            prints the tables and writes them to benchmarks/compile.txt
 """
@@ -26,7 +26,7 @@ import hookline as hl
 
 DEPTH = 6
 TIMES = usual(100, 10)
-uncompiled: list[str] = []  # What ran in Python, and not in a graph.
+uncompiled: list[str] = []  # One entry for each block that ran in Python instead of in a graph.
 
 
 class Block(nn.Module):
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 
 def transformer(width: int, depth: int) -> Transformer:
-    """Make a model of a class and code of its own: torch keeps graphs by code, and would try those of the others."""
+    """Return a model with its own class and code: torch caches graphs per code object, so models would share them."""
     code = Transformer.forward.__code__
     own = FunctionType(code.replace(co_filename=f"{code.co_filename}.{next(_numbers)}"), globals())
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ Setting = Callable[[Transformer], object]
 
 
 def raw_capture(copies: bool) -> Setting:
-    """Store the output of every block with torch's own hooks, registered before compiling: torch sees no others."""
+    """Store the output of every block with torch hooks, registered before compiling: torch ignores later hooks."""
 
     def register(model: Transformer) -> dict[int, Tensor]:
         kept: dict[int, Tensor] = {}
@@ -96,7 +96,7 @@ def raw_capture(copies: bool) -> Setting:
 
 
 def raw_patch(model: Transformer) -> None:
-    """Put zeros in the place of one word, after one block."""
+    """Replace one word by zeros after one block."""
 
     def put(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         output = output.clone()
@@ -107,7 +107,7 @@ def raw_patch(model: Transformer) -> None:
 
 
 def hooks(hook: Callable[[hl.Hooks], object]) -> Setting:
-    """Add hooks that stay."""
+    """Return a setting that adds hooks and leaves them on."""
 
     def add(model: Transformer) -> hl.Hooks:
         made = hl.Hooks(model)
@@ -118,7 +118,7 @@ def hooks(hook: Callable[[hl.Hooks], object]) -> Setting:
 
 
 def costs(width: int, words: int) -> str:
-    """Forwards of a compiled model after warm-up, each contender on a model of its own."""
+    """Time forwards of a compiled model after warm-up, each contender on its own model."""
     ids = torch.randint(256, (1, words))
     settings: dict[str, Setting] = {
         "compiled, bare": lambda model: None,
@@ -156,7 +156,7 @@ def costs(width: int, words: int) -> str:
 
 
 class Trial:
-    """A small compiled model that counts its graphs."""
+    """A small compiled model that counts how often torch compiles it."""
 
     def __init__(self, depth: int = 4, blocks_only: bool = False, **options: Any) -> None:
         torch._dynamo.reset()
@@ -172,7 +172,7 @@ class Trial:
         counters.clear()
 
     def count(self, event: Callable[[Trial], object]) -> tuple[int, int, int]:
-        """Return how many graphs were made, how often one broke, and how many blocks ran in Python."""
+        """Return how many graphs and graph breaks an event caused, and how many blocks ran in Python."""
         before = self.backend.frame_count
         counters["graph_break"].clear()
         uncompiled.clear()
@@ -181,7 +181,7 @@ class Trial:
 
 
 def again(block: Callable[[Trial, int], hl.Hooks], times: int = TIMES) -> Callable[[Trial], None]:
-    """Enter a block, call the model, leave it, call the model; many times."""
+    """Return an event that enters a block, calls the model, leaves the block and calls the model, many times."""
 
     def event(trial: Trial) -> None:
         for time in range(times):
@@ -279,7 +279,7 @@ EVENTS: list[tuple[str, Callable[[Trial], None], dict[str, Any]]] = [
 
 
 def recompiles() -> str:
-    """What makes dynamo compile again."""
+    """Return a table of the events that make dynamo compile again."""
     columns = ("", "graphs made", "graph breaks", "blocks run uncompiled")
     title = "what torch compiles, and when; where the model had run bare before, that graph is not counted"
     lines = [title, "{:44s} {:>11s} {:>12s} {:>21s}".format(*columns)]
@@ -300,7 +300,7 @@ def tables() -> Iterator[str]:
     torch._dynamo.reset()
     if not any(map(shutil.which, ("gcc", "c++", "clang"))):
         yield "costs: not measured, inductor found no C++ compiler here\n"
-    elif not QUICK:  # A minute or more of compiling.
+    elif not QUICK:  # Compiling takes a minute or more.
         for width, words in ((128, 64), (384, 128)):
             yield costs(width, words)
 

@@ -1,8 +1,8 @@
-"""The same rows in several formats, each written and read in the way that its own documentation recommends.
+"""The same rows in several formats, each written and read as the format's documentation recommends.
 
-A format is a class with `write(folder, batches)` and, on a folder that was written, `gather(rows)`, `sequence(...)` and
-`scan()`, which give torch tensors of bfloat16. Those without bfloat16 hold its bits. Files are of about 50 MB; for whom
-does not wait for the disk, every file is waited for at the end.
+A format is a class with `write(folder, batches)`. Once a folder is written, an instance has `gather(rows)`,
+`sequence(...)` and `scan()`, which return bfloat16 tensors. A format without bfloat16 stores its bits as integers. A
+file has about 50 MB. If a format does not wait for the disk, `write` waits for every file at the end.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from hookline._store.storage import open_storage
 from hookline._store.writer import Unit, begin
 
 WIDTH = 768
-SHARD = 32768  # Rows in a file, at least.
-PIECE = 8192  # Rows at a time in a scan.
+SHARD = 32768  # The least number of rows in a file.
+PIECE = 8192  # The number of rows that a scan returns at a time.
 
 
 class Format(Protocol):
-    """One way to keep rows."""
+    """One way to store rows."""
 
     needs: tuple[str, ...]
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """Write batches of sequences; all is on disk when this returns."""
+        """Write batches of sequences. Everything is on disk when this returns."""
 
     def __init__(self, folder: Path) -> None: ...
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return any rows."""
+        """Return the rows with these numbers."""
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
         """Return the rows of one sequence."""
@@ -74,18 +74,18 @@ def wait_for(folder: Path) -> None:
 
 
 def installed(format: type[Format]) -> bool:
-    """Whether a format's packages are here."""
+    """Return True if the packages that a format needs are installed."""
     return all(importlib.util.find_spec(name) is not None for name in format.needs)
 
 
 class Store:
-    """hookline's own: streamed batch by batch."""
+    """hookline's store, streamed batch by batch."""
 
     needs = ()
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """Write as a harvest does: each batch when it comes, one unit after the other."""
+        """Write as a harvest does: batch by batch, one unit after the other."""
         groups = list(shards(batches))
         root = open_storage(folder)
         manifest = begin(root, Manifest({}, (Array("h", torch.bfloat16, (WIDTH,)),), len(groups)))
@@ -102,20 +102,20 @@ class Store:
         self.rows = self.store["h"]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """By number."""
+        """Take rows by number."""
         return self.rows[rows]
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
-        """By sample."""
+        """Take the rows of a sample."""
         return self.store.rows("h", sample=number)
 
     def scan(self) -> Iterator[Tensor]:
-        """A few megabytes at a time."""
+        """Return a few megabytes at a time."""
         return self.rows.scan(PIECE * WIDTH * 2)
 
 
 class Sharded:
-    """Files of an array each, mapped: what npy and torch.save have in common."""
+    """Memory-mapped files with one array each: the common part of npy and torch.save."""
 
     arrays: list[Tensor]
 
@@ -130,7 +130,7 @@ class Sharded:
         raise NotImplementedError
 
     def gather(self, rows: Tensor) -> Tensor:
-        """One selection of each file."""
+        """Select once from each file."""
         result = torch.empty(len(rows), WIDTH, dtype=torch.bfloat16)
         files = torch.searchsorted(self.bounds, rows, right=True) - 1
         for file in files.unique().tolist():
@@ -139,13 +139,13 @@ class Sharded:
         return result
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
-        """A slice: no sequence is in two files."""
+        """Return a slice: a sequence is never split over two files."""
         file = int(torch.searchsorted(self.bounds, begin, right=True)) - 1
         offset = int(self.bounds[file])
         return self.arrays[file][begin - offset : end - offset].clone()
 
     def scan(self) -> Iterator[Tensor]:
-        """File by file, each mapped when its turn comes."""
+        """Return the rows file by file, and map each file only when it is reached."""
         for path in self.paths:
             yield from self.load(path).split(PIECE)
 
@@ -157,7 +157,7 @@ class Npy(Sharded):
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """One file for each group."""
+        """Write one file for each group."""
         import numpy
 
         for number, group in enumerate(shards(batches)):
@@ -168,18 +168,18 @@ class Npy(Sharded):
 
     @staticmethod
     def load(path: Path) -> Tensor:
-        """Map one file; "c" lets torch have it without a warning that it can't be written to."""
+        """Map one file. Mode "c" avoids torch's warning about arrays that can't be written to."""
         import numpy
 
         return torch.from_numpy(numpy.load(path, mmap_mode="c")).view(torch.bfloat16)
 
 
 class CheckedNpy(Npy):
-    """The same, with a checksum of each file, as the store has."""
+    """npy files with a checksum of each file, as in the store."""
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """Write, and write down the checksums."""
+        """Write the files and their checksums."""
         import numpy
 
         sums = []
@@ -200,7 +200,7 @@ class Pt(Sharded):
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """One file for each group."""
+        """Write one file for each group."""
         for number, group in enumerate(shards(batches)):
             with open(folder / f"{number:06d}.pt", "wb") as file:
                 torch.save(joined(group), file)
@@ -215,7 +215,7 @@ class Pt(Sharded):
 
 
 def table_of(group: list[list[Tensor]], as_bytes: bool = False) -> Any:
-    """Return rows as a table of Arrow's, sharing their memory."""
+    """Return rows as an Arrow table that shares their memory."""
     import pyarrow
 
     rows = joined(group)
@@ -229,7 +229,7 @@ def table_of(group: list[list[Tensor]], as_bytes: bool = False) -> Any:
 
 
 def tensor_of(column: Any) -> Tensor:
-    """Return a column as rows; copied only if it is in several pieces."""
+    """Return a column as rows. It is copied only if it has several chunks."""
     import numpy
     import pyarrow
 
@@ -241,16 +241,17 @@ def tensor_of(column: Any) -> Tensor:
 
 
 class Parquet:
-    """pyarrow's writer, and its datasets for reading. A row is its bytes: Parquet's integers take four at least.
+    """pyarrow's Parquet writer, and its datasets for reading.
 
-    No compression: zstd would be 0.8 of the size and slower.
+    A row is stored as bytes, because Parquet's integers take at least four bytes. There is no compression: with zstd
+    the files would have 0.8 of the size and be slower.
     """
 
     needs = ("pyarrow",)
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """One file for each group, in row groups of a few megabytes."""
+        """Write one file for each group, in row groups of a few megabytes."""
         from pyarrow import parquet
 
         for number, group in enumerate(shards(batches)):
@@ -265,28 +266,28 @@ class Parquet:
         self.dataset = pyarrow.dataset.dataset(folder)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """By number; `take` wants no order."""
+        """Take rows by number. `take` accepts them in any order."""
         import pyarrow
 
         return tensor_of(self.dataset.take(pyarrow.array(rows.numpy()))["h"])
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
-        """The same."""
+        """Take the rows of a sequence by number."""
         return self.gather(torch.arange(begin, end))
 
     def scan(self) -> Iterator[Tensor]:
-        """In batches."""
+        """Return the rows batch by batch."""
         return (tensor_of(batch["h"]) for batch in self.dataset.to_batches(batch_size=PIECE))
 
 
 class Datasets:
-    """Hugging Face: its ArrowWriter, and the format "arrow" for reading."""
+    """Hugging Face's ArrowWriter, and the format "arrow" for reading."""
 
     needs = ("datasets", "pyarrow")
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """One file for each group."""
+        """Write one file for each group."""
         from datasets.arrow_writer import ArrowWriter
 
         for number, group in enumerate(shards(batches)):
@@ -302,26 +303,26 @@ class Datasets:
         self.dataset = datasets.concatenate_datasets(found).with_format("arrow")
 
     def gather(self, rows: Tensor) -> Tensor:
-        """By a list of numbers."""
+        """Take rows by a list of numbers."""
         return tensor_of(self.dataset[rows.tolist()]["h"])
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
-        """By a slice."""
+        """Return a slice."""
         return tensor_of(self.dataset[begin:end]["h"]).clone()
 
     def scan(self) -> Iterator[Tensor]:
-        """In batches."""
+        """Return the rows batch by batch."""
         return (tensor_of(batch["h"]) for batch in self.dataset.iter(batch_size=PIECE))
 
 
 class Lance:
-    """Lance: a dataset of versions, written from a reader."""
+    """A Lance dataset, written from a record batch reader."""
 
     needs = ("lance", "pyarrow")
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """In one call, batch by batch."""
+        """Write everything in one call that reads batch by batch."""
         import lance
         import pyarrow
 
@@ -338,26 +339,26 @@ class Lance:
         self.dataset = lance.dataset(folder / "rows.lance")
 
     def gather(self, rows: Tensor) -> Tensor:
-        """By a list of numbers."""
+        """Take rows by a list of numbers."""
         return tensor_of(self.dataset.take(rows.tolist())["h"])
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
-        """The same."""
+        """Take the rows of a sequence by number."""
         return tensor_of(self.dataset.take(list(range(begin, end)))["h"])
 
     def scan(self) -> Iterator[Tensor]:
-        """In batches."""
+        """Return the rows batch by batch."""
         return (tensor_of(batch["h"]) for batch in self.dataset.to_batches(batch_size=PIECE))
 
 
 class Zarr:
-    """zarr 3: one array, in chunks of 1.5 MB without compression: of those that were tried, the best to gather from."""
+    """One zarr 3 array in chunks of 1.5 MB without compression, the fastest of the tried settings for gathering."""
 
     needs = ("zarr",)
 
     @staticmethod
     def write(folder: Path, batches: list[list[Tensor]]) -> None:
-        """Many chunks at a time, none of them twice."""
+        """Write many chunks at a time, and each chunk once."""
         import zarr
 
         rows = sum(len(one) for batch in batches for one in batch)
@@ -376,15 +377,15 @@ class Zarr:
         self.array = zarr.open_array(folder / "rows.zarr", mode="r")
 
     def gather(self, rows: Tensor) -> Tensor:
-        """By orthogonal indexing."""
+        """Take rows by orthogonal indexing."""
         return torch.from_numpy(self.array.oindex[rows.numpy()]).view(torch.bfloat16)
 
     def sequence(self, number: int, begin: int, end: int) -> Tensor:
-        """By a slice."""
+        """Return a slice."""
         return torch.from_numpy(self.array[begin:end]).view(torch.bfloat16)
 
     def scan(self) -> Iterator[Tensor]:
-        """In slices."""
+        """Return the rows slice by slice."""
         for start in range(0, self.array.shape[0], PIECE):
             yield torch.from_numpy(self.array[start : start + PIECE]).view(torch.bfloat16)
 

@@ -1,4 +1,4 @@
-"""What gradients cost: values and their gradients in a forward and backward, beside torch's own hooks.
+"""Cost of capturing values and their gradients in a forward and backward, compared with torch's hooks.
 
 python benchmarks/gradients.py            prints the tables and writes them to benchmarks/gradients.txt
 """
@@ -23,12 +23,12 @@ Attach = Callable[[nn.Module], list[RemovableHandle]]
 
 BOTH = (nn.Linear, (nn.Linear, ":grad_output"))
 
-_kept: list[object] = []  # Hooks that nobody holds are taken off.
+_kept: list[object] = []  # Hooks are removed when they are garbage-collected.
 
 
 def step(model: nn.Module) -> Run:
-    """Return a forward and backward of a model."""
-    x = sample().requires_grad_()  # So that every module has a gradient to its input.
+    """Return a function that runs a forward and backward of a model."""
+    x = sample().requires_grad_()  # Every module then gets a gradient for its input.
 
     def run() -> None:
         model(x).sum().backward()
@@ -38,7 +38,7 @@ def step(model: nn.Module) -> Run:
 
 
 def tensor_hooks(model: nn.Module) -> list[RemovableHandle]:
-    """Store each output, and its gradient by a hook on the tensor."""
+    """Store each output, and its gradient with a hook on the tensor."""
     values: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}
 
@@ -56,7 +56,7 @@ def tensor_hooks(model: nn.Module) -> list[RemovableHandle]:
 
 
 def backward_hooks(model: nn.Module) -> list[RemovableHandle]:
-    """Store each output, and its gradient by torch's own hook on the module."""
+    """Store each output, and its gradient with torch's full backward hook on the module."""
     gradients: dict[str, Tensor] = {}
 
     def keeper(name: str) -> Callable[..., None]:
@@ -70,7 +70,7 @@ def backward_hooks(model: nn.Module) -> list[RemovableHandle]:
 
 
 def retained(model: nn.Module) -> list[RemovableHandle]:
-    """Store each output with its graph, and let it keep its gradient."""
+    """Store each output with its graph, and keep its gradient with `retain_grad`."""
     values: dict[str, Tensor] = {}
 
     def keeper(name: str) -> Callable[..., None]:
@@ -97,7 +97,7 @@ def with_hookline(*where: object) -> Run:
 
 
 def attached() -> dict[str, list[float]]:
-    """Hooks that are there already."""
+    """Compare hooks that stay attached."""
     return compare(
         {
             "bare": step(model_of(DEPTH)),
@@ -116,7 +116,7 @@ def attached() -> dict[str, list[float]]:
 
 
 def one_shot() -> dict[str, list[float]]:
-    """Attach, run forward and backward, detach."""
+    """Compare attaching, running forward and backward, and detaching."""
     model = model_of(DEPTH)
     run = step(model)
 

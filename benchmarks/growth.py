@@ -1,10 +1,10 @@
-"""How the cost grows with the number of hooks, modules and calls: a straight line in every case, or it says so.
+"""Growth of the cost with the number of hooks, modules and calls. Cases that grow faster than linearly are reported.
 
 python benchmarks/growth.py            prints the table and writes it to benchmarks/growth.txt
 
-Time is taken for sizes that double, and log(time) is fitted against log(size). The slope is the exponent: 1 is linear,
-2 quadratic; fixed costs make it smaller. The last two columns are microseconds for each item, at the smallest size and
-at the largest: where these agree no fit is needed.
+Each case is timed at growing sizes, and log(time) is fitted against log(size). The slope is the exponent: 1 is linear,
+2 is quadratic, and fixed costs make it smaller. The last two columns are microseconds per item at the smallest and the
+largest size. Where these agree, the growth is linear and no fit is needed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Run = Callable[[], object]
 HOOKS = (25, 50, 100, 200, 400, 800, 1600)
 CALLS = (100, 200, 400, 800, 1600, 3200, 6400)
 MODULES = (100, 400, 1600, 6400, 20_000)
-SECONDS = 1.5  # For each case, unless one round takes longer.
-LINEAR = 1.1  # No exponent should be above this.
+SECONDS = 1.5  # The time for each case, unless one round takes longer.
+LINEAR = 1.1  # A case with a larger exponent is reported.
 
 
 class Growth(NamedTuple):
-    """What was found: the slope and the quality of the fit, and the seconds at each size."""
+    """The slope and the quality of the fit, and the seconds at each size."""
 
     exponent: float
     r_squared: float
@@ -47,7 +47,7 @@ class Growth(NamedTuple):
 
 
 def fit(seconds: dict[int, float]) -> Growth:
-    """Fit a line to the logarithms, by least squares."""
+    """Fit a line to the logarithms by least squares."""
     xs, ys = [math.log(size) for size in seconds], [math.log(taken) for taken in seconds.values()]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     xx, yy = sum((one - x) ** 2 for one in xs), sum((one - y) ** 2 for one in ys)
@@ -56,7 +56,7 @@ def fit(seconds: dict[int, float]) -> Growth:
 
 
 def grow(prepare: Callable[[int], Run], sizes: tuple[int, ...]) -> Growth:
-    """Time every size in turn, round after round; the best of each."""
+    """Time every size in turn, round after round, and fit the best time of each."""
     runs = {size: prepare(size) for size in (sizes[:3] if QUICK else sizes)}
     best = {size: best_of(run, 1) for size, run in runs.items()}
     gc.collect()
@@ -68,7 +68,7 @@ def grow(prepare: Callable[[int], Run], sizes: tuple[int, ...]) -> Growth:
             return fit(best)
 
 
-_kept: list[object] = []  # Hooks that nobody holds are taken off.
+_kept: list[object] = []  # Hooks are removed when they are garbage-collected.
 
 
 def linear_names(count: int) -> list[str]:
@@ -76,7 +76,7 @@ def linear_names(count: int) -> list[str]:
 
 
 def forward(count: int) -> Run:
-    """A forward with all of `count` layers captured."""
+    """Run a forward with all `count` layers captured."""
     model, x = model_of(count), sample()
     hooks = hl.Hooks(model)
     hooks.capture(nn.Linear)
@@ -85,12 +85,12 @@ def forward(count: int) -> Run:
 
 
 def functions(count: int) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """Return as many functions that differ: a second hook that is the same gets a warning."""
+    """Return `count` different functions: adding the same hook twice would warn."""
     return [lambda value, number=number: value for number in range(count)]  # type: ignore[misc]
 
 
 def hooks_of_one_module(count: int) -> Run:
-    """A forward of one module with `count` edits on it."""
+    """Run a forward of one module with `count` edits on it."""
     model, x = nn.Sequential(nn.Identity()), sample()
     hooks = hl.Hooks(model)
     for function in functions(count):
@@ -110,7 +110,7 @@ def attach_and_detach(count: int) -> Run:
 
 
 def one_by_one(count: int) -> Run:
-    """Add `count` hooks in as many calls, and remove them one by one."""
+    """Add `count` hooks in `count` calls, and remove them one by one."""
     model, names = model_of(count), linear_names(count)
 
     def run() -> None:
@@ -153,7 +153,7 @@ def on_one_module(count: int) -> Run:
 
 
 def open_blocks(count: int) -> Run:
-    """Enter `count` blocks inside each other on one model."""
+    """Enter `count` nested blocks on one model."""
     model, names = model_of(count), linear_names(count)
 
     def run() -> None:
@@ -191,7 +191,7 @@ def find_objects(count: int) -> Run:
 
 
 def never_fired(count: int) -> Run:
-    """Enter a block with `count` sites that the forward passes by."""
+    """Enter a block with `count` sites that the forward never reaches."""
     model = nn.Sequential(nn.Identity())
     model.add_module("unused", model_of(count))
     x = sample()
@@ -207,7 +207,7 @@ def never_fired(count: int) -> Run:
 
 
 def patch_from(count: int) -> Run:
-    """Patch `count` values of another run."""
+    """Patch `count` values from another run."""
     model, x = model_of(count), sample()
     _, acts = hl.run(model, x, capture=nn.Linear)
 
@@ -246,7 +246,7 @@ def calls(keep: str | int) -> Callable[[int], Run]:
 
 
 def calls_in_one_forward(count: int) -> Run:
-    """Let a model call one captured module `count` times in one forward."""
+    """Run a model that calls one captured module `count` times in one forward."""
     layer, x = nn.Identity(), sample()
     model = nn.Sequential(*[layer] * count)
 
@@ -266,7 +266,7 @@ def of_a_cache(use: Callable[[hl.Cache], object]) -> Callable[[int], Run]:
 
 
 def gradients(count: int) -> Run:
-    """A forward and backward with the gradients of `count` layers."""
+    """Run a forward and backward with the gradients of `count` layers captured."""
     model, x = model_of(count), sample()
 
     def run() -> None:

@@ -1,14 +1,16 @@
-"""One way to measure: every contender in turn, round after round, in one process.
+"""The harness of all benchmarks. It runs every contender in turn, round after round, in one process.
 
-A figure is a ratio to the first contender of the same round, and the median over rounds. The first one runs a second
-time in every round: how far `bare again` is from 1.00 is the noise. A script that ends with
+A figure is the ratio to the first contender in the same round, as the median over rounds. The first contender runs a
+second time in every round: the distance of `bare again` from 1.00 is the noise. A script that ends with
 
     publish(__file__, tables)
 
-prints what `tables()` yields and writes it beside itself; with `--quick` it runs a short version and writes nothing.
+prints the tables that `tables()` yields and writes them next to itself. With `--quick` it runs a short version and
+writes nothing.
 
-Without a GPU the clock is the processor time of this process: what else a shared machine does at the same time, which
-may be several times what is measured here, does not count. What waits (for a disk, a device) needs `time.perf_counter`.
+Without a GPU the clock is the processor time of this process. Other work on a shared machine, which may be several
+times as much as is measured here, does not count. A measurement that waits for a disk or a device needs
+`time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ import torch
 
 Contenders = Mapping[str, Callable[[], object]]
 
-QUICK = "--quick" in sys.argv  # To see that a script still works: tests/test_benchmarks.py.
+QUICK = "--quick" in sys.argv  # A short run, with which tests/test_benchmarks.py checks that a script works.
 CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
 
 
 def usual(number: int, quick: int) -> int:
-    """Return a size of the usual run, or that of the quick one."""
+    """Return `number`, or `quick` in a quick run."""
     return quick if QUICK else number
 
 
@@ -43,11 +45,12 @@ def measure(
     clock: Callable[[], float] = CLOCK,
     after: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of each contender, in every round the best of `repeat`; those of the first are there twice.
+    """Return the seconds of each contender in every round, each the best of `repeat` runs. The first comes twice.
 
-    A round is every contender, `repeat` times on end: the first of these brings its own model and code into the caches,
-    as any loop does. Rounds differ in their order, so that none has always the same neighbour. The garbage collector is
-    on, as it is where models run; what was there before is out of its sight. What is done `after` a run is not timed.
+    In a round, every contender runs `repeat` times in a row: the first run brings its model and code into the caches,
+    as in any loop. The order changes from round to round, so that no contender always has the same neighbour. The
+    garbage collector is on, as it is where models run, but ignores older objects. `after` is called after each run,
+    untimed.
     """
     first = next(iter(contenders))
     again = f"{first.partition(',')[0]} again"
@@ -89,7 +92,7 @@ def best_of(
 
 
 def ratios(seconds: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Return what each takes for one of the first, round by round."""
+    """Return the ratio of each contender to the first, round by round."""
     first = next(iter(seconds.values()))
     return {name: [one / base for one, base in zip(taken, first, strict=True)] for name, taken in seconds.items()}
 
@@ -97,7 +100,7 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, list[float]]:
 def compare(
     contenders: Contenders, rounds: int = 60, repeat: int = 3, clock: Callable[[], float] = CLOCK
 ) -> dict[str, list[float]]:
-    """Time each contender, interleaved; return their ratios to the first one, round by round."""
+    """Time the contenders interleaved, and return their ratios to the first, round by round."""
     return ratios(measure(contenders, rounds, repeat, clock))
 
 
@@ -110,7 +113,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def report(
     title: str, ratios: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]] | None = None
 ) -> str:
-    """Return a table of medians and quartiles; with the seconds too, where they are asked for."""
+    """Return a table of medians and quartiles, with milliseconds if `seconds` are given."""
     lines = [title, f"{'':44s} {'median':>7s} {'quartiles':>15s}" + (f" {'ms':>9s}" if seconds else "")]
     for name, values in ratios.items():
         low, middle, high = quartiles(values)
@@ -120,7 +123,7 @@ def report(
 
 
 def machine() -> str:
-    """Say when and on what this runs."""
+    """Return the date, the versions and the machine of this run."""
     return (
         f"{datetime.date.today()}, torch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} thread(s), {processor()}, "
@@ -129,14 +132,14 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Return the model of the processor, as the system has it."""
+    """Return the processor's model name as the system reports it."""
     listing = Path("/proc/cpuinfo")
     lines = listing.read_text().splitlines() if listing.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def publish(script: str, tables: Callable[[], Iterable[str]]) -> None:
-    """Print a script's tables as they come, and write them beside it."""
+    """Print a script's tables as they arrive, and write them next to the script."""
     torch.set_num_threads(1)
     text = machine() + "\n"
     print(text)

@@ -1,9 +1,9 @@
-"""What it costs to harvest one middle layer onto disk, as ratios to the bare forward up to that layer.
+"""Cost of harvesting one middle layer to disk, as ratios to the bare forward up to that layer.
 
 python benchmarks/harvest.py             prints the tables and writes them to benchmarks/harvest.txt
 
-Every contender runs the same batches. A harvest is the whole call: the first batch that is tried, the model's and the
-data's fingerprints, the files, their checksums and the wait for the disk. The processor time is that of all threads.
+Every contender runs the same batches. A harvest is timed as a whole: the trial run of the first batch, the fingerprints
+of model and data, the files, their checksums and the wait for the disk. The processor time is that of all threads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Run = Callable[[], object]
 
 
 def model_of(depth: int) -> nn.Sequential:
-    """Blocks of a transformer, the same weights in each model."""
+    """Return transformer blocks, with the same weights in each model."""
     torch.manual_seed(0)
     blocks = [nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True, dropout=0) for _ in range(depth)]
     return nn.Sequential(*blocks).eval()
 
 
 def bare(model: nn.Module, batches: list[Tensor]) -> Run:
-    """Run every batch, and keep nothing."""
+    """Run every batch and keep nothing."""
 
     def run() -> None:
         with torch.no_grad():
@@ -48,7 +48,7 @@ def bare(model: nn.Module, batches: list[Tensor]) -> Run:
 
 
 def by_hand(model: nn.Sequential, batches: list[Tensor], folder: Path) -> Run:
-    """Keep all in a list and save it at the end, as tutorials do."""
+    """Keep all outputs in a list and save it at the end, as tutorials do."""
 
     def run() -> None:
         kept: list[Tensor] = []
@@ -61,7 +61,7 @@ def by_hand(model: nn.Sequential, batches: list[Tensor], folder: Path) -> Run:
 
 
 def harvested(model: nn.Module, batches: list[Tensor], folder: Path, *where: str, **options: object) -> Run:
-    """The whole call."""
+    """Run the whole harvest."""
 
     def run() -> None:
         hl.harvest(model, batches, *where, to=folder / "acts", progress=False, **options)
@@ -70,7 +70,7 @@ def harvested(model: nn.Module, batches: list[Tensor], folder: Path, *where: str
 
 
 def contenders(folder: Path) -> dict[str, Run]:
-    """Return what is compared."""
+    """Return the runs to compare."""
     whole, half = model_of(DEPTH), model_of(MIDDLE + 1)
     batches = list(torch.randn(BATCHES, BATCH, TOKENS, WIDTH))
     site = str(MIDDLE)
@@ -89,7 +89,7 @@ def contenders(folder: Path) -> dict[str, Run]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what was written."""
+    """Remove the written files."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
 

@@ -1,4 +1,4 @@
-"""What captures cost in memory, to the byte, and what a limit on it costs in time.
+"""Cost of captures in memory, to the byte, and cost of a memory limit in time.
 
 python benchmarks/memory.py              prints the tables and writes them to benchmarks/memory.txt
 """
@@ -26,12 +26,12 @@ Run = Callable[[nn.Module, Tensor], object]
 
 
 def model_of(inplace: bool) -> nn.Sequential:
-    """Linear layers with a ReLU after each, which may overwrite what it is given."""
+    """Return linear layers with a ReLU after each. With `inplace`, the ReLU overwrites its input."""
     return nn.Sequential(*[one for _ in range(DEPTH) for one in (nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace))])
 
 
 def references(model: nn.Module, x: Tensor) -> object:
-    """Hold the output of every module with torch's own hooks, as tutorials do."""
+    """Keep the output of every module with torch's hooks, as tutorials do."""
     kept: dict[str, Tensor] = {}
 
     def keeper(name: str) -> Callable[..., None]:
@@ -70,20 +70,20 @@ RUNS: dict[str, Run] = {
 
 
 def forward(run: Run, model: nn.Module, x: Tensor) -> object:
-    """Run without gradients; what was captured is held, the output is not."""
+    """Run without gradients. Return the captured values, but not the output."""
     with torch.no_grad():
         return run(model, x)[1]  # type: ignore[index]
 
 
 def backward(run: Run, model: nn.Module, x: Tensor) -> object:
-    """Run forward and backward; what was captured is held, the output and the gradients are not."""
+    """Run forward and backward. Return the captured values, but not the output and the gradients."""
     output, kept = run(model, x)  # type: ignore[misc]
     torch.autograd.grad(output.square().mean(), list(model.parameters()))
     return kept
 
 
 def bytes_of(title: str, way: Callable[[Run, nn.Module, Tensor], object], inplace: bool) -> str:
-    """Return a table of what each way to capture allocates."""
+    """Return a table of the memory that each way to capture allocates."""
     model, x = model_of(inplace), torch.randn(BATCH, WIDTH)
     lines = [title, f"{'':44s} {'peak':>9s} {'left':>9s}   (each activation is 1)"]
     for name, run in RUNS.items():
@@ -93,7 +93,7 @@ def bytes_of(title: str, way: Callable[[Run, nn.Module, Tensor], object], inplac
 
 
 def time_of() -> str:
-    """Return what counting costs where there is little else to do, and what the disk costs where there is more."""
+    """Return two tables: the cost of counting bytes on a model of little work, and of the disk on a larger one."""
     x = torch.randn(1, 16)
     twins = {name: small_model_of(200) for name in ("bare", "free", "calls", "limit", "spill")}
     for name, options in {
@@ -104,7 +104,7 @@ def time_of() -> str:
     }.items():
         hooks = hl.Hooks(twins[name])
         hooks.capture(nn.Linear, **options)
-        twins[name].hooks = lambda hooks=hooks: hooks  # So that they stay.
+        twins[name].hooks = lambda hooks=hooks: hooks  # Keep the hooks alive.
     names = {
         "bare": "bare",
         "bare again": "bare",
@@ -116,7 +116,7 @@ def time_of() -> str:
     ratios = compare({label: lambda name=name: twins[name](x) for label, name in names.items()}, rounds=40)
     model, x = model_of(False), torch.randn(BATCH, WIDTH)
     runs = {name: lambda run=run: run(model, x) for name, run in RUNS.items()}
-    large = compare(runs, rounds=5, repeat=1, clock=time.perf_counter)  # The disk is waited for.
+    large = compare(runs, rounds=5, repeat=1, clock=time.perf_counter)  # Wall clock, since it waits for the disk.
     small = report("attached: 200 small linear layers captured, ratio of the time to the bare forward", ratios)
     title = "one shot: 24 activations of 4 MB captured, ratio of the wall clock to the bare forward"
     return small + "\n" + report(title, large)

@@ -1,4 +1,4 @@
-"""What a hooked forward costs: hookline beside torch's own hooks, as ratios to the bare forward.
+"""Cost of a hooked forward with hookline and with torch's hooks, as ratios to the bare forward.
 
 python benchmarks/overhead.py            prints the tables and writes them to benchmarks/overhead.txt
 """
@@ -22,18 +22,18 @@ import hookline as hl
 
 Run = Callable[[], object]
 
-_kept: list[object] = []  # Hooks that nobody holds are taken off.
+_kept: list[object] = []  # Hooks are removed when they are garbage-collected.
 
 
 def twin_with(hook: Callable[[nn.Module], object]) -> Run:
-    """Return the forward of a model of its own with these hooks on it."""
+    """Return the forward of a new model with these hooks on it."""
     model, x = model_of(DEPTH), sample()
     _kept.append(hook(model))
     return lambda: model(x)
 
 
 def hooked(capture: Callable[[hl.Hooks], object]) -> Run:
-    """Return the forward of a model of its own with these hooks of hookline on it."""
+    """Return the forward of a new model with these hookline hooks on it."""
 
     def hook(model: nn.Module) -> hl.Hooks:
         hooks = hl.Hooks(model)
@@ -44,7 +44,7 @@ def hooked(capture: Callable[[hl.Hooks], object]) -> Run:
 
 
 def attached() -> dict[str, list[float]]:
-    """Hooks that are there already, on every linear layer: what each forward costs."""
+    """Compare forwards with hooks that stay attached to every linear layer."""
 
     def rest(hooks: hl.Hooks) -> None:
         hooks.capture(nn.Linear)
@@ -53,7 +53,7 @@ def attached() -> dict[str, list[float]]:
     return compare(
         {
             "bare": twin_with(lambda model: None),
-            "bare again": twin_with(lambda model: None),  # A model of its own too: where it lies in memory is noise.
+            "bare again": twin_with(lambda model: None),  # Another model: its place in memory is noise.
             "raw torch hooks, detached": twin_with(lambda model: raw_hooks(model, {})),
             "raw torch hooks, live": twin_with(lambda model: raw_hooks(model, {}, detach=False)),
             "a forward shadowed by hand, references": twin_with(lambda model: shadow(model, {})),
@@ -67,7 +67,7 @@ def attached() -> dict[str, list[float]]:
 
 
 def one_attached() -> dict[str, list[float]]:
-    """One hook that is there already."""
+    """Compare forwards with one hook that stays attached."""
     middle = str(DEPTH)
     return compare(
         {
@@ -82,7 +82,7 @@ def one_attached() -> dict[str, list[float]]:
 
 
 def stopped() -> dict[str, list[float]]:
-    """A forward that ends at half its depth, against the first half alone."""
+    """Compare a forward that stops at half its depth with the first half alone."""
     model, x = model_of(DEPTH), sample()
     half, last = model[:DEPTH], str(DEPTH - 1)
     raw, held, stopping = model_of(DEPTH), model_of(DEPTH), hl.Hooks(model_of(DEPTH))
@@ -109,14 +109,14 @@ def stopped() -> dict[str, list[float]]:
 
 
 class EveryFunction(TorchFunctionMode):
-    """Sees every function of a forward, and does nothing: the least that logging each one costs."""
+    """Sees every function of a forward and does nothing: the least cost of logging each function."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         return function(*args, **(kwargs or {}))
 
 
 def inside(width: int) -> dict[str, list[float]]:
-    """One place inside one layer: a function, a method, a parameter."""
+    """Compare captures of a function, a parameter and a module inside a layer."""
     model, ids = gpt(width), torch.arange(32)[None]
 
     def capture(*where: str) -> Run:

@@ -1,4 +1,4 @@
-"""What it costs to put hooks on and take them off: hookline beside torch's own hooks.
+"""Cost of attaching and detaching hooks with hookline and with torch.
 
 python benchmarks/setup.py            prints the tables and writes them to benchmarks/setup.txt
 """
@@ -23,11 +23,11 @@ from torch import nn
 import hookline as hl
 
 SOURCE = Path(hl.__file__).parent.parent
-BLOCKS = usual(1250, quick=20)  # Of eight modules each: 10,000 modules, of which 1,250 are hooked.
+BLOCKS = usual(1250, quick=20)  # Each has eight modules: 10,000 in all, of which 1,250 are hooked.
 
 
 def set_up(model: nn.Sequential) -> dict[str, list[float]]:
-    """Attaching and detaching alone."""
+    """Compare attaching and detaching without a forward."""
 
     def raw() -> None:
         for handle in raw_hooks(model, {}):
@@ -64,7 +64,7 @@ def set_up(model: nn.Sequential) -> dict[str, list[float]]:
 
 
 def one_shot(model: nn.Sequential) -> dict[str, list[float]]:
-    """Attach, run, detach, every time."""
+    """Compare attaching, running and detaching."""
     x = sample()
 
     def with_raw(attach: Callable[[], list[torch.utils.hooks.RemovableHandle]]) -> Callable[[], None]:
@@ -104,7 +104,7 @@ def one_shot(model: nn.Sequential) -> dict[str, list[float]]:
 
 
 class Block(nn.Module):
-    """Eight modules, itself among them."""
+    """Eight modules, including the block itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(nn.Module):
 
 
 def large_model() -> dict[str, list[float]]:
-    """Attach and detach by pattern on a model of many modules; in seconds."""
+    """Return the seconds of attaching and detaching by pattern on a model with many modules."""
     model = nn.Module()
     model.h = nn.ModuleList(Block() for _ in range(BLOCKS))
 
@@ -161,10 +161,10 @@ print(json.dumps([times, sorted(new)]))
 
 
 def importing() -> str:
-    """`import hookline` after `import torch`, each time in a new interpreter with bytecode cached."""
+    """Time `import hookline` after `import torch`, each time in a new interpreter with cached bytecode."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": ""}
     found = []
-    for _ in range(usual(15, quick=1) + 1):  # The first may have had to compile.
+    for _ in range(usual(15, quick=1) + 1):  # The first run may have to compile bytecode.
         done = subprocess.run([sys.executable, "-c", IMPORT], env=environment, capture_output=True, check=True)
         found.append(json.loads(done.stdout))
     lines = ["import, in a new interpreter; milliseconds", f"{'':44s} {'processor':>9s} {'wall':>9s}"]

@@ -1,9 +1,9 @@
-"""What it costs to write and to read rows, in hookline's store and in other formats, as ratios to the store.
+"""Cost of writing and reading rows in hookline's store and in other formats, as ratios to the store.
 
 python benchmarks/store.py               prints the tables and writes them to benchmarks/store.txt
 
-The same rows for everybody: 200,000 of 768 bfloat16, in ragged sequences that come in batches of 32. What was read is
-compared with what was written, once. Files are in the page cache, as they are when a dataset is read again and again.
+All formats get the same rows: 200,000 of 768 bfloat16, in ragged sequences, in batches of 32. The rows that are read
+are compared once with those that were written. The files are in the page cache, as when a dataset is read repeatedly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Run = Callable[[], object]
 
 
 def sequences() -> list[Tensor]:
-    """Return rows of 8 to 240 tokens, heavy-tailed as activations are."""
+    """Return sequences of 8 to 240 rows with heavy-tailed values, as activations have."""
     torch.manual_seed(0)
     lengths = torch.randint(8, 241, (ROWS,))
     lengths = lengths[: int((lengths.cumsum(0) <= ROWS).sum())]
@@ -39,7 +39,7 @@ def sequences() -> list[Tensor]:
 
 
 def check(format: Format, truth: Tensor, starts: Tensor) -> None:
-    """See that a format gives back what it was given."""
+    """Check that a format returns the rows that were written."""
     rows = torch.randperm(len(truth))[:SOME]
     begin, end = starts[5:7].tolist()
     assert format.gather(rows).equal(truth[rows])
@@ -48,7 +48,7 @@ def check(format: Format, truth: Tensor, starts: Tensor) -> None:
 
 
 def gathering(format: Format, rows: int) -> Run:
-    """Gather rows, other ones each time."""
+    """Return a run that gathers random rows, different each time."""
     chance = torch.Generator().manual_seed(0)
 
     def run() -> None:
@@ -58,7 +58,7 @@ def gathering(format: Format, rows: int) -> Run:
 
 
 def picking(format: Format, starts: Tensor) -> Run:
-    """Read sequences, other ones each time."""
+    """Return a run that reads random sequences, different each time."""
     chance, edges = torch.Generator().manual_seed(0), starts.tolist()
 
     def run() -> None:
@@ -69,7 +69,7 @@ def picking(format: Format, starts: Tensor) -> Run:
 
 
 def scanning(format: Format) -> Run:
-    """Bring every row to another place in memory."""
+    """Return a run that copies every row to another place in memory."""
     target = torch.empty(4 * PIECE, WIDTH, dtype=torch.bfloat16)
 
     def run() -> None:
@@ -80,7 +80,7 @@ def scanning(format: Format) -> Run:
 
 
 def writing(format: type[Format], folder: Path, batches: list[list[Tensor]]) -> Run:
-    """Write everything."""
+    """Return a run that writes all rows."""
 
     def run() -> None:
         folder.mkdir()
@@ -90,12 +90,12 @@ def writing(format: type[Format], folder: Path, batches: list[list[Tensor]]) -> 
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files."""
+    """Return the total size of all files in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def quiet() -> None:
-    """One thread for everybody, and no bars and banners."""
+    """Set every library to one thread, and turn off progress bars and warnings."""
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = os.environ["LANCE_CPU_THREADS"] = "1"
     os.environ["RAYON_NUM_THREADS"] = os.environ["TOKIO_WORKER_THREADS"] = "1"
     warnings.filterwarnings("ignore")
@@ -146,7 +146,7 @@ def written(contenders: dict[str, type[Format]], folder: Path, batches: list[lis
 
 
 def read(opened: dict[str, Format], starts: Tensor) -> Iterator[str]:
-    """Measure reading here and there."""
+    """Measure reading random rows and sequences."""
     gathers = {name: gathering(one, int(starts[-1])) for name, one in opened.items()}
     seconds = measure(gathers, rounds=40, repeat=2)
     yield report(f"gathering {SOME:,} random rows; processor time", ratios(seconds), seconds)
@@ -156,7 +156,7 @@ def read(opened: dict[str, Format], starts: Tensor) -> Iterator[str]:
 
 
 def scanned(contenders: dict[str, type[Format]], folder: Path, batches: list[list[Tensor]]) -> str:
-    """Measure scans, of files that are written anew several times: where they lie in memory is worth a third."""
+    """Measure scans. The files are rewritten several times, since their place in memory changes the time by a third."""
     seconds: dict[str, list[float]] = {}
     for _ in range(usual(6, quick=1)):
         for name, format in contenders.items():
@@ -169,7 +169,7 @@ def scanned(contenders: dict[str, type[Format]], folder: Path, batches: list[lis
 
 
 def opening(contenders: dict[str, type[Format]], folder: Path) -> str:
-    """Measure opening: the store reads its records then, and sees that every file is as long as it should be."""
+    """Measure opening. When it is opened, the store reads its records and checks the length of every file."""
     runs = {name: lambda name=name, format=format: format(folder / name) for name, format in contenders.items()}
     seconds = measure(runs, rounds=12, repeat=2)  # type: ignore[arg-type]
     return report("opening, which is not in the figures above; processor time", ratios(seconds), seconds)

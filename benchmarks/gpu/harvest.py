@@ -1,9 +1,9 @@
-"""What it costs to harvest one middle layer on a CUDA device, as ratios to the bare forward up to that layer.
+"""Cost of harvesting one middle layer on a CUDA device, as ratios to the bare forward up to that layer.
 
     python benchmarks/gpu/harvest.py    # Five minutes; prints the tables and writes them to benchmarks/gpu/harvest.txt
 
-Every contender runs the same batches from host memory. A harvest is the whole call: the first batch that is tried, the
-fingerprints of model and data, the files, their checksums, and the wait for the disk.
+Every contender runs the same batches from host memory. A harvest is timed as a whole: the trial run of the first batch,
+the fingerprints of model and data, the files, their checksums, and the wait for the disk.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch import Tensor, nn
 import hookline as hl
 
 BATCHES, LAYER = 160, 11
-MEMORY = Path("/dev/shm")  # A folder that is no disk.
+MEMORY = Path("/dev/shm")  # A folder in memory, not on disk.
 Batch = Mapping[str, object]
 
 
 def truncated(model: nn.Module) -> nn.Module:
-    """Return a model that ends after the layer."""
+    """Return a model that ends after the harvested layer."""
     layers, model.layers = model.layers, nn.ModuleList()
     half = copy.deepcopy(model)
     model.layers = layers
@@ -42,7 +42,7 @@ def truncated(model: nn.Module) -> nn.Module:
 
 
 def bare(model: nn.Module, batches: list[Batch]) -> Run:
-    """Run every batch, and keep nothing."""
+    """Run every batch and keep nothing."""
 
     def run() -> None:
         for batch in batches:
@@ -57,7 +57,7 @@ def _there(value: object) -> object:
 
 
 def by_hand(model: nn.Module, batches: list[Batch], folder: Path) -> Run:
-    """Keep all in a list on the host and save it at the end, as tutorials do."""
+    """Keep all outputs in a list on the host and save it at the end, as tutorials do."""
 
     def run() -> None:
         kept: list[Tensor] = []
@@ -71,7 +71,7 @@ def by_hand(model: nn.Module, batches: list[Batch], folder: Path) -> Run:
 
 
 def harvested(model: nn.Module, batches: list[Batch], folder: Path, *where: str, **options: object) -> Run:
-    """The whole call."""
+    """Run the whole harvest."""
 
     def run() -> None:
         hl.harvest(model, batches, *where, to=folder / "acts", progress=False, **options)
@@ -80,7 +80,7 @@ def harvested(model: nn.Module, batches: list[Batch], folder: Path, *where: str,
 
 
 def clear(*folders: Path) -> None:
-    """Remove what was written."""
+    """Remove the written files."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -89,7 +89,7 @@ def clear(*folders: Path) -> None:
 def tables(folder: Path, memory: Path) -> list[str]:
     """Measure everything."""
     model, ids = large()
-    model = model.model  # Without the head, which no harvest of a layer runs.
+    model = model.model  # The harvest of a layer never runs the head.
     half = truncated(model)
     batches: list[Batch] = [{"input_ids": ids.roll(number).cpu(), "use_cache": False} for number in range(BATCHES)]
     site = f"layers.{LAYER}"
@@ -107,7 +107,7 @@ def tables(folder: Path, memory: Path) -> list[str]:
 
 
 def disk(folder: Path) -> str:
-    """Say what the disk itself takes: as many bytes, in files of 128 MiB, each waited for."""
+    """Return the speed of the disk alone: 1 GiB in files of 128 MiB, with a wait for each file."""
     data = bytes(128 << 20)
 
     def write() -> None:
@@ -121,7 +121,7 @@ def disk(folder: Path) -> str:
 
 
 def main() -> None:
-    """Run everything, print it, and keep it."""
+    """Run everything, and print and save the tables."""
     device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
     title = f"{machine()}, {device}\nratios to the bare forward up to the layer\n"
     folders = [Path(tempfile.mkdtemp(dir=parent)) for parent in (None, MEMORY)]

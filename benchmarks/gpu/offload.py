@@ -1,8 +1,8 @@
-"""What capturing to host memory costs on a CUDA device, as ratios to the bare forward.
+"""Cost of capturing to host memory on a CUDA device, as ratios to the bare forward.
 
     python benchmarks/gpu/offload.py    # Two minutes; prints the tables and writes them to benchmarks/gpu/offload.txt
 
-Every contender waits for the device, and so for its copies, before its time is taken.
+Every contender waits for the device, and therefore for its copies, before the clock is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def hooks_to_host(model: nn.Module, names: list[str], kept: Kept) -> list[torch.
 
 
 class ByHand:
-    """What an expert writes: pinned buffers made once, a stream aside. It relies on the model to overwrite nothing."""
+    """An expert's version: reused pinned buffers and a second stream. It relies on the model to overwrite nothing."""
 
     def __init__(self) -> None:
         self.aside = torch.cuda.Stream()
@@ -89,7 +89,7 @@ def hookline(model: nn.Module, ids: Tensor, names: list[str], read: bool = False
 
 
 def one_shot(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Run]:
-    """Hooks that come and go with every forward."""
+    """Return runs that attach hooks for one forward each."""
     return {
         "bare": lambda: forward(model, ids),
         "bare again": lambda: forward(model, ids),
@@ -104,13 +104,13 @@ def one_shot(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Ru
 
 
 def _last(model: nn.Module, ids: Tensor, names: list[str]) -> list[str]:
-    """Return the sites of the last token of each block, of which some return a tuple."""
+    """Return the site of the last token of each block. Some models' blocks return a tuple."""
     _, acts = hl.run(model, capture=names[0], input_ids=ids, use_cache=False)
     return [f"{name}{'' if isinstance(acts[names[0]], Tensor) else '[0]'}[:, -1]" for name in names]
 
 
 def attached(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Run]:
-    """Hooks that are there already, each set on a model of its own."""
+    """Return runs with hooks that stay attached, each on its own model."""
     kinds: dict[str, Callable[[nn.Module], object]] = {
         "raw torch hooks, kept on the device": lambda twin: raw_hooks(twin, names, {}),
         "raw torch hooks, .cpu()": lambda twin: hooks_to_host(twin, names, {}),
@@ -126,7 +126,7 @@ def attached(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Ru
     return contenders
 
 
-_alive: list[hl.Hooks] = []  # Hooks that nobody holds are taken off.
+_alive: list[hl.Hooks] = []  # Hooks are removed when they are garbage-collected.
 
 
 def _hooks(model: nn.Module, names: list[str], **options: object) -> None:
@@ -138,7 +138,7 @@ def _hooks(model: nn.Module, names: list[str], **options: object) -> None:
 def many(
     model: nn.Module, ids: Tensor, names: list[str], limit: int, forwards: int = 8, rounds: int = 6
 ) -> dict[str, list[float]]:
-    """Several forwards of which every value is kept, with so many bytes of pinned memory; freeing them is not timed."""
+    """Time several forwards that keep every value, with a limit on pinned memory. Freeing the values is not timed."""
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -161,7 +161,7 @@ def many(
 
 
 def pinned_since(title: str) -> str:
-    """Say how much memory torch has pinned since it was asked last, at most."""
+    """Return the peak of the memory that torch has pinned since the last call, and reset it."""
     found = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     torch._C._host_emptyCache()
     torch.cuda.reset_peak_host_memory_stats()
@@ -192,7 +192,7 @@ def tables() -> list[str]:
 
 
 def main() -> None:
-    """Run everything, print it, and keep it."""
+    """Run everything, and print and save the tables."""
     device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
     title = f"{machine()}, {device}, no_grad\nratios to the bare forward\n"
     with torch.no_grad():

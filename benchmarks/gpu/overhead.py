@@ -1,8 +1,8 @@
-"""What hooks cost on a GPU: hookline beside torch's own hooks, as ratios to the bare forward.
+"""Cost of hooks on a GPU with hookline and with torch's hooks, as ratios to the bare forward.
 
     python benchmarks/gpu/overhead.py        prints the tables and writes them to benchmarks/gpu/overhead.txt
 
-Every contender waits for the device before its time is taken.
+Every contender waits for the device before the clock is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Enough(Exception):
 
 
 def large() -> tuple[nn.Module, Tensor]:
-    """A Llama-shaped model of 1.3 billion parameters in bfloat16, and 8 x 1024 tokens: all work, little overhead."""
+    """Return a Llama-shaped model of 1.3 billion parameters in bfloat16 and 8 x 1024 tokens: little overhead."""
     config = transformers.LlamaConfig(
         vocab_size=32000, hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16
     )
@@ -41,7 +41,7 @@ def large() -> tuple[nn.Module, Tensor]:
 
 
 def small() -> tuple[nn.Module, Tensor]:
-    """GPT-2 with 12 layers in bfloat16, and 1 x 32 tokens: the device waits for Python."""
+    """Return GPT-2 with 12 layers in bfloat16 and 1 x 32 tokens: the device waits for Python."""
     with torch.device("cuda"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(torch.bfloat16).eval()
     return model, torch.randint(50000, (1, 32), device="cuda")
@@ -64,7 +64,7 @@ def first_tensor(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def raw_hooks(
     model: nn.Module, names: list[str], kept: dict[str, Tensor], clone: bool = False
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Store the outputs of these modules with torch's own hooks, as tutorials do."""
+    """Store the outputs of these modules with torch's hooks, as tutorials do."""
 
     def keeper(name: str) -> Callable[..., None]:
         def keep(_module: nn.Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
@@ -99,7 +99,7 @@ def hookline_run(model: nn.Module, ids: Tensor, names: list[str], clone: bool | 
 
 
 def one_shot(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Run]:
-    """Hooks that come and go with every forward."""
+    """Return runs that attach hooks for one forward each."""
     return {
         "bare": lambda: forward(model, ids),
         "bare again": lambda: forward(model, ids),
@@ -112,7 +112,7 @@ def one_shot(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Ru
 
 
 def attached(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Run]:
-    """Hooks that are there already, each set on a model of its own."""
+    """Return runs with hooks that stay attached, each on its own model."""
     kinds: dict[str, Callable[[nn.Module], object]] = {
         "raw torch hooks, references": lambda twin: raw_hooks(twin, names, {}),
         "raw torch hooks, copies": lambda twin: raw_hooks(twin, names, {}, clone=True),
@@ -132,7 +132,7 @@ def attached(model: nn.Module, ids: Tensor, names: list[str]) -> Mapping[str, Ru
     return contenders
 
 
-_alive: list[hl.Hooks] = []  # Hooks that nobody holds are taken off.
+_alive: list[hl.Hooks] = []  # Hooks are removed when they are garbage-collected.
 
 
 def _hooks(model: nn.Module, names: list[str], clone: bool | None = None) -> hl.Hooks:
@@ -143,7 +143,7 @@ def _hooks(model: nn.Module, names: list[str], clone: bool | None = None) -> hl.
 
 
 def stopped(model: nn.Module, ids: Tensor, name: str) -> Mapping[str, Run]:
-    """A forward that ends at one module."""
+    """Return runs that stop at one module."""
 
     def leave(*_: object) -> None:
         raise Enough
@@ -170,7 +170,7 @@ def stopped(model: nn.Module, ids: Tensor, name: str) -> Mapping[str, Run]:
 
 
 def inside(model: nn.Module, ids: Tensor, attention: str, weight: str) -> Mapping[str, Run]:
-    """One place inside one layer, and one inside every layer."""
+    """Return runs that capture inside one layer, and inside every layer."""
     where = {
         "softmax of 1 layer": f"{attention.replace('*', '5')}/softmax",
         "softmax of every layer": f"{attention}/softmax",
@@ -214,7 +214,7 @@ def tables() -> list[str]:
 
 
 def main() -> None:
-    """Run everything, print it, and keep it."""
+    """Run everything, and print and save the tables."""
     device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
     title = f"{machine()}, {device}, no_grad\nratios to the bare forward\n"
     with torch.no_grad():

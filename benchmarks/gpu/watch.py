@@ -1,9 +1,9 @@
-"""What a watch costs on a GPU: hl.watch beside hooks written by hand, training and inference, as ratios to bare.
+"""Cost of hl.watch on a GPU in training and inference, compared with hooks written by hand, as ratios to bare.
 
     python benchmarks/gpu/watch.py           prints the tables and writes them to benchmarks/gpu/watch.txt
 
-Every contender waits for the device before its time is taken. A run is one block that is entered and left around some
-steps.
+Every contender waits for the device before the clock is read. A run is some steps inside one block; entering and
+leaving the block is part of the time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_TRAINING: dict[str, Watch] = {
 
 
 def large() -> tuple[nn.Module, Tensor]:
-    """A Llama-shaped model of 1.3 billion parameters in bfloat16, and 8 x 1024 tokens: all work, little overhead."""
+    """Return a Llama-shaped model of 1.3 billion parameters in bfloat16 and 8 x 1024 tokens: little overhead."""
     config = transformers.LlamaConfig(
         vocab_size=32000, hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16
     )
@@ -52,14 +52,14 @@ def large() -> tuple[nn.Module, Tensor]:
 
 
 def small() -> tuple[nn.Module, Tensor]:
-    """GPT-2 with 12 layers in bfloat16, and 1 x 32 tokens: the device waits for Python."""
+    """Return GPT-2 with 12 layers in bfloat16 and 1 x 32 tokens: the device waits for Python."""
     with torch.device("cuda"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(torch.bfloat16)
     return model, torch.randint(50000, (1, 32), device="cuda")
 
 
 def training(model: nn.Module, ids: Tensor, steps: int, watch: Watch) -> Callable[[], None]:
-    """Return some steps of training."""
+    """Return a run of some training steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 
     def run() -> None:
@@ -74,7 +74,7 @@ def training(model: nn.Module, ids: Tensor, steps: int, watch: Watch) -> Callabl
 
 
 def inference(model: nn.Module, ids: Tensor, steps: int, watch: Watch) -> Callable[[], None]:
-    """Return some forwards."""
+    """Return a run of some forwards."""
 
     def run() -> None:
         with torch.no_grad(), watch(model):
@@ -86,7 +86,7 @@ def inference(model: nn.Module, ids: Tensor, steps: int, watch: Watch) -> Callab
 
 
 def peaks(model: nn.Module, ids: Tensor) -> str:
-    """Say how much memory a step takes at its peak."""
+    """Return a table of the peak memory of a training step."""
     lines = ["peak memory of a training step; ratio to bare"]
     found: dict[str, int] = {}
     for name in ("bare", "hl.watch", "hl.watch, every=1"):
@@ -121,7 +121,7 @@ def tables() -> list[str]:
 
 
 def main() -> None:
-    """Run everything, print it, and keep it."""
+    """Run everything, and print and save the tables."""
     device = f"{torch.cuda.get_device_name()}, transformers {transformers.__version__}"
     text = "\n".join([f"{machine()}, {device}\n", *tables()])
     print(text)

@@ -1,4 +1,4 @@
-"""The tasks with torch's own hooks, as tutorials write them: what the others are checked against."""
+"""The tasks with torch's hooks, as tutorials write them. The other contenders are checked against these results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Enough(Exception):
-    """Leaves a forward that has been followed far enough."""
+    """Raised to leave a forward after the last module that is needed."""
 
 
 def keeper(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
@@ -28,7 +28,7 @@ def keeper(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
 
 
 def hook_all(job: Job, kept: dict[str, Tensor]) -> list[RemovableHandle]:
-    """Store the output of every place."""
+    """Store the output of every module of the job."""
     places = [(name, module) for name, module in job.model.named_modules() if isinstance(module, job.kind)]
     return [module.register_forward_hook(keeper(kept, name)) for name, module in places]
 
@@ -89,7 +89,7 @@ def set_up(job: Job) -> Contender:
 
 
 def gradients(job: Job) -> Contender:
-    """A hook on each output, which costs less than `register_full_backward_hook`."""
+    """Put a hook on each output tensor, which costs less than `register_full_backward_hook`."""
 
     def keep_gradient(kept: dict[str, Tensor], name: str) -> Callable[..., None]:
         def keep(gradient: Tensor) -> None:

@@ -25,7 +25,7 @@ def attached(job: Job) -> Contender:
     hooks = hl.Hooks(job.model)
     acts = hooks.capture(job.kind)
 
-    def run(_hooks: hl.Hooks = hooks) -> Any:  # Held, because hooks go when the `Hooks` is dropped.
+    def run(_hooks: hl.Hooks = hooks) -> Any:  # Holds the `Hooks`, whose hooks would go with it.
         job.model(job.inputs)
         return acts
 

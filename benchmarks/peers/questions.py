@@ -1,4 +1,4 @@
-"""What happens around a capture, asked of every peer in the same way: each answer is measured."""
+"""Questions about the behaviour of a capture, asked of every peer in the same way. Each answer is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Chain(nn.Sequential):
-    """A Sequential whose forward is ours, because `compile` passes over torch's own; with what pyvene reads."""
+    """A Sequential with its own forward, because dynamo skips torch's. It has the attributes that pyvene reads."""
 
     config = SimpleNamespace(hidden_size=16)
     device = torch.device("cpu")
@@ -37,13 +37,13 @@ class Broken(nn.Module):
 
 
 def pair(*after: nn.Module) -> Chain:
-    """A linear layer, and what comes after it."""
+    """Return a linear layer followed by the modules `after`."""
     torch.manual_seed(0)
     return Chain(nn.Linear(16, 16), *after).eval()
 
 
 def state(model: nn.Module) -> list[Any]:
-    """Everything that hooking could leave behind on a model."""
+    """Return everything on a model that hooking could change."""
     found: list[Any] = []
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, value in vars(module).items():
@@ -52,7 +52,7 @@ def state(model: nn.Module) -> list[Any]:
 
 
 def held(value: Any) -> Any:
-    """Return what an attribute holds, so that it can be compared later: the items of a container, not the container."""
+    """Return the value of an attribute in a form that can be compared later: a container by its items."""
     if isinstance(value, dict):
         return [(key, id(item)) for key, item in value.items()]
     if isinstance(value, list | tuple | set):
@@ -61,7 +61,7 @@ def held(value: Any) -> Any:
 
 
 def answers(peer: Peer, skip: Sequence[str] = ()) -> dict[str, str]:
-    """Return the answers of a peer, question by question."""
+    """Return the answers of a peer by question."""
     bare_seconds()
     before = bare_seconds()
     asked = {name: question for name, question in ASKED.items() if name not in skip}
@@ -72,7 +72,7 @@ def answers(peer: Peer, skip: Sequence[str] = ()) -> dict[str, str]:
 
 
 def yardsticks(skip: Sequence[str] = ()) -> dict[str, dict[str, str]]:
-    """Return what torch's own hooks and hookline answer."""
+    """Return the answers of torch's hooks and of hookline."""
     makers = {"raw torch hooks": by_torch.TASKS["one"], "hookline": by_us.TASKS["one"]}
     asked = {name: question for name, question in ASKED.items() if name not in skip}
     return {
@@ -82,7 +82,7 @@ def yardsticks(skip: Sequence[str] = ()) -> dict[str, dict[str, str]]:
 
 
 def said(question: Callable[..., str], maker: Any, adopt: Callable[[nn.Module], Any]) -> str:
-    """Ask, and turn an error into an answer."""
+    """Ask a question, and turn an error into an answer."""
     try:
         with torch.no_grad():
             return question(maker, adopt)
@@ -99,7 +99,7 @@ def job_on(model: Any) -> Job:
 
 
 def kept(result: Any) -> Any:
-    """Return the values by name."""
+    """Return the captured values by name."""
     return result() if callable(result) else result
 
 
@@ -146,11 +146,11 @@ def as_found_after_an_error(maker: Any, adopt: Callable[[nn.Module], Any]) -> st
 
 
 def left_behind(model: nn.Module, maker: Any, adopt: Callable[[nn.Module], Any]) -> str:
-    """Capture, whatever comes of it, and compare the model with what it was."""
+    """Capture, even if that raises, and compare the state of the model with its state before."""
     before = state(model)
     adopted = adopt(model)
     if isinstance(adopted, nn.Module) and adopted is not model:
-        model, before = adopted, state(adopted)  # A model of the peer's own kind.
+        model, before = adopted, state(adopted)  # The peer made its own model.
     run = maker(job_on(adopted))
     try:
         run()
@@ -188,7 +188,7 @@ def others(maker: Any, adopt: Callable[[nn.Module], Any]) -> str:
 
 
 def bare_seconds(times: int = 400) -> float:
-    """Return what a forward of a model that nobody has touched takes, when nothing else wants the CPU."""
+    """Return the seconds of a forward of an untouched model, from the fastest runs."""
     model, inputs = nn.Sequential(*[nn.Linear(16, 16) for _ in range(50)]).eval(), torch.randn(1, 16)
     taken = []
     with torch.no_grad():

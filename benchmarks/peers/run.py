@@ -1,9 +1,9 @@
-"""Install each peer in an environment of its own, run the same tasks in each, and write one table.
+"""Install each peer in its own environment, run the same tasks in each, and write one table.
 
-python benchmarks/peers/run.py                 everything; environments that are there already are used as they are
-python benchmarks/peers/run.py nnsight Captum  these alone; the others keep what they had
-python benchmarks/peers/run.py --install       the environments only
-python benchmarks/peers/run.py --table         the table only, from what the last runs found
+python benchmarks/peers/run.py                 everything; existing environments are reused
+python benchmarks/peers/run.py nnsight Captum  only these peers; the others keep their last results
+python benchmarks/peers/run.py --install       only the environments
+python benchmarks/peers/run.py --table         only the table, from the last results
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = HERE / ".venvs"
 CONSTRAINTS = ROOT / "constraints.txt"
-LONGEST = 900  # Seconds for one peer, after which the rest go on without it.
+LONGEST = 900  # The time limit for one peer in seconds.
 PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--quiet")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a peer comes from, and the script that runs it."""
+    """The packages of a peer, and the script that runs it."""
 
     name: str
     script: str
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """Its environment."""
+        """The folder of its environment."""
         return ENVIRONMENTS / (self.requirements[0].split("==")[0] if self.requirements else "by-hand")
 
     @property
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def result(self) -> Path:
-        """What its last run found."""
+        """The file with the result of its last run."""
         return self.folder / "result.json"
 
 
@@ -63,7 +63,7 @@ SOURCES = [
 
 
 def install(source: Source) -> str:
-    """Make the environment if it is not there; return what went wrong, if anything did."""
+    """Create the environment if it does not exist. Return the reason if that failed, else ""."""
     stamp = source.folder / ".installed"
     if stamp.exists() and stamp.read_text() == stamp_of(source):
         return ""
@@ -82,25 +82,25 @@ def install(source: Source) -> str:
         text=True,
     ).stdout.strip()
     if found.split("+")[0] != torch.removeprefix("torch=="):
-        return f"brought torch {found}, and {torch} was asked for"
+        return f"installed torch {found} instead of {torch}"
     stamp.write_text(stamp_of(source))
     return ""
 
 
 def stamp_of(source: Source) -> str:
-    """Return what an environment was made from."""
+    """Return the packages of an environment as text."""
     torch = next(line.strip() for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     return " ".join([torch, *source.requirements])
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something."""
+    """Return the last line that is not empty and not a warning."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
-    return lines[-1][:160] if lines else "nothing was said"
+    return lines[-1][:160] if lines else "no error message"
 
 
 def measured(source: Source, extent: str) -> dict[str, Any]:
-    """Run one peer in its environment; a failure is a result too."""
+    """Run one peer in its environment. A failure also gives a result."""
     began = time.perf_counter()
     command = [source.python, HERE / source.script, "--json", source.result, extent]
     source.result.unlink(missing_ok=True)
@@ -117,31 +117,31 @@ def measured(source: Source, extent: str) -> dict[str, Any]:
 
 
 def revision() -> str:
-    """Return the last commit that changed the library, and whether anything in it differs from that."""
+    """Return the last commit that changed the library, and whether there are uncommitted changes."""
     commit = subprocess.run(["git", "log", "-1", "--format=%h", "--", "src"], cwd=ROOT, capture_output=True, text=True)
     changed = subprocess.run(["git", "status", "--short", "src"], cwd=ROOT, capture_output=True, text=True)
     return (commit.stdout.strip() or "no commit") + (" with changes" if changed.stdout.strip() else "")
 
 
 def failed(source: Source, reason: str) -> dict[str, Any]:
-    """Return the result of a peer that gave none."""
+    """Return the result of a peer that failed."""
     print(f"{source.name}: {reason}", flush=True)
     version = source.requirements[0].split("==")[1] if source.requirements else ""
     return {"peer": source.name, "version": version, "failed": reason, "note": "", "cells": {}, "answers": {}}
 
 
 def kept(source: Source) -> dict[str, Any] | None:
-    """Return what the last run of a peer found."""
+    """Return the result of the last run of a peer."""
     return json.loads(source.result.read_text()) if source.result.exists() else None
 
 
 def main() -> None:
-    """Install, run, and write the table."""
+    """Install the peers, run them, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="*", help="which ones; all by default")
-    parser.add_argument("--install", action="store_true", help="make the environments, and run nothing")
-    parser.add_argument("--table", action="store_true", help="run nothing, and write the table from the last results")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each task of each peer, more or less")
+    parser.add_argument("peers", nargs="*", help="the peers to run; all by default")
+    parser.add_argument("--install", action="store_true", help="create the environments and run nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing and write the table from the last results")
+    parser.add_argument("--seconds", type=float, default=2.0, help="approximate time for each task of each peer")
     parser.add_argument("--quick", action="store_true", help="tiny models; writes no table")
     options = parser.parse_args()
     unknown = set(options.peers) - {source.name for source in SOURCES}

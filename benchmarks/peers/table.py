@@ -1,4 +1,4 @@
-"""The tables of a run: a short one in Markdown, each task with quartiles, where a peer is ahead, and the questions."""
+"""The tables of a run: short tables in Markdown, each task with quartiles, where a peer is ahead, and the answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Results = Sequence[Mapping[str, Any]]
 
 
 def text_of(results: Results) -> str:
-    """Return everything that a run found."""
+    """Return all results of a run as text."""
     parts = [heading(results)]
     parts += [short(results, which) for which in MODELS]
     parts += ["the short table of the README\n" + for_readme(results)]
@@ -46,7 +46,7 @@ def text_of(results: Results) -> str:
 
 
 def heading(results: Results) -> str:
-    """Say what ran, where and when."""
+    """Return the peers, the machine, the date and the method of a run."""
     versions = ", ".join([f"{result['peer']} {result['version']}".strip() for result in results])
     revisions = sorted({result["revision"] for result in results if "revision" in result}) or ["an unknown revision"]
     machine = next((result["machine"] for result in results if "machine" in result), "")
@@ -70,12 +70,12 @@ def processor() -> str:
 
 
 def has(results: Results, which: str, task: str) -> bool:
-    """Whether any peer did the task on the model."""
+    """Return True if any peer did the task on the model."""
     return any([task in result["cells"].get(which, {}) for result in results])
 
 
 def cells(results: Results, which: str, task: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield each peer's result with what it found for one task."""
+    """Yield each peer's result with its cell for one task."""
     for result in results:
         cell = result["cells"].get(which, {}).get(task)
         if cell is not None:
@@ -88,12 +88,12 @@ def over_all(results: Results, which: str, task: str, contender: str) -> float:
 
 
 def shown(ratio: float) -> str:
-    """Return a ratio with as many digits as mean something."""
+    """Return a ratio with its significant digits."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def short(results: Results, which: str) -> str:
-    """Return one Markdown table: tasks down, peers across."""
+    """Return one Markdown table with a row for each task and a column for each peer."""
     named = [result["peer"] for result in results]
     lines = [
         f"| {MODELS[which]} | bare | raw hooks | hookline | {' | '.join(named)} |",
@@ -109,7 +109,7 @@ def short(results: Results, which: str) -> str:
 
 
 def for_readme(results: Results) -> str:
-    """Return the tasks on the small modules, with the fastest peer and the best known ones."""
+    """Return a table of the tasks on the small modules, with the fastest peer and the best-known peers."""
     known = ["nnsight", "TransformerLens", "Captum", "baukit-style, by hand", "torchlens"]
     lines = [
         f"| | bare | raw hooks | hookline | fastest peer | {' | '.join(known)} |",
@@ -129,14 +129,14 @@ def for_readme(results: Results) -> str:
 
 
 def figure(cell: Mapping[str, Any] | None) -> str:
-    """Return a peer's ratio, or a dash; a star for a wrong value."""
+    """Return a peer's ratio, with a star if its value was wrong, or a dash if there is none."""
     if cell is None or "peer" not in cell["ratios"]:
         return "–"
     return shown(cell["ratios"]["peer"][0]) + ("*" if cell["wrong"] else "")
 
 
 def task_table(results: Results, which: str, task: str) -> str:
-    """Return one task in full: each peer with what hookline and raw hooks took in the same process."""
+    """Return one task in full: each peer's ratio next to those of hookline and raw hooks in the same process."""
     lines = [
         f"{TASKS[task]}: {MODELS[which]}",
         f"{'':24s}{'peer':>20s}{'hookline':>20s}{'raw hooks':>20s}{'bare again':>12s}",
@@ -160,7 +160,7 @@ def spread(ratio: Sequence[float]) -> str:
 
 
 def behind(results: Results) -> str:
-    """Name every task at which a peer took less than hookline in the same process."""
+    """List every task in which a peer was faster than hookline in the same process."""
     lines = []
     for which in MODELS:
         for task in TASKS:
@@ -175,7 +175,7 @@ def behind(results: Results) -> str:
 
 
 def questions(results: Results) -> str:
-    """Return the answers, question by question."""
+    """Return all answers by question."""
     found = next((result["yardsticks"] for result in results if result.get("yardsticks")), {})
     answered = {**found, **{result["peer"]: result["answers"] for result in results if result["answers"]}}
     lines = []
@@ -186,5 +186,5 @@ def questions(results: Results) -> str:
 
 
 def notes(results: Results) -> str:
-    """Return what has to be known to read a peer's row."""
+    """Return the notes that explain a peer's row."""
     return "".join([f"{result['peer']}: {result['note']}\n" for result in results if result["note"]])

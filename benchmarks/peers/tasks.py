@@ -1,8 +1,8 @@
 """The tasks that every peer does: one shot, attached, one of many, patch, set-up, gradients, stop.
 
-A peer is a `Peer`: for each task it has either a function that makes the contender, or the reason why it has none. The
-contender is what is timed; what it returns is checked against torch's own hooks before anything is measured, and may
-be a function that puts it into the form of a dict by name, which is then not timed. Bare, bare again, raw hooks, the
+A library is a `Peer`: for each task it has either a function that makes the contender, or the reason why it has none.
+The contender is the function that is timed. Its result is checked against torch's hooks before anything is measured.
+The result may be a function that returns a dict by name; that function is not timed. Bare, bare again, raw hooks, the
 peer and hookline take turns in one process, so that their ratios can be compared.
 """
 
@@ -37,12 +37,12 @@ from torch import Tensor, nn
 Contender = Callable[[], Any]
 Maker = Callable[["Job"], "Contender | str"]
 
-ON_GPT2 = ("one shot", "patch", "gradients", "stop")  # Setting up costs nothing beside a forward of this size.
+ON_GPT2 = ("one shot", "patch", "gradients", "stop")  # Set-up costs nothing compared with this forward.
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model as the peer has adopted it, what to run it on, and the places."""
+    """One model as the peer has adopted it, its inputs, and the names of the modules to capture."""
 
     model: Any
     inputs: Tensor
@@ -59,49 +59,49 @@ class Job:
 
 @dataclass(frozen=True)
 class Peer:
-    """A library: how it takes a model, and how it does each task; or, as text, why it does not."""
+    """A library: how it adopts a model, and how it does each task or, as text, why it can't."""
 
     name: str
     package: str
     tasks: Mapping[str, Maker | str]
-    adopt: Callable[[nn.Module], Any] = lambda model: model  # What a user does once for a model, before anything else.
+    adopt: Callable[[nn.Module], Any] = lambda model: model  # What a user does once per model, at the start.
     note: str = ""
 
     @property
     def version(self) -> str:
-        """What is installed here."""
+        """The installed version."""
         return importlib.metadata.version(self.package) if self.package else ""
 
 
 def output_of(result: Any) -> Tensor:
-    """Return the tensor that a model gives, out of the dataclass that transformers puts around it."""
+    """Return the output tensor of a model. transformers wraps it in a dataclass."""
     return result if isinstance(result, Tensor) else result[0]
 
 
 def mlp(depth: int = 200) -> Chain:
-    """`depth` small linear layers with a ReLU after each: all overhead, little work."""
+    """Return `depth` small linear layers with a ReLU after each: almost all overhead, little computation."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(depth):
         linear = nn.Linear(16, 16)
-        nn.init.orthogonal_(linear.weight, gain=2**0.5)  # Else values and gradients fade to nothing on the way.
+        nn.init.orthogonal_(linear.weight, gain=2**0.5)  # Otherwise values and gradients would vanish.
         layers += [linear, nn.ReLU()]
     return Chain(*layers).eval()
 
 
 def gpt2(depth: int = 12, width: int = 768) -> nn.Module:
-    """A GPT-2 of the usual size, with few words."""
+    """Return a GPT-2 of the usual size with a small vocabulary."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     sizes = {"n_layer": depth, "n_embd": width, "n_head": 12, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
     config = GPT2Config(**sizes, use_cache=False, tie_word_embeddings=False)
-    config._attn_implementation = "eager"  # TransformerLens asks for it, so all of them get it.
+    config._attn_implementation = "eager"  # TransformerLens requires it, so all peers get it.
     return GPT2LMHeadModel(config).eval()  # type: ignore[no-any-return]
 
 
 def job_of(which: str, quick: bool) -> Job:
-    """Return the work on one of the two models."""
+    """Return the job on one of the two models."""
     if which == "mlp":
         model: nn.Module = mlp(6 if quick else 200)
         inputs, keyword, kind = torch.randn(1, 16), "input", nn.Linear
@@ -123,7 +123,7 @@ def twin(job: Job, adopt: Callable[[nn.Module], Any] = lambda model: model) -> J
 
 
 def for_gradients(job: Job) -> Job:
-    """Return the job such that backward goes through every place and computes no more than that."""
+    """Return the job set up so that backward reaches every place and computes nothing else."""
     model = copy.deepcopy(job.model).requires_grad_(False)
     if job.inputs.is_floating_point():
         return Job(**{**vars(job), "model": model, "inputs": job.inputs.clone().requires_grad_()})
@@ -132,7 +132,7 @@ def for_gradients(job: Job) -> Job:
 
 
 def bare(task: str, job: Job) -> Contender:
-    """Return what a ratio is taken to: the forward alone, with its backward where that is the task."""
+    """Return the run that ratios refer to: the forward alone, with the backward if that is the task."""
     if task == "gradients":
         return lambda: job.loss(job.model(job.inputs)).backward()
     if task == "set-up":
@@ -141,7 +141,7 @@ def bare(task: str, job: Job) -> Contender:
 
 
 def wrong(found: Any, expected: Any) -> str:
-    """Say how a result differs from that of torch's own hooks; nothing if it does not."""
+    """Return how a result differs from that of torch's hooks, or "" if it does not."""
     found, expected = found() if callable(found) else found, expected() if callable(expected) else expected
     if expected is None:
         return ""
@@ -158,7 +158,7 @@ def wrong(found: Any, expected: Any) -> str:
 
 
 def measure(task: str, peer: Peer, job: Job, seconds: float) -> dict[str, Any]:
-    """Check and time one task on one model: medians and quartiles of ratios to bare, or what stood in the way."""
+    """Check and time one task on one model. Return medians and quartiles of ratios to bare, or the reason for none."""
     maker = peer.tasks[task]
     if task == "gradients":
         job = for_gradients(job)
@@ -185,12 +185,12 @@ def measure(task: str, peer: Peer, job: Job, seconds: float) -> dict[str, Any]:
 
 
 def timed(contenders: Mapping[str, Contender], seconds: float) -> dict[str, list[float]]:
-    """Compare as many rounds as fit into the time, and at least four."""
+    """Compare the contenders in as many rounds as fit into the time."""
     taken = {name: duration(run) for name, run in contenders.items()}
     if not seconds:
         return {name: [second / taken["bare"]] for name, second in taken.items()}
     if taken.get("peer", 0.0) > 20 * taken["bare"]:
-        # After one that is so slow the others would find cold caches; it takes turns with bare alone.
+        # After such a slow peer the others would find cold caches, so it takes turns only with bare.
         ratios = timed({name: run for name, run in contenders.items() if name != "peer"}, seconds)
         pair = {"bare": contenders["bare"], "peer": contenders["peer"]}
         rounds = max(3, min(60, int(seconds / taken["peer"])))
@@ -201,26 +201,26 @@ def timed(contenders: Mapping[str, Contender], seconds: float) -> dict[str, list
 
 
 def duration(run: Contender) -> float:
-    """Return the seconds that a call takes; each has been called before."""
+    """Return the seconds of one call. Every contender has been called before."""
     start = time.process_time()
     run()
     return time.process_time() - start
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """Return the median, and the quartiles around it."""
+    """Return the median and the two quartiles."""
     ordered = sorted(values)
     return [median(ordered), ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]]
 
 
 def main(peer: Peer) -> None:
-    """Do everything for one peer, and print or keep it as JSON."""
-    parser = argparse.ArgumentParser(description=f"Measure {peer.name} beside torch's own hooks and hookline.")
-    parser.add_argument("--quick", action="store_true", help="tiny models, one run of each task: does it work?")
-    parser.add_argument("--model", action="append", choices=["mlp", "gpt2"], help="this model; both by default")
-    parser.add_argument("--skip", action="append", default=[], help="a question that is not asked")
+    """Run all tasks and questions for one peer, and print or save the result as JSON."""
+    parser = argparse.ArgumentParser(description=f"Measure {peer.name}, torch's hooks and hookline.")
+    parser.add_argument("--quick", action="store_true", help="tiny models and one run of each task, as a check")
+    parser.add_argument("--model", action="append", choices=["mlp", "gpt2"], help="the model to use; both by default")
+    parser.add_argument("--skip", action="append", default=[], help="a question to skip")
     parser.add_argument("--json", type=Path, help="write the result here instead of printing it")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each task, more or less")
+    parser.add_argument("--seconds", type=float, default=2.0, help="approximate time for each task")
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {

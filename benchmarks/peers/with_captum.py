@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def layers_of(job: Job) -> list[Any]:
-    """Return the modules, found in one pass."""
+    """Return the modules of the job, found in one pass."""
     return [module for _, module in job.model.named_modules() if isinstance(module, job.kind)]
 
 

@@ -1,6 +1,6 @@
-"""In the manner of baukit, by hand: a context that finds layers by name, keeps outputs and unhooks on leaving.
+"""Hooks by hand in the style of baukit: a context that finds layers by name, keeps outputs and unhooks at its end.
 
-baukit is not on the registry. This does what its documentation says its Trace and TraceDict do, with none of its code.
+baukit is not on PyPI. This follows the documentation of its Trace and TraceDict, and uses none of its code.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.utils.hooks import RemovableHandle
 
 
 class StopHere(Exception):
-    """Ends a forward at the last layer that is traced."""
+    """Raised to end a forward at the last traced layer."""
 
 
 def find(model: nn.Module, name: str) -> nn.Module:
-    """Return the layer of that name."""
+    """Return the layer with this name."""
     for found, module in model.named_modules():
         if found == name:
             return module
@@ -27,7 +27,7 @@ def find(model: nn.Module, name: str) -> nn.Module:
 
 
 class Traced:
-    """The layers of these names, while the block is open: their outputs by name."""
+    """A context that stores the outputs of the layers with these names."""
 
     def __init__(
         self,

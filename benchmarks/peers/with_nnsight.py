@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 def adopt(model: nn.Module) -> nnsight.NNsight:
-    """Wrap the model: once, as its documentation does."""
+    """Wrap the model once, as nnsight's documentation does."""
     return nnsight.NNsight(model)
 
 
 def envoys_of(job: Job) -> list[Any]:
-    """Return nnsight's own objects for the places."""
+    """Return nnsight's objects for the places."""
     return [job.model.get(name) for name in job.names]
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def place_of(name: str) -> str:
-    """Return the component that pyvene knows a module's output by: `transformer.h[3].output`."""
+    """Return pyvene's component name for a module's output: `transformer.h[3].output`."""
     *path, last = name.split(".")
     return f"{'.'.join(path)}[{last}].output" if path else f"{last}.output"
 
 
 def collector(job: Job, names: list[str]) -> Any:
-    """Return the model that collects the outputs at these places."""
+    """Return a model that collects the outputs at these places."""
     options = {"embed_dim": job.model.config.hidden_size, "keep_last_dim": True}
     places = [{"component": place_of(name), "intervention": pyvene.CollectIntervention(**options)} for name in names]
     return pyvene.IntervenableModel(places, model=job.model)

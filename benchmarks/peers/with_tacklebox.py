@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def keep_in(kept: dict[str, Tensor]) -> Any:
-    """Return a hook function that keeps the output under the name that tacklebox gave the module."""
+    """Return a hook function that keeps the output under tacklebox's name for the module."""
 
     def keep(module: Any, _inputs: Any, outputs: Any) -> None:
         kept[module.name] = outputs[0] if isinstance(outputs, (tuple, list)) else outputs

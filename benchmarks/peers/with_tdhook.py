@@ -24,7 +24,7 @@ def inputs_of(job: Job) -> TensorDict:
 
 
 def target_of(job: Job, kind: str = "activation") -> Target:
-    """Return the whole output of the one module; a target is a selection of features."""
+    """Return the whole output of the middle module as a target. A target is a selection of features."""
     return Target(job.middle, kind, feature_axis=-1, indices=tuple(range(job.model.config.hidden_size)))
 
 

@@ -1,4 +1,4 @@
-"""TorchHook: `HookManager(model, max_size=1)`, `add` with the layer itself so that nothing is looked up."""
+"""TorchHook: `HookManager(model, max_size=1)`, and `add` with the layer itself so that no name is looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def manager_on(job: Job) -> HookManager:
 
 
 def latest(manager: HookManager) -> Any:
-    """Return the last value of each layer, once they are wanted."""
+    """Return a function that returns the last value of each layer."""
     features = manager.get_all().copy()
     return lambda: {name: values[-1] for name, values in features.items()}
 

@@ -1,4 +1,4 @@
-"""torchlens: `tl.record`, which its performance guide gives as the fastest way; `halt` stops, `intervene` replaces."""
+"""torchlens: `tl.record`, the fastest way according to its performance guide; `halt` stops, `intervene` replaces."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torchlens as tl
 from tasks import Contender, Job, Peer, main, output_of
 from torch import Tensor, nn
 
-warnings.filterwarnings("ignore", "TorchLens observed")  # Of a scalar that GPT-2 reads: once for each run.
+warnings.filterwarnings("ignore", "TorchLens observed")  # In each run, about a scalar that GPT-2 reads.
 
 
 def every(job: Job) -> Any:
-    """Return what selects all places."""
+    """Return a selector for all places."""
     if job.kind is nn.Linear:
         return tl.func("linear")
     return functools.reduce(operator.or_, [tl.module(name) for name in job.names])
 
 
 def value_at(recording: Any, name: str) -> Tensor:
-    """Return what a module gave: its last operation."""
+    """Return a module's output, which is the value of its last operation."""
     return recording.records[recording.by_address[name][-1]].ram_payload  # type: ignore[no-any-return]
 
 
@@ -62,7 +62,7 @@ def gradients(job: Job) -> Contender:
 
         def values() -> dict[str, Tensor]:
             found: dict[str, Tensor] = {}
-            for record in recording.grad_records:  # In the order of backward: the output of a module comes first.
+            for record in recording.grad_records:  # In backward order, a module's output comes first.
                 found.setdefault(record.ctx.module_stack[-1].address, record.ram_payload)
             return found
 
@@ -73,7 +73,7 @@ def gradients(job: Job) -> Contender:
 
 def stop(job: Job) -> Contender:
     following = job.names[job.names.index(job.middle) + 1 :]
-    halt = tl.in_module(following[0] if following else "lm_head")  # A halt takes the first operation of a module.
+    halt = tl.in_module(following[0] if following else "lm_head")  # A halt is at the first operation of a module.
 
     def run() -> Any:
         recording = tl.record(job.model, job.inputs, save=tl.module(job.middle), halt=halt)

@@ -1,4 +1,4 @@
-"""TransformerLens: an MLP written with its `HookPoint`s, as it asks for, and its bridge around GPT-2."""
+"""TransformerLens: an MLP written with `HookPoint`s, as it requires, and its bridge around GPT-2."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule, TransformerBridge
 from transformer_lens.hook_points import HookPoint
 
-FOLDER = tempfile.TemporaryDirectory()  # The bridge loads the tokenizer a second time.
+FOLDER = tempfile.TemporaryDirectory()  # The bridge loads the tokenizer again from here.
 
 
 class HookedChain(HookedRootModule):
-    """The layers of a Sequential, with a hook point after each linear one."""
+    """The layers of a Sequential, with a hook point after each linear layer."""
 
     def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def adopt(model: nn.Module) -> Any:
 
 
 def tokenizer() -> Any:
-    """Return a tokenizer that needs no download; the bridge wants one, and the tasks use none."""
+    """Return a tokenizer that needs no download. The bridge requires one, but the tasks don't use it."""
     from tokenizers import Tokenizer, models
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def point_of(job: Job, name: str) -> str:
 
 
 def points_of(job: Job) -> dict[str, str]:
-    """Return all hook points, by the name of the module."""
+    """Return the hook point of each module by the module's name."""
     return {name: point_of(job, name) for name in job.names}
 
 
