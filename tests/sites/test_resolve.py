@@ -355,7 +355,7 @@ def test_a_predicate_that_does_not_take_a_name_and_a_module_is_refused() -> None
     model = GPT()
     with pytest.raises(hl.SiteError, match=r"<lambda>\(name\) names no place.*\(name, module\)"):
         hl.sites(model, lambda name: "mlp" in name)
-    with pytest.raises(hl.SiteError, match="a method of a module is text"):
+    with pytest.raises(hl.SiteError, match="a method of a module is written as text"):
         hl.sites(model, model.forward)
     assert names(model, lambda *both: both[0] == "h.0") == ["h.0"]
 
