@@ -117,7 +117,7 @@ def test_tied_weights_stay_tied():
 def test_hooking_a_model_twice_is_refused_and_leaves_one_set_of_points(x):
     raw = Mixed().eval()
     hooked = auto_hook(raw)
-    with pytest.raises(hl.HooklineError, match="this Mixed has hook points already; use those, or take them off"):
+    with pytest.raises(hl.HooklineError, match="this Mixed has hook points already; use those, or remove them"):
         auto_hook(raw)
     assert hooked.run_with_hooks(x, fwd_hooks=[("hook_point", add_one)]).equal(raw(x) + 1)
 

@@ -116,7 +116,7 @@ def test_a_name_that_is_not_there_is_an_error_before_the_model_runs():
         hl.SiteError, match="'1.hook_pint' is not a hook point of Sequential; did you mean .*'1.hook_point'"
     ):
         model.run_with_cache(torch.randn(3, 4), names_filter=["0.hook_point", "1.hook_pint"])
-    with pytest.raises(hl.SiteError, match="the filter takes none of the 4 hook points of Sequential"):
+    with pytest.raises(hl.SiteError, match="the filter selects none of the 4 hook points of Sequential"):
         model.run_with_cache(torch.randn(3, 4), names_filter=lambda name: False)
     with pytest.raises(hl.SiteError, match="names_filter is a name, a list of names or a function"):
         model.run_with_cache(torch.randn(3, 4), names_filter=[0])

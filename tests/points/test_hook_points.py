@@ -212,7 +212,7 @@ def test_contexts_hold_what_hooks_keep_and_are_cleared():
 def test_a_point_knows_its_layer():
     model = hl.auto_hook(GPT())
     assert model.hook_dict["h.2.mlp.0.hook_point"].layer() == 2
-    with pytest.raises(hl.HooklineError, match="'head.hook_point' has no number of a layer"):
+    with pytest.raises(hl.HooklineError, match="'head.hook_point' has no layer number"):
         model.hook_dict["head.hook_point"].layer()
 
 

@@ -163,7 +163,7 @@ def test_a_name_that_is_not_there_says_what_is_near():
         model.add_hook("head", add_one)
     with pytest.raises(LookupError, match="'hed.hook_point' is not a hook point of GPT; did you mean"):
         model.run_with_hooks(tokens(), fwd_hooks=[("hed.hook_point", add_one)])
-    with pytest.raises(hl.SiteError, match="the filter takes none of the"):
+    with pytest.raises(hl.SiteError, match="the filter selects none of the"):
         model.add_hook(lambda name: "conv" in name, add_one)
     with pytest.raises(hl.SiteError, match="by name or by a filter of names, not by int"):
         model.add_hook(3, add_one)

@@ -1,4 +1,4 @@
-"""Hook points on everything, as TransformerLens users know them: `auto_hook`, and `check`, which tries them out."""
+"""Hook points on every module, as TransformerLens users know them: `auto_hook`, and `check`, which tests them."""
 
 from hookline.points.check import check
 from hookline.points.hook_points import HookPoint

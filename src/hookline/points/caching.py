@@ -1,4 +1,4 @@
-"""What passed at hook points, as a plain dict: the caching functions of TransformerLens, on hookline's captures."""
+"""The values at hook points as a plain dict: the caching functions of TransformerLens, built on hookline's captures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result")  # Shape: (batch
 
 
 class Activations(dict[str, Any]):
-    """What passed at each point, by name, in the order in which they fired. A missing name raises with the reason."""
+    """The value at each point, by name, in the order in which points fired. A missing name raises with the reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Activations(dict[str, Any]):
 
 
 class CacheOptions(NamedTuple):
-    """How values are kept."""
+    """The options for storing values: the device, and which part of each value."""
 
     device: torch.device | str | None = None
     remove_batch_dim: bool = False
@@ -55,7 +55,7 @@ class CacheOptions(NamedTuple):
         dimension = 3 if name.removesuffix("_grad").endswith(HEADS) else 2
         if self.pos_slice is None or tensor.dim() < dimension:
             return tensor
-        chosen = getattr(self.pos_slice, "slice", self.pos_slice)  # A Slice of transformer_lens holds a slice.
+        chosen = getattr(self.pos_slice, "slice", self.pos_slice)  # transformer_lens's Slice holds a slice.
         where = slice(*chosen) if isinstance(chosen, tuple) else chosen
         if isinstance(self.pos_slice, int):
             where = [chosen]  # A list keeps the dimension.
@@ -64,11 +64,11 @@ class CacheOptions(NamedTuple):
             return tensor[index].clone()  # A view would keep the whole tensor in memory.
         except (IndexError, TypeError) as error:
             shape = tuple(tensor.shape)
-            raise EditError(f"pos_slice={self.pos_slice!r} chooses nothing of {shape}: {error}") from None
+            raise EditError(f"pos_slice={self.pos_slice!r} can't index the shape {shape}: {error}") from None
 
 
 class Saver:
-    """A hook function that stores what passes in a dict, by the name of its point. The latest value stays."""
+    """A hook function that stores values in a dict, by the name of the point. It keeps the latest value."""
 
     takes_whole = True  # HookCall passes the whole value, not tensor by tensor.
 
@@ -108,7 +108,7 @@ def run_with_cache(
     options: CacheOptions,
     clear_contexts: bool,
 ) -> tuple[Any, Activations]:
-    """Run the model once, and return its output and what passed."""
+    """Run the model once, and return its output and the values at the chosen points."""
     if options.remove_batch_dim:
         _refuse_batch((args, kwargs))
     chosen, when_missing = _choose(points, names)
@@ -117,7 +117,7 @@ def run_with_cache(
     wanted = [
         HookToAdd(point, Saver(foreign, options, suffix, when_missing), dir, when_missing)
         for point in chosen.values()
-        if not isinstance(point, HookPoint)  # Points of transformer_lens call hooks themselves.
+        if not isinstance(point, HookPoint)  # A transformer_lens point calls its hooks itself.
         for dir, suffix in (("fwd", ""), ("bwd", "_grad"))[: 1 + incl_bwd]
     ]
     own = {name: points.site(point) for name, point in chosen.items() if isinstance(point, HookPoint)}
@@ -158,7 +158,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], incl_b
 
 
 def collect(acts: Cache, sites: dict[str, Site]) -> Activations:
-    """Return captured values by the names of their points; of several operations on a parameter, the latest."""
+    """Return captured values by the names of their points; of several operations on a parameter, only the latest."""
     result = Activations()
     names = {(site.path, site.port, bool(site.member)): name for name, site in sites.items()}
     for text in acts:
@@ -176,13 +176,13 @@ def collect(acts: Cache, sites: dict[str, Site]) -> Activations:
 
 
 def _single(value: Any) -> Any:
-    """Return the tensor of a value that holds only one, otherwise the value."""
+    """Return the tensor if a value holds exactly one, otherwise the value."""
     tensors = leaves(value)
     return tensors[0] if len(tensors) == 1 else value
 
 
 def _choose(points: Points, names: NamesFilter) -> tuple[dict[str, Any], str]:
-    """Return the points that `names` means, by name, and what happens when nothing passes there."""
+    """Return the points that `names` selects, by name, and the `when_missing` to use at them."""
     found: dict[str, Any] = dict(points.read())
     if names is None:
         return found, SILENT
@@ -190,7 +190,7 @@ def _choose(points: Points, names: NamesFilter) -> tuple[dict[str, Any], str]:
         return {point.name or "": point for point in points.choose(names)}, WARNS
     wanted = _names_in(names)
     for name in wanted - set(found):
-        points.choose(name)  # Raises, and says which names are similar.
+        points.choose(name)  # Raises, and suggests similar names.
     return {name: point for name, point in found.items() if name in wanted}, RAISES
 
 
@@ -210,7 +210,7 @@ def _refuse_batch(given: Any) -> None:
 
 
 def loss_of(output: Any) -> Tensor:
-    """Return an output on which backward() can be called."""
+    """Return the output, or raise if backward() can't be called on it."""
     if not isinstance(output, Tensor) or output.numel() != 1:
         raise EditError(f"incl_bwd=True calls backward() on the output, which is {describe(output)}, not one number")
     return output

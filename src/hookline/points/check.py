@@ -1,4 +1,4 @@
-"""Check on a user's own model that its hook points work: `check`, which runs it, and reports as a table."""
+"""`check`: run a user's model to test that its hook points work, and report the results as a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hookline.points.caching import CacheOptions, captures, collect
 from hookline.points.hook_points import SILENT, HookPoint, HookToAdd
 from hookline.points.hooked_model import HookedRoot, auto_hook, points_of
 
-Key = tuple[str, str]  # The path of a module, and which part of its state.
+Key = tuple[str, str]  # The path of a module, and the name of a part of its state.
 
 
 FIRES = "every point fires"
@@ -46,7 +46,7 @@ CHECKS = (FIRES, EDITS, GRADIENTS, VALUES, RESTORED)
 
 
 class PointRow(NamedTuple):
-    """The result of one check, or what it found at one point: "passed", "failed", or "listed" with the reason."""
+    """The result of one check, or of a check at one point: "passed", "failed", or "listed" with the reason."""
 
     check: str
     point: str
@@ -55,7 +55,7 @@ class PointRow(NamedTuple):
 
 
 class Report(Tabular, Sequence[PointRow]):
-    """What `check` found; true if nothing failed. Prints as a table."""
+    """The results of `check`; true if nothing failed. Prints as a table."""
 
     def __init__(self, model: str, points: int, found: list[PointRow]) -> None:
         self.rows: list[PointRow] = []
@@ -100,7 +100,7 @@ def check(
     init_kwargs: Mapping[str, Any] | None = None,
     strict: bool = False,
 ) -> Report:
-    """Run a model, or one made from a class, to see that its hook points work. The model is left as it was.
+    """Run a model, or an instance of a class, to test that its hook points work. The model's state is restored.
 
     >>> check(nn.Linear(4, 2), {"input": torch.ones(3, 4)})
     Linear, 1 hook point: all is well
@@ -121,7 +121,7 @@ def check(
     if not isinstance(input_kwargs, Mapping):
         raise HooklineError(f"check calls model(**input_kwargs): give a dict, not {describe(input_kwargs)}")
     if init_kwargs is not None and not isinstance(init_kwargs, Mapping):
-        raise HooklineError(f"init_kwargs is what the class is called with: give a dict, not {describe(init_kwargs)}")
+        raise HooklineError(f"check calls the class with **init_kwargs: give a dict, not {describe(init_kwargs)}")
     if isinstance(model, nn.Module) and init_kwargs:
         raise HooklineError("init_kwargs is for a class, and this is a model")
     given: Any = model
@@ -152,7 +152,7 @@ def _report(model: nn.Module, given: Mapping[str, Any]) -> Report:
 
 
 class Comparison:
-    """Runs of one model, each from the same state: bare, watched by torch's own hooks, and under hook points."""
+    """Runs of one model, each from the same state: bare, with torch's own hooks, and with hook points."""
 
     def __init__(self, hooked: HookedRoot, given: Mapping[str, Any]) -> None:
         self.points = points_of(hooked)
@@ -165,7 +165,7 @@ class Comparison:
 
     def found(self) -> Iterator[PointRow]:
         """Run all checks, and yield a row for each."""
-        bare = self.run()  # An error without hooks is the model's own.
+        bare = self.run()  # An error in a run without hooks is the model's, so it is not caught.
         try:
             left = self.state.read()
             yield from self._compare(bare, self.run(), VALUES, "two runs of the bare model differ")
@@ -187,8 +187,8 @@ class Comparison:
         yield from self._left_behind(None)
 
     def run(self, *wanted: HookToAdd, block: Hooks | None = None) -> Any:
-        """Run the model once under hook functions, and a block."""
-        self.state.restore()  # Before hooks are attached, which it would remove.
+        """Run the model once with hook functions, inside a block."""
+        self.state.restore()  # This comes before hooks are attached, since it would remove them.
         with block or nullcontext(), self.points.opened(list(wanted)):
             return self.model(**map_tensors(_fresh, dict(self.given), in_objects=True))
 
@@ -197,7 +197,7 @@ class Comparison:
             yield PointRow(check, "", "failed", problem)
 
     def _watched(self, bare: Any) -> tuple[dict[str, Any], set[str]]:
-        """Return the values that torch's own hooks see, and at which points; nothing if they change the output."""
+        """Return the values that torch's own hooks see, and the names of the points; nothing if the output changes."""
         seen: dict[str, Any] = {}
         modules = dict(Names(self.model).once())
         paths = {name: site.path for name, site in self.sites.items() if not site.member}
@@ -212,7 +212,7 @@ class Comparison:
         return (seen, set(seen)) if is_same(bare, output) else ({}, set())
 
     def _observed(self) -> tuple[dict[str, int], dict[str, Any], Any]:
-        """Run with hooks that change nothing; return how often each point fired, what passed, and the output."""
+        """Run with hooks that change nothing; return how often each point fired, the values, and the output."""
         calls: dict[str, int] = {}
 
         def observe(_tensor: Tensor, hook: HookPoint) -> None:
@@ -242,7 +242,7 @@ class Comparison:
                 yield PointRow(FIRES, name, "listed", self.reasons.get(name, "not called"))
 
     def _is_known(self, site: Site) -> bool:
-        """Return True if hookline knows why a module is not called, though torch's own hooks make it be called."""
+        """Return True if hookline knows why a module is not called. torch's own hooks may cause it to be called."""
         return why_not_called(site.path, dict(Names(self.model).once())[site.path], self.model) != ""
 
     def _values(self, passed: dict[str, Any], seen: dict[str, Any]) -> Iterator[PointRow]:
@@ -332,7 +332,7 @@ def _noising(edited: list[str]) -> Callable[..., Tensor | None]:
 
 
 class State:
-    """The state of a model before a check. `restore` puts it back, `leftovers` yields what differs."""
+    """The state of a model before a check. `restore` puts it back, `leftovers` yields the differences."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(path, module) for path, module in Names(model).once() if not is_scripted(module)]
@@ -375,7 +375,7 @@ class State:
         return found | {("", f"the random numbers {kind}"): state for kind, state in _random_numbers().items()}
 
     def leftovers(self, bare: Mapping[Key, Any] | None = None) -> Iterator[Key]:
-        """Yield what differs from the state before, or, with `bare`, from the state that a run without hooks leaves."""
+        """Yield the keys that differ from the state before, or from `bare`, the state after a run without hooks."""
         before, now = self._before, self.read()
         reference = before if bare is None else bare
         for key in {**reference, **now}:

@@ -1,7 +1,7 @@
 """`HookPoint`, and `Points`: all hook points of one model by name, and the functions that act at them in a block.
 
-A `HookPoint` holds its functions as handles, each one hook of hookline; without any, nothing is on the model. If
-transformer_lens is installed, hook points and hooked models are instances of its classes too.
+A `HookPoint` holds its functions as handles, each of which is one hookline hook; without functions, the model has no
+hooks. If transformer_lens is installed, hook points and hooked models are also instances of its classes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SILENT, WARNS, RAISES = "ignore", "warn", "raise"  # What happens when nothing p
 
 @dataclass
 class Handle:
-    """One hook function of a point, and hookline's hook that calls it."""
+    """One hook function of a point, and the hookline hook that calls it."""
 
     hook: Hooks
     is_permanent: bool
@@ -56,14 +56,14 @@ class Handle:
     user_hook: HookFunction
 
     def matches(self, including_permanent: bool, level: int | None) -> bool:
-        """Return True if a call with these arguments means this handle."""
+        """Return True if these arguments of `remove_hooks` or `has_hooks` select this handle."""
         return (including_permanent or not self.is_permanent) and level in (None, self.context_level)
 
 
 class HookPoint(nn.Module):
-    """A place of a model to which hook functions can be added; they get `(tensor, hook=point)`.
+    """A place in a model to which hook functions can be added; they are called with `(tensor, hook=point)`.
 
-    `auto_hook` makes one for every module. In a model of your own it is an identity: `x = self.hook_mid(x)`.
+    `auto_hook` creates one for every module. In your own model you can use it as an identity: `x = self.hook_mid(x)`.
 
     >>> import torch
     >>> point = HookPoint()
@@ -79,11 +79,11 @@ class HookPoint(nn.Module):
         self.ctx: dict[Any, Any] = {}
         self.fwd_hooks: list[Handle] = []
         self.bwd_hooks: list[Handle] = []
-        self._add_to_model: AddToModel | None = None  # None if the model's author put the point into it and calls it.
-        self._hooks: Hooks | None = None  # The hooks of such a point.
+        self._add_to_model: AddToModel | None = None  # None for a point that the model itself contains and calls.
+        self._hooks: Hooks | None = None  # The hooks of a point that the model contains.
 
     def forward(self, x: Any) -> Any:
-        """Return the value as it is."""
+        """Return the value unchanged."""
         return x
 
     def add_hook(
@@ -96,14 +96,14 @@ class HookPoint(nn.Module):
     ) -> Handle:
         """Call `hook(tensor, hook=point)` on each tensor that passes ("fwd"), or each gradient ("bwd"), until removed.
 
-        What it returns, unless None, takes the tensor's place.
+        If it returns anything but None, that replaces the tensor.
         """
         refuse_flags(is_permanent=is_permanent, prepend=prepend)
         refuse_level(level)
         handles = self.handles(dir)
         hook_call = HookCall(hook, self, dir)
         added = self._put(hook_call) if self._add_to_model is None else self._add_to_model(self, PORTS[dir], hook_call)
-        added.when_missing(WARNS)  # It stays, so there may be runs without gradients.
+        added.when_missing(WARNS)  # The hook stays for many runs, and some may have no gradients.
         if prepend:
             put_first(added)
         handle = Handle(added, is_permanent, level, hook)
@@ -115,7 +115,7 @@ class HookPoint(nn.Module):
         self.add_hook(hook, dir=dir, is_permanent=True)
 
     def remove_hooks(self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None) -> None:
-        """Remove the hooks of one direction, or of "both"; with a level, only those added with that level."""
+        """Remove the hooks of one direction, or of "both"; with a level, only hooks added with that level."""
         refuse_flags(including_permanent=including_permanent)
         refuse_level(level)
         for one in _directions(dir):
@@ -136,10 +136,10 @@ class HookPoint(nn.Module):
         self.ctx = {}
 
     def layer(self) -> int:
-        """Return the first number in its name: 3 for 'blocks.3.mlp.hook_point'."""
+        """Return the first number in the point's name: 3 for 'blocks.3.mlp.hook_point'."""
         number = next((part for part in (self.name or "").split(".") if part.isdigit()), None)
         if number is None:
-            raise HooklineError(f"{self.name!r} has no number of a layer in it")
+            raise HooklineError(f"{self.name!r} has no layer number in it")
         return int(number)
 
     def handles(self, dir: str) -> list[Handle]:
@@ -172,7 +172,7 @@ def _directions(dir: str) -> tuple[str, ...]:
 
 
 def refuse_other(function: Any) -> None:
-    """Raise for anything that is not a function."""
+    """Raise for anything that can't be called."""
     if not callable(function):
         raise EditError(f"a hook is a function of (tensor, hook), not {type(function).__name__}")
 
@@ -190,7 +190,7 @@ def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
 
 
 class HookCall:
-    """A hook function as hookline calls it: with a value of any structure, each tensor of which the function gets.
+    """A hook function as hookline calls it: with a value of any structure, whose tensors it passes on one by one.
 
     It has no `__code__`, so that two closures of one function don't count as the same hook added twice.
     """
@@ -201,17 +201,17 @@ class HookCall:
         self.dir = dir
         self.called = False
         self._point = weakref.ref(point)  # Weak, since the model holds this object and must not hold its own hooks.
-        self.passed: Any = NOTHING  # The latest value that was not itself a tensor.
+        self.passed: Any = NOTHING  # The latest value that was a structure, not a tensor.
 
     def __call__(self, value: Any, _call: Call) -> Any:
-        """Return what passes on; None leaves the value alone."""
+        """Return the value to pass on; None leaves it unchanged."""
         point = self._point()
         if point is None:
             return None
         if getattr(self.function, "takes_whole", False):
             return self.function(value, hook=point)
         if isinstance(value, Tensor):
-            return self._apply(value, point)  # If it was modified in place, hookline notices.
+            return self._apply(value, point)  # hookline notices if a tensor was modified in place.
         self.passed = value
         changed = False
 
@@ -227,7 +227,7 @@ class HookCall:
 
     def _apply(self, tensor: Tensor, point: HookPoint) -> Any:
         self.called = True
-        conversion = getattr(point, "hook_conversion", None)  # Set by enable_reshape of transformer_lens.
+        conversion = getattr(point, "hook_conversion", None)  # Set by transformer_lens's enable_reshape.
         given = tensor if conversion is None else conversion.convert(tensor)
         try:
             new = self.function(given, hook=point)
@@ -245,16 +245,16 @@ class HookCall:
 
 
 class HookToAdd(NamedTuple):
-    """A hook function to add at one point in a block, and what happens when nothing passes there."""
+    """A hook function to add at one point in a block, and the `when_missing` of its hook."""
 
-    point: Any  # A HookPoint, or one of transformer_lens inside the model.
+    point: Any  # A HookPoint, or a transformer_lens HookPoint inside the model.
     function: HookFunction
     dir: str
     when_missing: str
 
 
 class Points:
-    """The hook points of one model, by name. It refers to the model weakly; only added hooks hold it."""
+    """The hook points of one model, by name. It refers to the model weakly; only added hooks keep the model alive."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -262,13 +262,13 @@ class Points:
         self._sites: dict[str, Site] = {}
         self._hooks: Hooks | None = None
         self._closed = False
-        self._names: dict[Any, str | None] = {}  # The earlier names of points that are in the model itself.
+        self._names: dict[Any, str | None] = {}  # The original names of points that the model contains.
         self._levels: list[int] = []
         self._reading = threading.Lock()
 
     @property
     def model(self) -> nn.Module:
-        """The model that has the points."""
+        """The model that the points belong to."""
         model = self._model()
         if model is None or self._closed:
             raise HooklineError("this model was unwrapped, or is gone; hook it again with hl.auto_hook(model)")
@@ -276,15 +276,15 @@ class Points:
 
     @property
     def level(self) -> int:
-        """How many blocks are open."""
+        """The level of the innermost open block; 0 if none is open."""
         return max(self._levels, default=0)
 
     def belongs_to(self, model: nn.Module) -> bool:
-        """Return True if these are the points of this model, and not of one it was copied from."""
+        """Return True if these points belong to this model, and not to a model that it was copied from."""
         return self._model() is model and not self._closed
 
     def read(self) -> dict[str, HookPoint]:
-        """Return every point by name, for the modules that the model has now."""
+        """Return all points of the model's current modules, by name."""
         with self._reading:
             before = self._found
             places = {name: (site, manual) for name, site, manual in _places(self.model)}
@@ -312,7 +312,7 @@ class Points:
         return self._sites[name]._replace(port=port)
 
     def choose(self, where: NameOrFilter) -> list[HookPoint]:
-        """Return the points that a name or a filter of names means."""
+        """Return the points that a name or a filter of names selects."""
         found = self.read()
         if isinstance(where, str):
             if where not in found:
@@ -322,12 +322,12 @@ class Points:
             raise SiteError(f"hooks are added by name or by a filter of names, not by {type(where).__name__}")
         chosen = [point for name, point in found.items() if where(name)]
         if not chosen:
-            raise SiteError(f"the filter takes none of the {len(found)} hook points of {self._title}; see hook_dict")
+            raise SiteError(f"the filter selects none of the {len(found)} hook points of {self._title}; see hook_dict")
         return chosen
 
     @contextmanager
     def opened(self, wanted: list[HookToAdd], reset: bool = True, clear_contexts: bool = False) -> Iterator[None]:
-        """Let hook functions act in a block on this thread, one level deeper; without `reset` they stay."""
+        """Add hook functions for a block on this thread, one level deeper; without `reset` they stay after it."""
         level = self.level + 1
         self._levels.append(level)
         try:
@@ -351,7 +351,7 @@ class Points:
         block = short_form(self.model)
         placed: list[tuple[HookToAdd, HookCall]] = []
         for one in wanted:
-            if not isinstance(one.point, HookPoint):  # A point of transformer_lens calls its functions itself.
+            if not isinstance(one.point, HookPoint):  # A transformer_lens point calls its functions itself.
                 one.point.add_hook(one.function, dir=one.dir, level=level)
                 continue
             hook_call = HookCall(one.function, one.point, one.dir)
@@ -398,11 +398,11 @@ class Points:
         return type(unwrap(self.model)).__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_points, ()  # A copy of the model makes its own points.
+        return _no_points, ()  # A copy of the model creates its own points.
 
 
 def is_manual(point: nn.Module) -> bool:
-    """Return True if a point is part of the model itself, where its author put it."""
+    """Return True if a point is a module of the model itself, which its author added."""
     return point._add_to_model is None if isinstance(point, HookPoint) else is_lens_point(point)
 
 
@@ -432,7 +432,7 @@ def _places(model: nn.Module) -> Iterator[tuple[str, Site, Any]]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return True if a module is one of torch.nn, which uses its parameters itself."""
+    """Return True if a module's forward is torch's, which uses the parameters directly."""
     forward = type(module).forward
     return forward is not nn.Module.forward and str(getattr(forward, "__module__", "")).startswith("torch.")
 
@@ -442,7 +442,7 @@ def _no_points() -> None:
 
 
 class Lens(NamedTuple):
-    """The two classes of transformer_lens that make up the interface."""
+    """The two transformer_lens classes that hook points and hooked models are instances of."""
 
     point: Any
     root: Any
@@ -456,10 +456,10 @@ def lens() -> Lens | None:
     try:
         package = importlib.import_module("transformer_lens")
         points = importlib.import_module("transformer_lens.hook_points")
-    except Exception as error:  # It imports many packages, any of which may be broken.
+    except Exception as error:  # transformer_lens imports many packages, any of which may be broken.
         warn(f"transformer_lens is installed but can't be imported ({error}); hookline's own hook points are used")
         return None
-    root = getattr(package, "HookedRootModule", None) or points.HookedRootModule  # It was moved in version 3.
+    root = getattr(package, "HookedRootModule", None) or points.HookedRootModule  # The class moved in version 3.
     return Lens(points.HookPoint, getattr(root, "HookedRootModule", root))
 
 
@@ -478,7 +478,7 @@ def as_root(kind: Kind) -> Kind:
 
 
 def is_lens_point(module: nn.Module) -> bool:
-    """Return True if a module is a HookPoint of transformer_lens, which the model's author put there."""
+    """Return True if a module is a transformer_lens HookPoint, which the model's author added."""
     points = sys.modules.get("transformer_lens.hook_points")
     return points is not None and isinstance(module, points.HookPoint)
 

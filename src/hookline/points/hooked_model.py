@@ -1,7 +1,7 @@
-"""Hook points on everything: `auto_hook`, which gives any model or class the interface of TransformerLens.
+"""Hook points on every module: `auto_hook`, which gives any model or class the interface of TransformerLens.
 
-`HookedRoot` is that interface. A `HookedModel` has it around a model that it leaves as it is; a decorated class has it
-among its bases.
+`HookedRoot` is that interface. A `HookedModel` wraps it around a model and leaves the model as it is; a decorated class
+inherits from it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DELEGATED = ("__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__",
 
 
 class Unstarted(_GeneratorContextManager[Any, None, None]):
-    """A block made of a generator. It warns if it is dropped without having been entered."""
+    """A `with` block made from a generator. It warns if it is garbage-collected without having been entered."""
 
     is_used = False
 
@@ -55,7 +55,7 @@ class Unstarted(_GeneratorContextManager[Any, None, None]):
         return super().__enter__()
 
     def __call__(self, function: Any) -> Any:
-        self.is_used = True  # As a decorator: each call enters a block like this one.
+        self.is_used = True  # Used as a decorator, which enters a new block for each call.
         return super().__call__(function)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -67,7 +67,7 @@ class Unstarted(_GeneratorContextManager[Any, None, None]):
 def must_enter(
     function: Callable[Options, Generator[Yielded, None, None]],
 ) -> Callable[Options, AbstractContextManager[Yielded]]:
-    """Make a `with` block of a generator function, as contextlib.contextmanager does; warn if it is never entered."""
+    """Turn a generator function into a `with` block, as contextlib.contextmanager does; warn if it is never entered."""
 
     @functools.wraps(function)
     def make(*args: Options.args, **kwargs: Options.kwargs) -> AbstractContextManager[Yielded]:
@@ -80,11 +80,11 @@ class HookedRoot(nn.Module):
     """A model with hook points."""
 
     __jit_unused_properties__ = ("hook_dict", "mod_dict", "context_level")
-    is_caching = False  # transformer_lens has it; nothing depends on it.
+    is_caching = False  # transformer_lens has this attribute; nothing here depends on it.
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
-        """Every hook point by name, as the model is now."""
+        """Every hook point of the model's current modules, by name."""
         return points_of(self).read()
 
     @property
@@ -96,12 +96,12 @@ class HookedRoot(nn.Module):
 
     @property
     def context_level(self) -> int:
-        """How many `hooks` blocks are open."""
+        """The level of the innermost open `hooks` block; 0 if none is open."""
         return points_of(self).level
 
     @context_level.setter
     def context_level(self, level: int) -> None:
-        """Ignore the value: the constructor of transformer_lens sets it, and here it is counted."""
+        """Ignore the value: transformer_lens's constructor sets it, but the level is computed here."""
 
     def hook_points(self) -> ValuesView[HookPoint]:
         """Return every hook point."""
@@ -118,7 +118,7 @@ class HookedRoot(nn.Module):
     ) -> None:
         """Call `hook(tensor, hook=point)` at the point of that name, or at all points that a filter of names accepts.
 
-        What it returns, unless None, takes the tensor's place. It stays until `reset_hooks`.
+        If it returns anything but None, that replaces the tensor. The hook stays until `reset_hooks`.
         """
         refuse_other(hook)
         for point in points_of(self).choose(name):
@@ -136,7 +136,7 @@ class HookedRoot(nn.Module):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Generator[Any, None, None]:
-        """Let hooks act in a `with` block, on this thread: pairs of a name, or a filter of names, and a function."""
+        """Add hooks for a `with` block on this thread: pairs of a name, or a filter of names, and a function."""
         refuse_flags(reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts)
         points = points_of(self)
         pairs = [*_pairs("fwd", fwd_hooks), *_pairs("bwd", bwd_hooks)]
@@ -173,12 +173,12 @@ class HookedRoot(nn.Module):
         pos_slice: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """Run the model once, and return its output and what passed at the points, by name.
+        """Run the model once, and return its output and the values at the points, by name.
 
         Args:
             names_filter: A name, a list of names, or a function of a name; None means all points.
-            remove_batch_dim: Keep values without their first dimension, of a batch of one.
-            incl_bwd: Also call backward() on the output, and keep gradients under the name plus "_grad".
+            remove_batch_dim: Store values without their first dimension, for a batch of one.
+            incl_bwd: Also call backward() on the output, and store gradients under the name plus "_grad".
             pos_slice: The positions to keep in the second to last dimension: a number, a slice, or a list.
         """
         refuse_flags(incl_bwd=incl_bwd, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts)
@@ -215,7 +215,7 @@ class HookedRoot(nn.Module):
         remove_batch_dim: bool = False,
         cache: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Add hooks that stay, and keep what passes in a dict."""
+        """Add hooks that stay until `reset_hooks` and store values in a dict; return the dict."""
         options = CacheOptions(device, remove_batch_dim)
         points = points_of(self)
         kept, forward, backward = caching_hooks(points, names_filter, incl_bwd, options, cache)
@@ -240,7 +240,7 @@ class HookedRoot(nn.Module):
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Remove the hooks of every point: of one direction, or of a level."""
+        """Remove the hooks of every point, or only those of one direction or level."""
         for point in points_of(self).read().values():
             point.remove_hooks(direction, including_permanent=including_permanent, level=level)
 
@@ -250,18 +250,18 @@ class HookedRoot(nn.Module):
             point.clear_context()
 
     def setup(self) -> None:
-        """Do nothing: `hook_dict` is always up to date. Models of transformer_lens call this."""
+        """Do nothing: `hook_dict` is always up to date. Models written for transformer_lens call this."""
 
     def unwrap(self) -> Any:
-        """Remove every hook, permanent ones too, and return the model itself, as it was."""
+        """Remove every hook, including permanent ones, and return the original model."""
         return _close(self)
 
 
 class HookedModel(HookedRoot):
-    """The interface around a model. Every other attribute is the model's own, under its own name."""
+    """The interface around a model. Every other attribute is the model's, under the same name."""
 
     _own: frozenset[str] = frozenset()
-    # The class the user called. Instances have a subclass with extra methods for their model.
+    # The class that the user called. An instance's class is a subclass with extra methods for its model.
     _named: type[HookedModel]
     _hooked_model: nn.Module
     _hook_points: Points
@@ -271,10 +271,10 @@ class HookedModel(HookedRoot):
             raise HooklineError(f"{cls.__name__} takes a torch.nn.Module, not {type(model).__name__}")
         bare = unwrap(model)
         if is_scripted(bare):
-            raise HooklineError(f"{type(bare).__name__} is compiled by torch.jit, and nothing inside can be hooked")
+            raise HooklineError(f"{type(bare).__name__} is compiled by torch.jit, and nothing inside it can be hooked")
         if isinstance(bare, HookedRoot) or id(bare) in _wrapped:
             raise HooklineError(
-                f"this {type(bare).__name__} has hook points already; use those, or take them off with unwrap() first"
+                f"this {type(bare).__name__} has hook points already; use those, or remove them with unwrap() first"
             )
         held = {name: _delegate(name) for name in DELEGATED if hasattr(type(model), name)}
         bases: Any = (as_root(cls),)  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ class HookedModel(HookedRoot):
         named = {name for kind in cls.__mro__ if kind not in nn.Module.__mro__ for name in vars(kind)}
         cls._own = frozenset(named | {"_hooked_model", "_hook_points", "_modules"})
 
-    def __init__(self, model: nn.Module) -> None:  # Not nn.Module's own: its tables are the model's.
+    def __init__(self, model: nn.Module) -> None:  # Does not call nn.Module's: parameters and buffers are the model's.
         object.__setattr__(self, "_hooked_model", model)
         object.__setattr__(self, "_hook_points", Points(model))
         object.__setattr__(self, "_modules", {"_hooked_model": model})
@@ -302,9 +302,9 @@ class HookedModel(HookedRoot):
         return _chained(self, value) if name in CHAINED and inspect.ismethod(value) else value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # The model's own __deepcopy__, for instance, would lose the points.
+        if name.startswith("__"):  # The model's __deepcopy__, for instance, would lose the points.
             raise AttributeError(f"'HookedModel' object has no attribute {name!r}")
-        return getattr(self._hooked_model, name)  # A second time, so that the error is the model's own.
+        return getattr(self._hooked_model, name)  # Asked again, so that the error is the model's.
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self)._own:
@@ -322,7 +322,7 @@ class HookedModel(HookedRoot):
         return f"HookedModel({self._hooked_model!r})"
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        return self._named, (self._hooked_model,)  # A copy has no hooks, and its own points.
+        return self._named, (self._hooked_model,)  # A copy has no hooks, and creates its own points.
 
     def __copy__(self) -> HookedModel:
         return self._named(copy.copy(self._hooked_model))
@@ -336,7 +336,7 @@ def auto_hook(model: Kind) -> Kind: ...
 @overload
 def auto_hook(model: nn.Module) -> HookedModel: ...
 def auto_hook(model: Any) -> Any:
-    """Give a model, or as a decorator a class, hook points at every module and every bare parameter.
+    """Add hook points to every module and every bare parameter of a model or, as a decorator, of a class.
 
     >>> model = auto_hook(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     >>> list(model.hook_dict)
@@ -355,10 +355,10 @@ def auto_hook(model: Any) -> Any:
 def _decorate(kind: type[nn.Module]) -> type[nn.Module]:
     """Add the interface to the bases of a class. The class stays the same object, so its `super()` calls still work."""
     if issubclass(kind, HookedRoot):
-        raise HooklineError(f"{kind.__name__} has hook points already, its own or those of a class it inherits from")
+        raise HooklineError(f"{kind.__name__} has hook points already, its own or inherited")
     if kind.__module__.partition(".")[0] == "torch":
         raise HooklineError(
-            f"{kind.__name__} is torch's own, and every model with one in it would change; hook an instance"
+            f"{kind.__name__} is a torch class, and every model that uses it would change; hook an instance"
         )
     root = as_root(HookedRoot)
     interface = {name for base in root.__mro__ if base not in nn.Module.__mro__ for name in vars(base)}
@@ -373,7 +373,7 @@ def _decorate(kind: type[nn.Module]) -> type[nn.Module]:
     try:
         kind.__bases__ = bases if root in bases else (*bases, root)
     except TypeError as error:
-        raise HooklineError(f"{kind.__name__} takes no further base ({error}); hook an instance of it") from None
+        raise HooklineError(f"{kind.__name__} can't get another base ({error}); hook an instance of it") from None
     return kind
 
 
@@ -386,7 +386,7 @@ def _delegate(name: str) -> Any:
 
 
 def _chained(hooked: HookedModel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that returns the hooked model where the model's own returns the model: `hooked.eval().cuda()`."""
+    """Return the method, but with the hooked model as its result instead of the model: `hooked.eval().cuda()`."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
