@@ -130,7 +130,7 @@ def test_the_innermost_module_is_blamed_and_what_returns_the_same_tensor_is_not_
 
 def test_masked_scores_are_told_with_both_ways_to_allow_them():
     model = nn.Sequential(Gives(torch.tensor([1.0, -INF])), nn.Softmax(-1))
-    told = "If it is meant, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore='0' leaves this out."
+    told = "If it is intended, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore='0' leaves this out."
     assert str(bad(model, X)).endswith(told)
     for options in ({"inf": False}, {"ignore": "0"}):
         with hl.watch(model, **options):
@@ -228,5 +228,5 @@ def test_what_a_module_only_passes_on_is_told_as_coming_in(mode, passes):
 def test_what_a_module_has_overwritten_may_have_been_bad_already(mode):
     with mode():
         error = bad(Divides(nn.ReLU(inplace=True)), X.abs() + 9)
-    assert "made here or came in: ReLU has overwritten what it was given" in str(error)
+    assert "made here or came in: ReLU has overwritten its arguments" in str(error)
     assert "'/div#0' made it" in str(error)

@@ -412,7 +412,7 @@ def test_forwards_that_look_like_training_and_are_none_are_missed_aloud():
 
 def test_statistics_of_parts_that_are_called_without_the_model_are_missed_aloud():
     model = mlp().eval()
-    with pytest.warns(hl.HooklineWarning, match=r"parts of Sequential ran, and not .* watch\.step\(\)"):
+    with pytest.warns(hl.HooklineWarning, match=r"parts of Sequential ran, but not .* watch\.step\(\)"):
         with hl.watch(model, every=1):
             model[0](X)
     with hl.watch(model, every=1) as watch:

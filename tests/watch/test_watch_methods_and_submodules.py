@@ -88,7 +88,7 @@ def test_what_a_block_has_overwritten_itself_is_not_told_as_coming_in():
     model = nn.Sequential(nn.Linear(4, 4), Odd())
     with torch.no_grad():
         error = found(lambda: model(X), model)
-    assert "in the forward of '1', or came in there: something has written into what it was given." in str(error)
+    assert "in the forward of '1', or came in there: its arguments were modified in place." in str(error)
 
 
 @pytest.mark.parametrize("part", ["coder", "blocks.0"])

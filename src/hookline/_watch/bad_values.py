@@ -1,7 +1,8 @@
 """Find bad values: the rule for what is bad, a quick check, a full count, and notes on a device.
 
-The quick check (`is_suspicious`) costs one pass over a tensor; only suspicious ones are counted with `examine`. Reading
-a value on a GPU would wait for it, so `Flags` notes the largest element of each there and reads all notes together.
+The quick check (`is_suspicious`) costs one pass over a tensor; `examine` counts the bad elements of suspicious tensors
+only. Reading a value from a GPU waits for the GPU, so `Flags` stores each value's largest element on the GPU and reads
+all of them together.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from hookline import Site
 from hookline._kernel import leaves
 from hookline._torch import local_part, norms_together, stored_values
 
-PIECE = 1 << 22  # Elements that `examine` takes at a time, so that its copies stay small.
+PIECE = 1 << 22  # The number of elements that `examine` reads at a time, so that its copies stay small.
 _INFINITE = float("inf")
 _QUICK = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 _STRIDED = torch.strided
 
 
 class Rule(NamedTuple):
-    """What counts as bad: NaN always, Inf unless it is allowed, and what is larger than a limit."""
+    """What counts as bad: NaN always, Inf unless it is allowed, and values over the limit."""
 
     limit: float | None = None
     inf: bool = True
@@ -43,12 +44,12 @@ class Finding(NamedTuple):
 
     @property
     def bad(self) -> int:
-        """How many elements are bad."""
+        """The number of bad elements."""
         return self.nan + self.inf + self.over
 
 
 def checkable(value: Any) -> list[Tensor]:
-    """Return the floating-point and complex tensors of a value, as plain dense numbers."""
+    """Return the numbers of each floating-point or complex tensor in a value: see `numbers_in`."""
     found = [value] if isinstance(value, Tensor) else leaves(value)
     return [plain for tensor in found if (plain := numbers_in(tensor)) is not None]
 
@@ -65,7 +66,7 @@ def numbers_in(tensor: Tensor) -> Tensor | None:
         tensor = stored_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.element_size() == 1:  # Float8 has no sums.
+    if tensor.element_size() == 1:  # torch can't sum float8.
         tensor = tensor.to(torch.float32)
     return tensor if tensor.numel() else None
 
@@ -83,7 +84,7 @@ def is_plain(tensor: Any) -> TypeGuard[Tensor]:
 
 
 def is_suspicious(plain: Tensor, limit: float | None) -> bool:
-    """Return True if plain numbers may hold NaN, Inf or a number over the limit. Waits for the device."""
+    """Return True if there may be a NaN, an Inf or a number over the limit. Waits for the device."""
     if limit is None:
         total = plain.sum(dtype=torch.float32) if plain.dtype is torch.float16 else plain.sum()
         return not -_INFINITE < total.item() < _INFINITE
@@ -92,7 +93,7 @@ def is_suspicious(plain: Tensor, limit: float | None) -> bool:
 
 
 def judged(plain: Tensor, rule: Rule) -> Tensor:
-    """Return plain numbers with allowed Infs set to 0, so that they don't hide numbers over the limit."""
+    """Return the numbers with allowed Infs set to 0, so that these don't hide numbers over the limit."""
     return plain.masked_fill(plain.isinf(), 0) if rule.limit is not None and not rule.inf else plain
 
 
@@ -119,7 +120,7 @@ def is_bad(number: float, rule: Rule) -> bool:
 
 @torch.no_grad()
 def examine(plain: Tensor, rule: Rule) -> Finding | None:
-    """Count the bad elements of plain numbers and find the first one; None if there are none."""
+    """Count the bad elements and find the first one. Return None if there are none."""
     counts = [0, 0, 0]
     first: int | None = None
     value = 0.0
@@ -162,7 +163,7 @@ def _place(position: int, shape: torch.Size) -> tuple[int, ...]:
 def bad_gradients(
     found: list[tuple[nn.Parameter, Tensor]], rule: Rule, scale: float, reads_later: Callable[[Tensor], bool]
 ) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the parameters whose gradients may be bad, with their gradients. Those on one device are read together."""
+    """Return the parameters whose gradients may be bad, with these gradients. Reads once for each device."""
     limit = None if rule.limit is None else rule.limit * scale
     bad = []
     by_device: dict[torch.device, list[tuple[nn.Parameter, Tensor]]] = {}
@@ -181,24 +182,24 @@ def bad_gradients(
     return bad
 
 
-ROOM = 1024  # Notes that fit into one buffer.
+ROOM = 1024  # The number of notes that fit into one buffer.
 
 
 class Note(NamedTuple):
     """What is known about a value without waiting for its device."""
 
     site: Site
-    number: int  # The number of the call.
+    number: int  # The number of the module's call.
     rule: Rule
     is_gradient: bool
     what: str
 
 
 class Buffer:
-    """Memory on one device for the largest elements of some values."""
+    """Memory on one device for the largest element of each noted value."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        with torch.inference_mode(False), torch.no_grad():  # So that it can be written to in any mode.
+        with torch.inference_mode(False), torch.no_grad():  # So that the buffer can be written to in any mode.
             self.numbers = torch.zeros(ROOM, device=device, dtype=dtype)
             self.slots = self.numbers.unbind()
         self.notes: list[tuple[int, Note]] = []
@@ -215,7 +216,7 @@ class Flags:
         return self._count
 
     def add(self, plain: Tensor, note: Note) -> bool:
-        """Note the largest element of plain numbers; return True if the buffer is full."""
+        """Store the largest element of a value; return True if the buffer is full."""
         key = plain.device, torch.float64 if plain.dtype is torch.float64 else torch.float32
         buffer = self._buffers.get(key)
         if buffer is None:
@@ -227,7 +228,7 @@ class Flags:
         return len(buffer.notes) == ROOM
 
     def read(self, scale: float = 1.0) -> list[tuple[Note, float]]:
-        """Wait for the devices; return the notes of bad values in the order they passed, and forget all notes."""
+        """Wait for the devices, return the notes of bad values in the order they passed, and discard all notes."""
         bad: list[tuple[int, Note, float]] = []
         for (device, _), buffer in self._buffers.items():
             notes, buffer.notes = buffer.notes, []
@@ -242,7 +243,7 @@ class Flags:
         return [(note, number) for _, note, number in sorted(bad, key=lambda one: one[0])]
 
     def forget(self) -> None:
-        """Forget all notes without waiting for a device."""
+        """Discard all notes without waiting for a device."""
         for buffer in self._buffers.values():
             buffer.notes = []
         self._count = 0

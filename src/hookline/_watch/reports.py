@@ -1,4 +1,4 @@
-"""What a watch says: the error about a bad value, and the warnings at the end of a block."""
+"""The texts of a watch: the error about a bad value, and the warnings at the end of a block."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from hookline.errors import BadValue, warn
 
 COMPILED = "in a compiled graph"
 _LARGEST_HALF = 65504.0
-_FOR_ARGUMENTS = Rule(below=False)  # -Inf alone is a mask.
+_FOR_ARGUMENTS = Rule(below=False)  # An argument may contain -Inf: attention masks do.
 
 
 class Origin(NamedTuple):
-    """Where a bad value was made that a module received, according to the calls that are running."""
+    """Where a module's bad argument was computed, according to the calls that are running."""
 
-    entered: Call  # The outermost call that received it.
-    around: Call | None  # The call around that one, in which it was made; None if there is no module around it.
-    is_sure: bool = True  # False if the surrounding call also received bad values, which may have been bad before.
+    entered: Call  # The outermost call that received the bad value.
+    around: Call | None  # The call around `entered`, which computed the value; None if no module is around it.
+    is_sure: bool = True  # False if `around` has bad arguments too: they may have been bad when it was called.
 
 
 def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
-    """Return where the bad arguments of a call were made; None if none is bad."""
+    """Return where the bad arguments of a call were computed; None if no argument is bad."""
     if not _bad_arguments(call):
         return None
     paths = {id(module): name for name, module in model.named_modules()}
@@ -65,7 +65,7 @@ def origin(model: nn.Module, call: Call, calls: list[Call]) -> Origin | None:
 
 
 def changes(call: Call, origin: Origin | None) -> list[str]:
-    """Name the hooks that changed something where a bad value was made."""
+    """Name the hooks that changed a value where the bad value was computed."""
     came_in = origin is not None and origin.around is None  # Then only a hook on the arguments can be the cause.
     made_in = call if origin is None else origin.around or origin.entered
     modules = [made_in.module] if came_in else list(made_in.module.modules())
@@ -82,12 +82,12 @@ def _bad_arguments(call: Call) -> list[Tensor]:
 
 
 def _was_written(tensor: Tensor) -> bool:
-    """Return True if a tensor was modified in place, so that it may not have been bad when it was passed."""
+    """Return True if a tensor was modified in place: it may have been fine when it was passed as an argument."""
     return known_version(tensor) > 0
 
 
 def method_around(model: nn.Module) -> Site | None:
-    """Return the method of a module that is calling a part of the model now; None if a forward is running around it."""
+    """Return the outermost running method of the model's modules; None if it is a forward, or none is running."""
     paths = {id(module): name for name, module in model.named_modules()}
     found: Site | None = None
     for frame in frames(frame_at(1)):
@@ -148,7 +148,7 @@ def of_forward(
         site, finding, is_input = *came[0], True
     report.what = f"'{site}' {'got' if is_input else 'gave'} {_found(finding)}; forward, {when}"
     origin = origin if came else None
-    hooks = changes(call, origin) if inside is None else []  # Otherwise a run without hooks made it too.
+    hooks = changes(call, origin) if inside is None else []  # `inside` comes from a run without the user's hooks.
     report.then = _verdict(finding, origin, weights, call, model, inside, value, hooks)
     if not (is_input or weights or finding.nan or finding.over):
         report.then.append(_allowing(call.site))
@@ -165,12 +165,12 @@ def of_gradient(
     report = BadValueReport(f"'{site}' got {_found(finding)}; backward, {when}")
     report.add("gradient", site, gradient)
     if is_output or not (site.path or site.member):
-        report.then = ["It came from outside the model: from the loss, or what is done with the output before it."]
+        report.then = ["It came from outside the model: from the loss, or from code between the output and the loss."]
     elif before[0] is None:
-        report.then = ["It is the first gradient seen: what uses this output, the loss among it, made it."]
+        report.then = ["It is the first gradient seen: the loss, or other code that uses this output, made it."]
     else:
         seen = f"'{before[0].site._replace(port='grad_output')}'" + (f" (call #{before[1]})" if before[1] else "")
-        report.then = [f"The gradient before it, {seen}, was fine: the backward of what uses this output made it."]
+        report.then = [f"The gradient before it, {seen}, was fine: the backward of code that uses this output made it."]
     report.then += _scaler_hint(finding, gradient.dtype)
     if finding.nan:
         report.then.append("To name the operation, run this step under torch.autograd.set_detect_anomaly(True).")
@@ -188,8 +188,8 @@ def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient
         report.then = ["Clip the gradients (torch.nn.utils.clip_grad_norm_), or lower the learning rate."]
     else:
         report.then = [
-            "No gradient that passed a watched output was bad: where the parameter is used made it, or an earlier "
-            "backward that was not watched."
+            "No gradient that passed a watched output was bad: an operation that uses the parameter made it, or an "
+            "earlier backward that was not watched."
         ]
         report.then += _scaler_hint(finding, gradient.dtype)
     error = _error(report, site, finding, gradient, Cache({site: parameter.detach().clone()}), 0)
@@ -198,13 +198,13 @@ def of_parameter(site: Site, finding: Finding, parameter: nn.Parameter, gradient
 
 
 def of_note(site: Site, number: float, what: str, call: int, backward: bool, when: str) -> BadValue:
-    """Return the error about a value on a device that no second run has shown again."""
+    """Return the error about a bad value that was read after the pass, and that no second run reproduced."""
     largest = "NaN" if number != number else "Inf" if abs(number) == float("inf") else f"{number:.4g}"
     kind = "backward" if backward else "forward"
     is_input = site.port in ("input", "inputs")
     report = BadValueReport(f"'{site}' {'got' if backward or is_input else 'gave'} {largest}: {what}; {kind}, {when}")
     report.then = [
-        "It was read after the pass, and no second run has shown it again: what went in is gone. To see it, "
+        "It was read after the pass, and no second run reproduced it: the module's inputs are gone. To see them, "
         + (
             "run the model uncompiled, under torch.compiler.set_stance('force_eager')."
             if what == COMPILED
@@ -244,7 +244,7 @@ def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tuple[Site, Finding]], Cache]:
-    """Add the arguments of a call; return those that were bad already, and all of them as a cache."""
+    """Add the arguments of a call to the report; return the bad ones, and all of them as a cache."""
     if call.site.function:
         bound = {str(number): one for number, one in enumerate(call.args)} | dict(call.kwargs)
     else:
@@ -267,12 +267,12 @@ def _add_inputs(report: BadValueReport, call: Call, value: Any) -> tuple[list[tu
 
 
 def _is_written(tensor: Tensor, module: nn.Module) -> bool:
-    """Return True if a module that returns or forwards this argument's memory may have modified it in place."""
+    """Return True if a module whose output shares memory with this argument may have modified it in place."""
     return bool(getattr(module, "inplace", False) if tensor.is_inference() else version_of(tensor))
 
 
 def _add_parameters(report: BadValueReport, module: nn.Module, path: str) -> list[str]:
-    """Add the module's own parameters and buffers; return the names of the bad ones."""
+    """Add the module's direct parameters and buffers to the report; return the names of the bad ones."""
     bad = []
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         report.add(name, Site(f"{path}.{name}".lstrip("."), "param"), tensor.detach())
@@ -292,7 +292,7 @@ def _verdict(
     value: Any,
     hooks: list[str],
 ) -> list[str]:
-    """Say whether the value came in or was made here, by what, and where to look next."""
+    """Say whether the value came in or was made here, which function made it, and where to look next."""
     path, own = call.site.path, call.site._replace(port="output", index="")
     kind = f"'{own}'" if own.member else type(call.module).__name__
     if finding.over and not (finding.nan or finding.inf):
@@ -305,7 +305,7 @@ def _verdict(
     is_here = inside is None or not path or f"{inside.site.path}.".startswith(f"{path}.")
     lines = [f"It was made here{_or_by(hooks)}: nothing that went into {kind} is bad."]
     if not is_here:
-        lines = [f"It was made here or came in: {kind} has overwritten what it was given."]
+        lines = [f"It was made here or came in: {kind} has overwritten its arguments."]
         path = inside.site.path if inside is not None else path
     tensors = leaves(value)
     if finding.inf and any(tensor.dtype is torch.float16 for tensor in tensors):
@@ -316,14 +316,14 @@ def _verdict(
 
 
 def _or_by(hooks: list[str]) -> str:
-    """Name the hooks that may also have made the value."""
+    """Name the hooks that may have made the value instead."""
     several = len(hooks) > 1
     more = f" and {len(hooks) - 3} more" if len(hooks) > 3 else ""
     return f" or by {'hooks' if several else 'a hook'} ({', '.join(hooks[:3])}{more})" if hooks else ""
 
 
 def _coming_in(origin: Origin, model: nn.Module, inside: BadFunction | None, hooks: list[str]) -> list[str]:
-    """Say what passed a bad value to a module."""
+    """Say which code passed a bad value to a module."""
     entered, around, is_sure = origin
     site = entered.site._replace(port="output", index="")
     name = f"'{site}'" if str(site) else type(model).__name__
@@ -331,7 +331,7 @@ def _coming_in(origin: Origin, model: nn.Module, inside: BadFunction | None, hoo
     if around is None and hooks:
         return [f"{text}{_or_by(hooks)}."]
     if around is None:
-        by_itself = f", which was called by itself, not in a forward of {type(model).__name__}: look at what calls it."
+        by_itself = f", which was called by itself, not in a forward of {type(model).__name__}: look at its caller."
         return [text + (by_itself if str(site) else ": look at the data.")]
     kind, path = type(around.module).__name__, around.site.path
     if not path and around.module is not model:
@@ -340,9 +340,9 @@ def _coming_in(origin: Origin, model: nn.Module, inside: BadFunction | None, hoo
         ]
     what = f"{around.site.method!r}" if around.site.method else "the forward"
     where = f"{what} of {path!r}" if path else f"{what} of {kind} itself"
-    text = f"It came in, and no place that is watched gave it: it was made between modules, in {where}"
+    text = f"It came in, and no watched place gave it: it was made between modules, in {where}"
     text += _or_by(hooks)
-    text += "." if is_sure else ", or came in there: something has written into what it was given."
+    text += "." if is_sure else ", or came in there: its arguments were modified in place."
     return [text, *_seen_inside(inside, "made it"), _advice(path)]
 
 
@@ -357,12 +357,13 @@ def _allowing(site: Site) -> str:
     """Say how to allow Inf if it is intended."""
     place = str(site._replace(index="", call=None))
     return (
-        f"If it is meant, as in masked scores: hl.watch(..., inf=False) allows Inf, ignore={place!r} leaves this out."
+        "If it is intended, as in masked scores: hl.watch(..., inf=False) allows Inf, "
+        f"ignore={place!r} leaves this out."
     )
 
 
 def _advice(path: str) -> str:
-    return f'To see all that runs there: hl.sites(model, "{path}/*", run=(...))'
+    return f'To see everything that runs there: hl.sites(model, "{path}/*", run=(...))'
 
 
 def _quoted(names: list[str]) -> str:
@@ -372,11 +373,11 @@ def _quoted(names: list[str]) -> str:
 def _scaler_hint(finding: Finding, dtype: torch.dtype) -> list[str]:
     if dtype is not torch.float16 and not finding.inf:
         return []
-    return ["If a GradScaler scales the loss, that is how it finds its scale: give it, hl.watch(..., scaler=scaler)."]
+    return ["A GradScaler causes this while it looks for its scale; if you use one: hl.watch(..., scaler=scaler)."]
 
 
 def warn_if_missed(hooks: Hooks, model: nn.Module, places: list[Found]) -> None:
-    """Warn if nothing was watched: the model ran on another thread, or called no place of the pattern."""
+    """Warn if nothing was watched: the model ran on another thread, or called no module that the pattern matches."""
     ran, sites = what_ran(hooks), {place.site: None for place in places}
     fired = {hook.site for hook in hooks if hook.fired}
     if ran.elsewhere and not fired:
@@ -393,14 +394,14 @@ def warn_if_by_itself(hooks: Hooks, model: nn.Module, methods: Iterable[Site]) -
     if unseen:
         warn(
             f"'{unseen[0]}' was called by itself, not in a forward of {kind}: the modules that it calls were watched, "
-            f'and what it makes of their outputs was not; name it too: hl.watch(model, "**", "{unseen[0]}")'
+            f'but not what it computes from their outputs; name it too: hl.watch(model, "**", "{unseen[0]}")'
         )
     elif ran.compiled or ran.elsewhere or any(hook.fired for hook in hooks):
         return
     elif any(not name.startswith("_") for module in model.modules() for name in method_names(module)):
         warn(
             f"nothing was watched: no watched module of {kind} was called in this block; "
-            'a method that is called by itself is watched if it is named, as in hl.watch(model, "name()")'
+            'to watch a method that is called by itself, name it, as in hl.watch(model, "name()")'
         )
 
 
@@ -412,14 +413,14 @@ def warn_of_no_steps(hooks: Hooks, model: nn.Module, forwards: int, is_trained: 
         if not has_backward:
             remedy += f". {kind} is in training mode with gradients: model.eval() or torch.no_grad() counts them all"
     elif not forwards and any(hook.fired for hook in hooks):
-        why = f"parts of {kind} ran, and not {kind} itself, whose forwards count"
+        why = f"parts of {kind} ran, but not {kind} itself, whose forwards count as steps"
     else:
         return
     warn(f"no statistics were kept: {why}; {remedy}")
 
 
 def warn_of_transform(site: Site) -> None:
-    """Warn about a value that passes inside a torch.func transform."""
+    """Warn about a value inside a torch.func transform."""
     warn(
         f"'{site}' passes inside a torch.func transform: a watch keeps no statistics there, and inside vmap it does "
         "not notice a bad value; watch a run without the transform"

@@ -1,4 +1,4 @@
-"""Run a module or a whole forward a second time, to see what made a bad value."""
+"""Run a module or a whole forward a second time, to find the function that made a bad value."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class FirstBadValue(Observer):
 
 
 def bad_function(model: nn.Module, call: Call, rule: Rule, finding: Finding) -> BadFunction | None:
-    """Run one call again, and return the first function in the module or its parts that returns a bad value."""
+    """Run one call again, and return the first function in the module or its submodules that returns a bad value."""
     if is_running() or torch.compiler.is_compiling():
-        return None  # Other ranks would have to run it too.
-    # Masks are full of -Inf, so it counts only if the value had it.
+        return None  # In distributed training, the other ranks would have to run the module too.
+    # Attention masks are full of -Inf, so -Inf counts as bad only if there was no NaN and the first bad value was -Inf.
     below = not finding.nan and finding.value == -math.inf
     first = FirstBadValue(rule._replace(below=below))
     parts = [(name, part) for name, part in Names(call.module).once() if not is_scripted(part)]
@@ -87,7 +87,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> Arguments:
-        """Keep references to the arguments, and the state of the random numbers and of autocast."""
+        """Keep references to the arguments, and the state of the random generators and of autocast."""
         devices = sorted({tensor.device.index for tensor in leaves((call.args, dict(call.kwargs))) if tensor.is_cuda})
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
         kinds = ("cpu", "cuda")
@@ -96,7 +96,7 @@ class Arguments(NamedTuple):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore the random numbers and autocast."""
+        """Restore the state of the random generators and of autocast."""
         with ExitStack() as stack:
             for kind, enabled, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
@@ -109,7 +109,7 @@ class Arguments(NamedTuple):
 
 
 def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> BadValue | None:
-    """Run a forward of the model again under a watch that reads each value at once; return what it raises."""
+    """Run a forward of the model again under a watch that reads each value at once; return the error it raises."""
     if is_running():
         return None
     found: list[BadValue] = []
@@ -128,11 +128,11 @@ def again(model: nn.Module, began: Arguments, watched: Callable[[], Any]) -> Bad
         except BadValue as error:
             found.append(error)
         except Exception:
-            return  # It can't run twice on the same arguments; the error is made without it.
+            return  # The model can't run twice on the same arguments; the error has fewer details.
 
     if graph_task() == -1:
         run()
-    else:  # On a thread of its own: inside a backward, hooks would take the forward for a recomputation.
+    else:  # On another thread: inside a backward, hooks would take this forward for a recomputation.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
         thread.start()
         thread.join()

@@ -1,12 +1,12 @@
 """Count steps, and keep statistics of each layer every few steps.
 
-Optimizers that hold the model's parameters count steps; without training, each forward is one. The statistics are
-gathered on the device and read together.
+A step of an optimizer that holds the model's parameters counts; without training, each forward is a step. The
+statistics are gathered on the device and read together.
 
-targets_of       where `to=` writes them: TensorBoard, Weights & Biases, a function
+targets_of       where `to=` writes statistics: TensorBoard, Weights & Biases, a function
 StepStatistics   the numbers of one step, still on their devices
 Log              the numbers of all steps, which `Watcher.log` returns as a cache
-Statistics       the statistics of the step that runs, and the log
+Statistics       the statistics of the current step, and the log
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hookline._kernel import cache_of_calls, write_subscripts
 from hookline._watch.bad_values import extreme, numbers_in
 from hookline.errors import HooklineError
 
-Parameters = dict[str, list[nn.Parameter]]  # The parameters of each module, with those of modules inside it.
+Parameters = dict[str, list[nn.Parameter]]  # The parameters of each module, including those of its submodules.
 Numbers = Mapping[str, float]
-SAMPLED = 1 << 16  # Elements of a parameter that are compared before and after a step.
+SAMPLED = 1 << 16  # The number of elements of a parameter that are compared before and after a step.
 STEP = "watch/step"  # The x axis in Weights & Biases, whose own steps are the user's.
 
 
 class Steps:
-    """Counts optimizer steps of a model that has one or several optimizers, and reports when a step begins and ends.
+    """Counts the steps of a model's optimizers, and reports when a step begins and ends.
 
-    It uses torch's global optimizer hooks, so that the user need not name the optimizer. The first optimizer that steps
-    after a pass counts; others belong to the same step, until the next pass begins.
+    It uses torch's global optimizer hooks, so the user need not name the optimizer. The first optimizer that steps
+    after a pass counts as a step; optimizers after it belong to the same step, until the next pass begins.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class Steps:
         self._model = weakref.ref(model)
         self._before, self._after = before, after
         self._given = {id(one): one for one in optimizers}
-        # How many parameters an optimizer holds, and whether any belongs to the model.
+        # For each optimizer: how many parameters it holds, and whether any of them belongs to the model.
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
-        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # Those since the last pass.
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # Since the last pass.
         self._handles: list[Any] = []
-        self.done = 0  # How many steps have finished.
+        self.done = 0  # The number of finished steps.
         self.trains = False  # True if the model is trained: then a forward alone is not a step.
 
     def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Return True if this optimizer (or any, without one) has stepped since the last pass."""
+        """Return True if `optimizer` has stepped since the last pass; with None, if any optimizer has."""
         return bool(self._stepped) if optimizer is None else optimizer in self._stepped
 
     def begin_pass(self) -> None:
-        """Note that a forward or a backward begins: optimizers that step after it begin another step."""
+        """Note that a forward or a backward begins: an optimizer that steps after it begins another step."""
         self._stepped.clear()
 
     def open(self) -> None:
@@ -105,19 +105,19 @@ class Steps:
 
 
 def span(steps: Sequence[int]) -> str:
-    """Return step numbers as text; of many, only the first two and the last."""
+    """Return step numbers as text; from five on, only the first two and the last."""
     return ", ".join(map(str, steps)) if len(steps) < 5 else f"{steps[0]}, {steps[1]} … {steps[-1]}"
 
 
 class Target(NamedTuple):
-    """A place to write statistics to: how to write one step, and how to end."""
+    """A place to write statistics to: a function that writes one step, and one that closes the place."""
 
     write: Callable[[int, Numbers], object]
     close: Callable[[], object]
 
 
 def targets_of(to: Any) -> list[Target]:
-    """Return the targets that `to=` means: none, one or several."""
+    """Return the targets of `to=`: none, one or several."""
     if to is None:
         return []
     if isinstance(to, Iterable) and not isinstance(to, (str, os.PathLike)) and not callable(to):
@@ -131,13 +131,13 @@ def targets_of(to: Any) -> list[Target]:
     if callable(to):
         return [Target(to, _nothing)]
     raise HooklineError(
-        f"to={to!r} is not a place for statistics; a folder for TensorBoard, a SummaryWriter, a run of wandb or a "
-        "function of (step, {name: number}) is"
+        f"to={to!r} is not a place for statistics; give a folder for TensorBoard, a SummaryWriter, a wandb run or a "
+        "function of (step, {name: number})"
     )
 
 
 def _folder(path: str | os.PathLike[str]) -> Target:
-    """Write TensorBoard files into a folder."""
+    """Return a target that writes TensorBoard files into a folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -174,18 +174,18 @@ class StepStatistics:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters before optimizers step.
+        self._before: dict[nn.Parameter, Tensor] = {}  # Samples of the parameters from before the optimizers step.
         self._values: list[tuple[str, int]] = []  # The site of each value, and how many elements it has.
         self._of_values: list[Tensor] = []  # Three for each value: norm, count of nonzero elements, largest magnitude.
-        # Norms for each parameter: it is read once, though it may count at several sites.
+        # The norms of each parameter, which is read once even if it belongs to several sites.
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._weights: dict[nn.Parameter, Tensor] = {}
-        self._moves: dict[nn.Parameter, Tensor] = {}  # How far the sample has moved,
-        self._sizes: dict[nn.Parameter, Tensor] = {}  # and how large it was before.
+        self._moves: dict[nn.Parameter, Tensor] = {}  # The norm of the change of each sample.
+        self._sizes: dict[nn.Parameter, Tensor] = {}  # The norm of each sample before the step.
 
     @torch.no_grad()
     def add(self, site: str, plain: Tensor) -> None:
-        """Add the plain numbers of one call."""
+        """Add the value of one call."""
         self._values.append((site, plain.numel()))
         self._of_values += (*_norms([plain]), plain.count_nonzero(), extreme(plain))
 
@@ -206,7 +206,7 @@ class StepStatistics:
 
     @torch.no_grad()
     def add_updates(self, held: Iterable[nn.Parameter]) -> None:
-        """Add how far the sampled parameters have moved, and how large they were."""
+        """Add the norm of each sampled parameter's change, and the norm it had before."""
         before = {one: self._before[one] for one in held if one in self._before}
         self._moves = _norms_of({one: sample(one) - old for one, old in before.items()})
         self._sizes = _norms_of(before)
@@ -236,7 +236,7 @@ class StepStatistics:
 
 
 def _together(norms: Mapping[nn.Parameter, float], parameters: Parameters) -> dict[str, float]:
-    """Return the joint norm of all parameters at each site that has any."""
+    """Return the joint norm of each site's parameters, for sites that have any."""
     found = {site: [norms[one] for one in held if one in norms] for site, held in parameters.items()}
     return {site: math.hypot(*some) for site, some in found.items() if some}
 
@@ -283,7 +283,7 @@ class Log:
                 named[f"{quantity}/{site or 'model'}"] = number
         for numbers in self._numbers.values():
             if len(numbers) < len(self.steps):
-                numbers.append(math.nan)  # So that position n of every array belongs to step n of `steps`.
+                numbers.append(math.nan)  # So that position n of every array belongs to `steps[n]`.
         return named
 
     def cache(self) -> Cache:
@@ -295,7 +295,7 @@ class Log:
 
 
 class Statistics:
-    """Statistics of the current step, of the step before (while optimizers may still belong to it), and the log."""
+    """The statistics of the current step, of the previous step while optimizers may still join it, and the log."""
 
     def __init__(self, every: int | None, parameters: Parameters) -> None:
         self.every, self._parameters = every, parameters
@@ -305,11 +305,11 @@ class Statistics:
         self.targets: list[Target] = []
 
     def begin(self, step: int) -> None:
-        """Begin a row, if statistics of this step are kept."""
+        """Begin a row if this step's statistics are to be kept."""
         self.row = StepStatistics(step) if self.every is not None and step % self.every == 0 else None
 
     def sample(self, held: Iterable[nn.Parameter], is_further: bool) -> None:
-        """Sample parameters before an optimizer steps: the first of a step, or a further one."""
+        """Sample parameters before an optimizer steps. `is_further` means that it is not the first of its step."""
         row = self._closing if is_further else self.row
         if row is not None:
             row.sample(held)

@@ -1,8 +1,8 @@
 """`hl.watch`: its options, the `Watcher` that it returns, and the `ValueCheck` that looks at each value.
 
-A check changes nothing. On the hot path it is given only the value; what else an error says is looked up when there is
-one. Reading a value on a GPU would wait for it, so its largest element is noted there, and the watcher reads all notes
-at the end of a forward or backward.
+A check changes no value. On the hot path it gets only the value; the other details of an error are looked up when the
+error is raised. Reading a value from a GPU waits for the GPU, so a check stores the value's largest element there, and
+the watcher reads all of these notes at the end of a forward or backward.
 """
 
 from __future__ import annotations
@@ -102,27 +102,27 @@ def watch(
     'weight' of Linear is bad already: an earlier update did it, or it was loaded so.
 
     Args:
-        where: The places to look at; without any, the output of every module.
+        where: The places to check; by default, the output of every module.
         limit: The largest magnitude that a value or a gradient may have.
-        inf: Whether Inf is bad, and not only NaN.
-        ignore: Places to leave out, such as a module that gives masks of -Inf.
-        backward: Whether to look at gradients too: of these places, and of the parameters there.
+        inf: Whether Inf is bad, as NaN always is.
+        ignore: Places to leave out, such as a module that returns masks of -Inf.
+        backward: Whether to check gradients too: those at these places, and those of the parameters there.
         every: Keep statistics of each place every `every` steps: see `Watcher.log`.
-        to: Where to write them: a folder or SummaryWriter (TensorBoard), a wandb run, a function of (step, numbers).
+        to: Where statistics go: a folder or SummaryWriter (TensorBoard), a wandb run, a function of (step, numbers).
         optimizer: The optimizer whose steps count; by default, any that holds parameters of the model.
         scaler: A GradScaler. Gradients that overflow are not an error while it can lower its scale.
-        at_once: Read each value on a device as it passes, and wait for it, instead of once after each pass.
+        at_once: Read each value on a GPU as it passes, which waits for the GPU each time, instead of once after a pass.
         again: Whether the module that gave a bad value may run again to find the function that made it; for values on a
-            device, the whole model runs again.
+            GPU, the whole model runs again.
     """
     if not _is_a(nn.Module, model):
         raise SiteError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     if limit is not None and not (_is_a(Real, limit) and limit > 0 and math.isfinite(limit)):
-        raise HooklineError(f"limit={limit!r} is not a size that a value may have; give a positive number")
+        raise HooklineError(f"limit={limit!r} is not a size limit; give a positive number")
     if every is not None and (not _is_a(Integral, every) or every < 1):
         raise HooklineError(f"every={every!r} is not a number of steps; every=100 keeps statistics of each hundredth")
     if to is not None and every is None:
-        raise HooklineError("to= says where statistics go; every= says how often there are any: give it too")
+        raise HooklineError("to= says where statistics go, and every= says how often: give every= too")
     refuse_flags(inf=inf, backward=backward, at_once=at_once, again=again)
     optimizers = _optimizers(optimizer)
     if scaler is not None and not hasattr(scaler, "get_scale"):
@@ -134,17 +134,17 @@ def watch(
 
 
 def _is_a(kind: type, given: Any) -> bool:
-    """Return True if `given` is of a kind and not a bool, which counts as a number in Python."""
+    """Return True if `given` is an instance of `kind` and not a bool, which Python counts as a number."""
     return isinstance(given, kind) and not isinstance(given, bool)
 
 
 def _optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that were given as optimizer=: none, one or several."""
+    """Return the optimizers in `optimizer=` as a list: none, one or several."""
     is_several = isinstance(optimizer, Iterable) and not isinstance(optimizer, str)
     given = [] if optimizer is None else list(optimizer) if is_several else [optimizer]
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
-            raise HooklineError(f"optimizer= takes optimizers of torch's, not {one!r}; watch.step() counts by hand")
+            raise HooklineError(f"optimizer= takes torch optimizers, not {one!r}; watch.step() counts by hand")
     return given
 
 
@@ -180,7 +180,7 @@ def places_of(model: nn.Module, where: tuple[Where, ...], ignore: Where | None) 
     left_out = {place.site for place in ignored}
     kept = [place for place in found if place.site not in left_out]
     if not kept:
-        raise HooklineError(f"nothing is left to watch: ignore={ignore!r} means all of it")
+        raise HooklineError(f"nothing is left to watch: ignore={ignore!r} leaves out every place")
     return kept
 
 
@@ -206,8 +206,8 @@ class ValueCheck(OutputObserver):
 
     kind = "watch"
     is_traceable = True
-    # Whether it is at a module of torch's own inside the model. If that returns what was looked at last, it has not
-    # written there by `.data` or numpy, which no version tells of. Other modules may have.
+    # True if the site's module is from torch.nn. If such a module returns the tensor that was checked last, it has not
+    # modified it through `.data` or numpy, which don't raise a tensor's version. A user's module may have.
     is_torchs = False
 
     def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
@@ -223,7 +223,7 @@ class ValueCheck(OutputObserver):
         self.extreme: Tensor | None = None  # The largest elements, as a compiled graph computed them.
 
     def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
-        """Check a value that did not come on the hot path, and note where the model's forward begins and ends."""
+        """Check a value that came off the hot path, and note where the model's forward begins and ends."""
         if is_dynamo_compiling():
             return self._trace(value)
         assert call is not None
@@ -284,7 +284,7 @@ class ValueCheck(OutputObserver):
                 tensor.register_hook(partial(self.arrive, number))
 
     def _look(self, plain: Tensor, value: Any, number: int, call: Call | None) -> None:
-        """Check plain numbers now, or note their largest element on their device, to be read later."""
+        """Check plain numbers now, or store their largest element on their device, to be read later."""
         watcher = self.watcher
         if watcher.statistics.row is not None and (call is None or call.site.port == "output"):
             if current_transform() is None:
@@ -309,7 +309,7 @@ class ValueCheck(OutputObserver):
         raise watcher.error_for(site, finding, value, call._replace(number=number), calls)
 
     def _is_suspicious(self, plain: Tensor) -> bool:
-        """Return True if a value may be bad. Inside vmap it can't be read: the watch says so, once."""
+        """Return True if a value may be bad. Inside vmap a value can't be read, which the watch warns about once."""
         try:
             return is_suspicious(plain, self.rule.limit)
         except RuntimeError:
@@ -350,7 +350,7 @@ class ValueCheck(OutputObserver):
         for tensor in _traced(value):
             if tensor.is_floating_point() and tensor.numel():
                 plain = judged(tensor.detach(), self.rule)
-                # Inductor fuses this with what made the value.
+                # Inductor fuses this with the kernel that computes the value.
                 largest = plain.abs().amax() if self.rule.below else plain.amax()
                 found.append(largest.to(torch.float32))
         if self.forward and found:
@@ -404,22 +404,22 @@ class Watcher:
         self.forwards = 0
         self.latest: Tensor | None = None  # The value checked last: the module around may return it again.
         self.version = -1
-        self.task = -1  # The backward that runs, or ran last.
-        # Where the value checked last, the output of the model and the last gradient were seen, with the call.
+        self.task = -1  # The id of the current or latest backward.
+        # The check and the call number at which the latest value, the model's output and the latest gradient were seen.
         self.latest_at = self.last = self.arrived = _NOWHERE
         self._began: rerun.Arguments | None = None
-        self._has_looked = False  # The parameters' gradients were checked since the last backward.
-        self._is_announced = False  # `begin_pass` was called, and no forward has followed yet.
-        self._passes_over = False  # The warning about torch.func transforms was given.
-        self._is_training = False  # The current pass began with gradients enabled.
-        self._is_waiting = False  # A forward has run that counts as a step unless a backward follows.
-        self._is_trained = False  # Some forward ran in training mode with gradients.
+        self._has_looked = False  # True if the parameters' gradients were checked since the last backward.
+        self._is_announced = False  # True if `begin_pass` was called, and no forward has followed yet.
+        self._passes_over = False  # True after the warning about torch.func transforms.
+        self._is_training = False  # True if the current pass began with gradients enabled.
+        self._is_waiting = False  # True after a forward that counts as a step unless the model turns out to be trained.
+        self._is_trained = False  # True if some forward ran in training mode with gradients.
         self._steps_before = self.steps
         self._methods: dict[Site, None] = {}  # Methods that called a part of the model before its first forward.
 
     @property
     def steps(self) -> int:
-        """How many steps have finished."""
+        """The number of finished steps."""
         return self.steps_taken.done
 
     @property
@@ -444,7 +444,7 @@ class Watcher:
         return f"a watch on {type(self._inner).__name__}: {count(self.steps, 'step')}{log}"
 
     def step(self) -> None:
-        """Count a step, if no torch optimizer does."""
+        """Count a step by hand, for training without a torch optimizer."""
         self.check()
         if not self._has_looked:
             self._check_parameters()
@@ -456,7 +456,7 @@ class Watcher:
         self.statistics.settle()
 
     def check(self) -> None:
-        """Read what was noted on the devices now, and raise if a value was bad."""
+        """Read the notes on all devices now, and raise if a value was bad."""
         self.latest = None
         bad = self.flags.read(self.scale() if len(self.flags) and self._scaler is not None else 1.0)
         for note, number in bad:
@@ -466,7 +466,7 @@ class Watcher:
         self.check_graphs()
 
     def __enter__(self) -> Watcher:
-        warn_unless_entered(self._hooks, "")  # From here on it is entered, or an error says why not.
+        warn_unless_entered(self._hooks, "")  # No warning is needed from here on: the block is entered, or this raises.
         self._forget()
         self.is_closed = False
         self.statistics.targets = targets_of(self._to)
@@ -503,7 +503,7 @@ class Watcher:
             self._close()
 
     def close(self) -> None:
-        """End the watch, as leaving its block does, without checking what was noted on devices."""
+        """End the watch, as leaving its block does, but without checking the notes on devices."""
         if not self.is_closed:
             self._hooks.__exit__(BadValue, None, None)
             self._close()
@@ -520,13 +520,13 @@ class Watcher:
     # Called by the checks.
 
     def reads_later(self, tensor: Tensor) -> bool:
-        """Return True if a tensor is read later, with others: reading it now would wait for its device."""
+        """Return True if a tensor is to be read later, together with others: reading it now waits for its device."""
         return not tensor.is_cpu and not self.at_once
 
     def follow_trainer(self, trains: bool, close_on_error: bool = False) -> None:
-        """Say whether a trainer trains the model: then a forward alone does not count as a step.
+        """Set whether a trainer trains the model: if so, a forward alone does not count as a step.
 
-        With `close_on_error` the watch ends with the first bad value, for a trainer that does not report exceptions.
+        With `close_on_error` the watch ends at the first bad value, for a trainer that does not report exceptions.
         """
         self.steps_taken.trains = trains
         self._closes_on_error = close_on_error
@@ -550,7 +550,7 @@ class Watcher:
 
     def begin_forward(self, call: Call) -> None:
         """Note that a forward of the model begins."""
-        if len(self.flags):  # They are from a forward without a backward.
+        if len(self.flags):  # These notes are from a forward without a backward.
             self.check()
         self._count_waiting()
         if not self._is_announced:
@@ -567,7 +567,7 @@ class Watcher:
             self._began = rerun.Arguments.of(call)
 
     def end_forward(self, output: Any) -> None:
-        """Note that a forward of the model is over. If a backward follows, notes are read after it, once for both."""
+        """Note that a forward of the model is over. If a backward can follow, the notes of both are read after it."""
         self.latest = None
         self._is_training = False
         self._is_waiting = not self.steps_taken.trains
@@ -578,7 +578,7 @@ class Watcher:
         self._count_waiting()
 
     def begin_backward(self, task: int) -> None:
-        """Note that a backward begins, and check it at its end, before any optimizer uses its gradients."""
+        """Note that a backward begins. Its notes are read when it ends, before any optimizer uses its gradients."""
         self._end_step()
         self.task, self.arrived = task, _NOWHERE
         when_backward_ends(self._end_backward)
@@ -593,11 +593,11 @@ class Watcher:
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.check_graphs()
-        if self.steps_taken.has_stepped(optimizer):  # No pass was seen: it ran in a compiled graph.
+        if self.steps_taken.has_stepped(optimizer):  # A pass ran in between, unseen, in a compiled graph.
             self._end_step()
         held = [one for group in optimizer.param_groups for one in group["params"]]
         if not self._has_looked:
-            self._check_parameters(held)  # The backward was not seen, or still runs.
+            self._check_parameters(held)  # The watch did not see the backward, or it is still running.
         self.statistics.sample(held, self.steps_taken.has_stepped())
 
     def _after_step(self) -> None:
@@ -605,13 +605,13 @@ class Watcher:
         self.statistics.close(self.steps)
 
     def _end_step(self) -> None:
-        """End the step before: another pass begins, so no further optimizer can belong to it."""
+        """End the previous step: another pass begins, so no further optimizer can belong to that step."""
         self.steps_taken.begin_pass()
         self._has_looked = False
         self.settle()
 
     def _count(self) -> None:
-        """Count a step that no optimizer made."""
+        """Count a step without an optimizer."""
         self.steps_taken.done += 1
         self.statistics.close(self.steps)
         self._end_step()
@@ -635,7 +635,7 @@ class Watcher:
         model = self._inner
         origin = reports.origin(model, call, calls)
         made_in = call if origin is None else origin.around
-        if origin is None and call.site.method:  # Functions that a method calls are seen as the forward's.
+        if origin is None and call.site.method:  # Functions that a method calls count as the forward's.
             forwards = [one for one in calls if one.module is call.module and not one.site.member]
             made_in = forwards[0]._replace(site=Site(call.site.path)) if forwards else call
         inside: rerun.BadFunction | None = None
@@ -653,7 +653,7 @@ class Watcher:
         return self._dated(report)
 
     def _error_for_note(self, site: Site, number: float, what: str, call: int, backward: bool) -> BadValue:
-        """Return the error about a value that was read late; a second run that reads each value at once knows more."""
+        """Return the error about a value that was read late, with details from a second run if one is possible."""
         began = self._began
         if not backward and began is not None:
             seen = rerun.again(self._inner, began, self._second)
@@ -742,8 +742,8 @@ class Watcher:
             row.add(str(site), plain)
 
     def _observed(self) -> Iterator[tuple[Found, ValueCheck]]:
-        """Make a check for each place, and two at the model itself, where a forward begins and ends."""
-        # A mask of -Inf in the arguments is not a mistake, and limit= does not apply to the data.
+        """Yield a check for each place, and two at the model itself, where a forward begins and ends."""
+        # -Inf in the arguments is allowed, since it may be a mask, and limit= does not apply to the input data.
         first = ValueCheck(_BEGIN, self, Rule(None, self.rule.inf, below=False), False)
         last = ValueCheck(Site(""), self, self.rule, self.backward, Site("") in [place.site for place in self._places])
         self._checks = [last, first]

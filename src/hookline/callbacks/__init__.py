@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LightningWatch", "TrainerWatch"]
 
-# Imported when asked for: each needs its trainer.
+# Each is imported on first use, because it needs its trainer's library.
 _HOMES = {"LightningWatch": "lightning", "TrainerWatch": "transformers_trainer"}
 
 

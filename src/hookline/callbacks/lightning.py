@@ -46,23 +46,23 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
                     logger.log_metrics(dict(numbers), step=self._begin + step)
 
         trains = trainer.state.fn == "fit"
-        # In an evaluation, its loggers would get the steps of training a second time.
+        # In an evaluation, the trainer's loggers would get the step numbers of training a second time.
         every = self._every if trains or self._to is not None else None
         found = getattr(trainer.precision_plugin, "scaler", None)
         options = {"scaler": found, **self._options}
         self.watch = watch(module, *self._where, every=every, to=to if every else None, **options).__enter__()
-        self.watch.follow_trainer(trains)  # Lightning first tries a validation, which is not a step.
+        self.watch.follow_trainer(trains)  # Lightning begins with a validation (its sanity check), which is not a step.
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the watch with training, including the validation that Lightning tries first."""
+        """Begin the watch with training, before Lightning's sanity check."""
         self._open(trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note the step at which training continues."""
+        """Note the step at which training starts or resumes."""
         self._begin = trainer.global_step
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """Count calls from 0 again: `training_step` need not call the module itself."""
+        """Count calls from 0 again, since `training_step` may call parts of the module but not the module itself."""
         if self.watch is not None:
             self.watch.begin_pass()
 
@@ -71,11 +71,11 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
         self.on_train_batch_start()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the watch, unless training has begun it."""
+        """Begin the watch, unless it began with training."""
         self._open(trainer, pl_module)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the watch, unless training goes on."""
+        """End the watch, unless training continues."""
         if trainer.state.fn != "fit":
             self.close()
 
@@ -87,5 +87,5 @@ class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
         self.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the module as it was found, whatever happened."""
+        """End the watch after an error, so that the module is left without hooks."""
         self._leave(exception)

@@ -17,9 +17,9 @@ except ImportError:
 class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Watch the model while a Trainer trains it.
 
-    The options are those of `hl.watch`. Statistics go to `trainer.state.log_history`, or through `trainer.log` if the
-    trainer is given: `trainer.add_callback(TrainerWatch(trainer=trainer, every=100))`. A Trainer does not tell its
-    callbacks that training failed. A BadValue ends the watch; after another error, call `close()`.
+    The options are those of `hl.watch`. Statistics go to `trainer.state.log_history`, or through `trainer.log` if you
+    pass the trainer: `trainer.add_callback(TrainerWatch(trainer=trainer, every=100))`. A Trainer does not tell its
+    callbacks that training failed. A BadValue ends the watch; after any other error, call `close()`.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class TrainerWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
             def to(step: int, numbers: Any) -> None:
                 self._waiting.append((step, dict(numbers)))
 
-        holders = getattr(self._trainer, "accelerator", None), kwargs.get("optimizer")  # The optimizer is accelerate's.
+        # The optimizer is accelerate's wrapper, which holds the scaler.
+        holders = getattr(self._trainer, "accelerator", None), kwargs.get("optimizer")
         scaler = next((found for one in holders if (found := getattr(one, "scaler", None)) is not None), None)
         options = {"scaler": scaler, **self._options}
         self.watch = watch(kwargs["model"], *self._where, every=self._every, to=to, **options).__enter__()
-        self.watch.follow_trainer(trains=True, close_on_error=True)  # Callbacks are not called on an exception.
+        self.watch.follow_trainer(trains=True, close_on_error=True)  # A Trainer calls no callback on an exception.
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the statistics of this step."""
