@@ -106,7 +106,8 @@ def test_a_value_for_the_prompt_that_meets_one_token_is_refused_with_the_name_of
         model(2 * LONG)
         model(LONG[:, :1])
     hint = (
-        f"; a model that generates with a cache is given one token a call after the prompt: '{named}' is the prompt's"
+        "; a model that generates with a cache is given one token a call after the prompt: "
+        f"'{named}' is only the prompt's call"
     )
     assert hint in str(raised.value)
 
