@@ -101,7 +101,7 @@ def test_an_iterator_goes_on_too_and_other_data_are_refused(to):
     assert plan.run_unit(0)
     assert plan.run_unit(2)
     other = [BATCHES[0] + 0, BATCHES[1], BATCHES[2] + 1, BATCHES[3]]
-    with pytest.raises(hl.StoreError, match="batches 2 to 2 were others"):
+    with pytest.raises(hl.StoreError, match="batches 2 to 2 have changed"):
         hl.harvest(model, iter(other), "0", to=to, unit=1)
     store = hl.harvest(model, batches(), "0", to=to)
     assert torch.equal(store["0"][:], torch.cat([expected(model, 1, batch, 99) for batch in BATCHES]))
@@ -170,9 +170,9 @@ def test_other_batches_are_not_taken_for_those_of_a_finished_store(to):
     hl.harvest(model, X[:16].split(8), "0", to=to, unit=1)
     with pytest.raises(hl.StoreError, match="data"):
         hl.harvest(model, X.split(8), "0", to=to)
-    with pytest.raises(hl.StoreError, match="batches 1 to 1 were others"):
+    with pytest.raises(hl.StoreError, match="batches 1 to 1 have changed"):
         hl.harvest(model, [X[:8], X[16:24]], "0", to=to)
-    with pytest.raises(hl.StoreError, match="batches 1 to 1 were others"):
+    with pytest.raises(hl.StoreError, match="batches 1 to 1 have changed"):
         hl.harvest(model, [X[:8], X[16:24]], "0", to=to, append=True)
     assert len(hl.harvest(model, X[:16].split(8), "0", to=to)["0"]) == 16
 

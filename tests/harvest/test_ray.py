@@ -114,7 +114,7 @@ def test_a_bad_sample_on_ray_is_raised_with_its_number(tmp_path, cluster):
 
 def test_a_unit_that_kills_every_worker_is_given_up_by_name(tmp_path, cluster, monkeypatch):
     monkeypatch.setattr(engine, "TRIES", 1)
-    with pytest.raises(hl.HooklineError, match="unit 12 has killed its worker 1 times; is there memory enough"):
+    with pytest.raises(hl.HooklineError, match="unit 12 has killed its worker 1 times; is there enough memory"):
         harvests.harvest(tmp_path / "store", Broken(tmp_path, 50, kills=True), engine="ray", workers=1)
 
 
@@ -125,7 +125,7 @@ def test_another_harvest_on_ray_is_refused_in_words(tmp_path, cluster):
 
 
 def test_a_model_itself_does_not_travel(tmp_path):
-    with pytest.raises(hl.HooklineError, match="a function that makes the model travels.*instead of the Reader"):
+    with pytest.raises(hl.HooklineError, match="sends a function that makes the model.*instead of the Reader"):
         harvests.harvest(tmp_path / "store", model=harvests.model(), engine="ray")
 
 

@@ -82,7 +82,7 @@ def test_the_decoder_of_a_model_without_encoder_has_the_only_mask_there_is():
 
 def test_a_decoder_without_its_mask_is_refused_and_one_position_needs_none():
     batch = translation(decoder_input_ids=torch.ones(2, 3))
-    with pytest.raises(hl.HooklineError, match=r"'lm_head' is of the decoder.*add decoder_attention_mask \(2, 3\)"):
+    with pytest.raises(hl.HooklineError, match=r"'lm_head' is in the decoder.*add decoder_attention_mask \(2, 3\)"):
         mask("lm_head", batch, (2, 3))
     assert mask("lm_head", batch, (2, 1)) is None
     assert mask("lm_head", {"input_ids": torch.ones(2, 4), "decoder_input_ids": torch.ones(2, 3)}, (2, 3)) is None
@@ -103,7 +103,7 @@ def test_a_caption_of_an_image_has_the_decoders_mask():
 
 def test_images_that_were_filled_up_are_refused():
     batch = {"pixel_values": torch.zeros(2, 3, 8, 8), "pixel_mask": torch.ones(2, 8, 8)}
-    with pytest.raises(hl.HooklineError, match=r"pixel_mask \(2, 8, 8\), which is of pixels"):
+    with pytest.raises(hl.HooklineError, match=r"pixel_mask \(2, 8, 8\), a mask for pixels"):
         mask("encoder.layers.0", batch, (2, 17))
 
 

@@ -66,7 +66,7 @@ def test_a_mask_to_be_added_is_refused(to):
     batches = [
         {"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.tensor([[0.0, 0.0, -1e9], [0.0, 0.0, 0.0]])}
     ]
-    with pytest.raises(hl.HooklineError, match="attention_mask is one to be added"):
+    with pytest.raises(hl.HooklineError, match="attention_mask is an additive mask"):
         hl.harvest(Tagger().eval(), batches, "mix", to=to, rows="tokens")
 
 

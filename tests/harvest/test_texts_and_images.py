@@ -118,7 +118,7 @@ def test_a_field_of_each_line_of_json_is_a_text(tmp_path):
     file.write_text("\n".join(json.dumps({"text": text, "n": at}) for at, text in enumerate(SENTENCES)))
     data = hl.Texts(file, tokenizer())
     assert data[1]["input_ids"] == numbers("a dog ran")
-    with pytest.raises(hl.HooklineError, match="field 'n' is 0, no text"):
+    with pytest.raises(hl.HooklineError, match="field 'n' is 0, not text"):
         hl.Texts(file, tokenizer(), column="n")[0]
     with pytest.raises(hl.HooklineError, match="not JSON with a field 'body'.*column= names the field"):
         hl.Texts(file, tokenizer(), column="body")[0]
@@ -128,13 +128,13 @@ def test_files_that_can_not_be_read_line_by_line_are_refused(tmp_path):
     with pytest.raises(hl.HooklineError, match="is not a file with texts"):
         hl.Texts("the cat sat", tokenizer())
     (tmp_path / "corpus.txt.gz").write_bytes(b"")
-    with pytest.raises(hl.HooklineError, match="while it is packed; unpack it"):
+    with pytest.raises(hl.HooklineError, match="while it is compressed; decompress it"):
         hl.Texts(tmp_path / "corpus.txt.gz", tokenizer())
     bad = tmp_path / "latin.txt"
     bad.write_bytes(b"fine\nz\xfcrich\n")
     with pytest.raises(hl.HooklineError, match="text 1 of 'latin.txt' is not UTF-8"):
         hl.Texts(bad, tokenizer())[1]
-    with pytest.raises(hl.HooklineError, match="has lines and no columns"):
+    with pytest.raises(hl.HooklineError, match="has lines, not columns"):
         hl.Texts(bad, tokenizer(), column="text")
 
 
@@ -289,7 +289,7 @@ def test_images_of_a_datasets_object(tmp_path):
 
 def test_images_that_can_not_be_batched_are_refused_in_words(tmp_path):
     processor = vit_processor()
-    with pytest.raises(hl.HooklineError, match="is not a folder of images; a single one is given as a list"):
+    with pytest.raises(hl.HooklineError, match="is not a folder of images; give a single image in a list"):
         hl.Images(tmp_path / "a.png", processor)
     with pytest.raises(hl.HooklineError, match="has no images"):
         hl.Images(tmp_path, processor)

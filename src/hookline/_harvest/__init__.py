@@ -1,1 +1,1 @@
-"""Run a model over a dataset, and keep what passes at some sites in a store on disk."""
+"""Run a model over a dataset, and store the values at some sites on disk."""

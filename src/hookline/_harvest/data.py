@@ -1,7 +1,7 @@
 """The data of a harvest as numbered samples, in batches, in units.
 
-`source_of` makes a `Source` of whatever was given: `Batches` of an iterable of batches, `NumberedSamples` of a dataset,
-a list, tensors or a DataLoader that goes through its dataset in order.
+`source_of` turns the `data` argument into a `Source`: `Batches` for an iterable of batches, `NumberedSamples` for a
+dataset, a list, tensors, or a DataLoader that goes through its dataset in order.
 """
 
 from __future__ import annotations
@@ -25,55 +25,58 @@ from hookline.errors import HooklineError, warn
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-SAMPLES_COMPARED = 32  # Samples of a dataset that a later run compares.
+SAMPLES_COMPARED = 32  # How many samples of a dataset a resumed run compares.
 
 
 @dataclass
 class Batch:
-    """Some samples as the model takes them, and those that could not be loaded (`failures`)."""
+    """Some samples, collated for the model, and the errors of samples that could not be loaded (`failures`)."""
 
-    samples: Sequence[int]  # Their numbers, in order.
+    samples: Sequence[int]  # The sample numbers, in the order of the batch.
     value: Any
-    failures: dict[int, Exception] = field(default_factory=dict)
+    failures: dict[int, Exception] = field(default_factory=dict)  # By sample number.
 
 
 class Source(Protocol):
-    """Numbered samples, divided into units of a given size: in samples, or in batches for an iterable."""
+    """Numbered samples, divided into units of a given size: a number of samples, or of batches for an iterable."""
 
-    batch_size: int | None  # None if units are counted in batches.
-    samples: int | None  # How many there are, if that is known.
+    batch_size: int | None  # None if the size of a unit is a number of batches.
+    samples: int | None  # The number of samples, or None if it is unknown.
 
     def known(self) -> dict[str, Any]:
-        """Return what identifies the data, for a later run to compare."""
+        """Return the facts that identify the data. A resumed run compares them."""
 
     def first(self) -> Batch:
-        """Return the first batch. It comes again among `batches`, also from an iterator."""
+        """Return the first batch. `batches` yields it again, even if the data is an iterator."""
 
     def units(self, size: int) -> int | None:
-        """Return how many units of this size there are, if that is known."""
+        """Return the number of units of this size, or None if it is unknown."""
 
     def count(self, unit: int, size: int) -> int:
-        """Return how many batches a unit has, if that is known."""
+        """Return the number of batches in a unit. If the length of the data is unknown, this is `size`."""
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
     ) -> Generator[tuple[int, Batch], None, None]:
-        """Yield the batches of some units, each with its unit. `passed` is called with each unit that was skipped."""
+        """Yield (unit, batch) for every batch of some units.
+
+        `passed` is called with the number and digest of each unit that had to be read to skip it.
+        """
 
     def singles(self, batch: Batch) -> list[Batch]:
-        """Return the samples of a batch as batches of one, if possible."""
+        """Return each sample of a batch as a batch of one; if the batch can't be split, the batch itself."""
 
     def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
-        """Go through data that can only be compared by reading it, and call `passed` with every unit."""
+        """Read data that can't be compared otherwise, and call `passed` with the number and digest of every unit."""
 
     def longer(self, first: int) -> float:
-        """Return how many times longer samples are than the first few, estimated from some of them."""
+        """Return the mean length of all samples over that of the first few, estimated from a selection."""
 
 
 def source_of(
     data: Any, batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
 ) -> Source:
-    """Return the given data as numbered samples."""
+    """Return the `data` of a harvest as numbered samples."""
     from torch.utils.data import DataLoader
 
     if isinstance(data, (str, bytes, os.PathLike)):
@@ -114,7 +117,7 @@ def source_of(
 def _source_of_loader(
     loader: DataLoader[Any], batch_size: int | None, collate: Callable[[list[Any]], Any] | None, sort_by_length: bool
 ) -> Source:
-    """Return the dataset of a DataLoader that goes through it in order; of any other, its batches as they come."""
+    """Return the dataset if the DataLoader goes through it in order; otherwise the loader's batches as they come."""
     from torch.utils.data import (
         BatchSampler,
         DistributedSampler,
@@ -127,10 +130,10 @@ def _source_of_loader(
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
         raise HooklineError("the loader shuffles, so its samples could not be found again; harvest with shuffle=False "
-                            "and shuffle what was harvested: store.dataset(..., shuffle=True)")  # fmt: skip
+                            "and shuffle the store: store.dataset(..., shuffle=True)")  # fmt: skip
     if isinstance(sampler, DistributedSampler):
-        raise HooklineError("DistributedSampler repeats samples to give every rank as many; leave it out: the ranks of "
-                            "a harvest share its units by themselves")  # fmt: skip
+        raise HooklineError("DistributedSampler repeats samples so that all ranks get equally many; leave it out: the "
+                            "ranks of a harvest share the units by themselves")  # fmt: skip
     is_plain = type(loader.batch_sampler) is BatchSampler and type(sampler) is SequentialSampler
     if is_plain and loader.batch_size is not None and getattr(sampler, "data_source", None) is loader.dataset:
         if batch_size not in (None, loader.batch_size):
@@ -152,7 +155,7 @@ def _source_of_loader(
 
 
 def _counts_up(loader: DataLoader[Any], sampler: Any) -> bool:
-    """Return True if a loader gives samples 0, 1, 2, ... of its dataset, or if its dataset has no numbers."""
+    """Return True if a loader yields samples 0, 1, 2, ... of its dataset, or if its samples have no numbers."""
     from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
     if isinstance(loader.dataset, IterableDataset):
@@ -165,12 +168,12 @@ def _counts_up(loader: DataLoader[Any], sampler: Any) -> bool:
             return True
         order = list(sampler) if isinstance(sampler, Sequence) else []
     else:
-        order = []  # Iterating a sampler would use up random numbers, and may give another order next time.
+        order = []  # Not iterated: a sampler may draw random numbers, and may give another order next time.
     return bool(order) and order == list(range(len(order)))
 
 
 class Batches:
-    """Any iterable of batches. A unit is a number of batches. An iterator can be read only once."""
+    """Any iterable of batches. Units are counted in batches. An iterator can be read only once."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batch_size: int | None = None
@@ -183,7 +186,10 @@ class Batches:
         self._digest = ""  # The digest of the first batch.
 
     def known(self) -> dict[str, Any]:
-        """Return the digest of the first batch and the number of batches; others are compared when they are skipped."""
+        """Return the digest of the first batch and the number of batches.
+
+        A resumed run compares the other batches as it skips them.
+        """
         return {"first": self._first(), "batches": self._length}
 
     def _first(self) -> str:
@@ -196,21 +202,21 @@ class Batches:
         if not self._peeked:
             self._rest = iter(self._given)
             self._peeked = list(itertools.islice(self._rest, 1))
-            self._rest = self._rest if self._is_iterator else None  # Lets the loader's processes end.
+            self._rest = self._rest if self._is_iterator else None  # Dropping a loader's iterator ends its workers.
         if not self._peeked:
-            raise HooklineError("there are no batches to harvest; if it is an iterator, it may have been used up")
+            raise HooklineError("there are no batches to harvest; if the data is an iterator, it may be used up")
         return Batch(range(samples_in(self._peeked[0])), self._peeked[0])
 
     def units(self, size: int) -> int | None:
-        """Return how many units there are, if that is known."""
+        """Return the number of units, or None if it is unknown."""
         return None if self._count is None else -(-self._count // size)
 
     def count(self, unit: int, size: int) -> int:
-        """Return how many batches a unit has."""
+        """Return the number of batches in a unit."""
         return size if self._count is None else min(size, self._count - unit * size)
 
     def _pass(self) -> Iterator[tuple[int, Batch]]:
-        """Go through all batches once."""
+        """Yield all batches once, each with its number."""
         if self._is_iterator and self._rest is None:
             raise HooklineError("the iterator of batches has been used up; give something that can be iterated again "
                                 "(a list, a DataLoader, a dataset), or make it again")  # fmt: skip
@@ -220,8 +226,8 @@ class Batches:
         first, number = 0, -1
         for number, value in enumerate(again):
             if number == 0 and self._digest and digest(value) != self._digest:
-                raise HooklineError("the data give other batches each time that they are passed over; give them in "
-                                    "one order, or as an iterator (iter(data)), to be passed over once")  # fmt: skip
+                raise HooklineError("the data give other batches each time they are iterated; give them in a fixed "
+                                    "order, or as an iterator (iter(data)), which is read once")  # fmt: skip
             count = samples_in(value)
             yield number, Batch(range(first, first + count), value)
             first += count
@@ -229,16 +235,16 @@ class Batches:
         self._count = number + 1
 
     def _check_length(self, found: int, more: bool = False) -> None:
-        """Refuse data with more or fewer batches than len() says: units would be missing, or never done."""
+        """Refuse data with more or fewer batches than len() says: units would be missing, or would never be done."""
         if self._length is not None and (more or found < self._length):
             came = f"more than {found}" if more else found
-            raise HooklineError(f"len() of the data is {self._length}, but {came} batches came; give them without a "
-                                "length, as an iterator (iter(data)), or mend it")  # fmt: skip
+            raise HooklineError(f"len() of the data is {self._length}, but {came} batches came; fix len(), or give an "
+                                "iterator (iter(data)), which has no length")  # fmt: skip
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
     ) -> Generator[tuple[int, Batch], None, None]:
-        """Yield the batches of some units. A unit that lies before the previous one costs another pass."""
+        """Yield the batches of some units. Going back to an earlier unit reads the data from the start again."""
         coming = self._pass()
         ahead = next(coming, None)
         for unit in units:
@@ -267,7 +273,7 @@ class Batches:
         return 1.0
 
     def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
-        """Go through all batches, and call `passed` with every unit."""
+        """Read all batches, and call `passed` with the number and digest of every unit."""
         text, unit = "", -1
         for number, batch in self._pass():
             unit, text = number // size, digest(batch.value, text)
@@ -278,13 +284,13 @@ class Batches:
             passed(unit, text)
 
     def singles(self, batch: Batch) -> list[Batch]:
-        """Return each sample as a batch of one, if the first dimension of every tensor is the batch; else the batch."""
+        """Return each sample as a batch of one if the batch is the first dimension of every tensor; else the batch."""
         count = len(batch.samples)
         if isinstance(batch.value, (list, tuple)) and not leaves(batch.value):
             return [Batch([number], batch.value[index : index + 1]) for index, number in enumerate(batch.samples)]
         tensors = leaves(batch.value)
         others = {size for tensor in tensors for size in tensor.shape[1:]}
-        # A vector as long as the batch may be something else, such as positions.
+        # If another dimension is as long as the batch, a vector of that length may be something else: positions, say.
         is_doubtful = count in others and any(tensor.dim() == 1 for tensor in tensors)
         if is_doubtful or any(tensor.dim() == 0 or len(tensor) != count for tensor in tensors):
             return [batch]
@@ -295,7 +301,7 @@ class Batches:
 
 
 class RepeatedIterable:
-    """An iterable of batches that a function makes again for each pass. The first one is given."""
+    """An iterable of batches that calls a function for each pass. `made` is the result of the first call."""
 
     def __init__(self, function: Callable[[], Iterable[Any]], made: Iterable[Any]) -> None:
         self.function = function
@@ -306,7 +312,7 @@ class RepeatedIterable:
 
 
 def length_of(batches: Any) -> int | None:
-    """Return the number of batches, or None if it is not certain: an IterableDataset only guesses."""
+    """Return the number of batches, or None if it is not certain: len() of an IterableDataset is only a guess."""
     from torch.utils.data import IterableDataset
 
     if isinstance(getattr(batches, "dataset", batches), IterableDataset):
@@ -318,7 +324,7 @@ def length_of(batches: Any) -> int | None:
 
 
 def samples_in(value: Any) -> int:
-    """Return how many samples a batch holds: the first dimension of its first tensor."""
+    """Return the number of samples in a batch: the first dimension of its first tensor, or the length of a list."""
     tensors = leaves(value)
     if tensors and tensors[0].dim():
         return len(tensors[0])
@@ -328,7 +334,7 @@ def samples_in(value: Any) -> int:
 
 
 class NumberedSamples:
-    """A map-style dataset. The batches of a unit are the same each time, in every process."""
+    """A map-style dataset. A unit has the same batches in every pass and in every process."""
 
     def __init__(
         self,
@@ -354,7 +360,7 @@ class NumberedSamples:
             raise HooklineError("there are no samples to harvest: the dataset is empty")
 
     def known(self) -> dict[str, Any]:
-        """Return the dataset's own fingerprint, or a digest of some samples."""
+        """Return the number of samples, `collate`, and the dataset's fingerprint or a digest of some samples."""
         known = {"samples": self.samples, "collate": function_text(_without_object(self._loaded.collate))}
         own = getattr(self._dataset, "fingerprint", None) or getattr(self._dataset, "_fingerprint", None)
         if own is not None:
@@ -362,7 +368,7 @@ class NumberedSamples:
         return {**known, "digest": digest([self._safe(number) for number in self._spread()])}
 
     def _spread(self) -> list[int]:
-        """Return the numbers of some samples, spread over the data."""
+        """Return the numbers of up to `SAMPLES_COMPARED` samples, evenly spread over the data."""
         assert self.samples is not None
         return sorted({index * (self.samples - 1) // (SAMPLES_COMPARED - 1) for index in range(SAMPLES_COMPARED)})
 
@@ -373,7 +379,7 @@ class NumberedSamples:
             return None
 
     def first(self) -> Batch:
-        """Return the first batch with a sample that can be loaded."""
+        """Return the first batch of which at least one sample can be loaded."""
         assert self.samples is not None
         for start in range(0, self.samples, self.batch_size or 1):
             batch = self._loaded.__getitems__(list(range(start, min(start + (self.batch_size or 1), self.samples))))
@@ -383,19 +389,19 @@ class NumberedSamples:
         raise HooklineError(f"no sample could be loaded; sample {number}: {failure!r}") from failure
 
     def units(self, size: int) -> int:
-        """Return how many units of this many samples there are."""
+        """Return the number of units of this many samples."""
         assert self.samples is not None
         return -(-self.samples // size)
 
     def count(self, unit: int, size: int) -> int:
-        """Return how many batches a unit has."""
+        """Return the number of batches in a unit."""
         assert self.samples is not None
         return -(-min(size, self.samples - unit * size) // (self.batch_size or 1))
 
     def batches(
         self, units: Iterable[int], size: int, passed: Callable[[int, str], None]
     ) -> Generator[tuple[int, Batch], None, None]:
-        """Yield the batches of some units, loaded as the user's own loader would."""
+        """Yield the batches of some units, loaded with the settings of the user's DataLoader if there is one."""
         from torch.utils.data import DataLoader
 
         coming: deque[int] = deque()
@@ -409,7 +415,7 @@ class NumberedSamples:
                 raise
             raise RuntimeError(
                 f"a DataLoader worker died while a batch was read from it ({error!r}); "
-                "once its cause is mended, the same call goes on where it stopped"
+                "once the cause is fixed, the same call goes on where it stopped"
             ) from error
 
     def _numbers(self, unit: int, size: int) -> Iterator[list[int]]:
@@ -417,7 +423,7 @@ class NumberedSamples:
         assert self.samples is not None
         numbers = list(range(unit * size, min((unit + 1) * size, self.samples)))
         if self._sorted:
-            numbers.sort(key=lambda number: -self._length(number))  # A batch too large for memory comes first.
+            numbers.sort(key=lambda number: -self._length(number))  # Longest first: running out of memory shows early.
         step = self.batch_size or 1
         return iter([numbers[start : start + step] for start in range(0, len(numbers), step)])
 
@@ -438,7 +444,7 @@ class NumberedSamples:
         """Do nothing: some samples were compared already."""
 
     def longer(self, first: int) -> float:
-        """Return how many times longer samples are than the first ones, estimated from some of them."""
+        """Return the mean length of all samples over that of the first ones, estimated from some of them."""
         own = [self._length(number) for number in range(min(first, SAMPLES_COMPARED))]
         spread = [self._length(number) for number in self._spread()]
         return sum(spread) / len(spread) * len(own) / sum(own) if sum(own) else 1.0
@@ -449,7 +455,7 @@ class NumberedSamples:
 
 
 class _Order:
-    """The sample numbers of each batch. The next unit is chosen only when the loader wants to load it."""
+    """A batch sampler for the units. It takes the next unit only when the loader asks for its first batch."""
 
     def __init__(self, units: Iterable[int], numbers: Callable[[int], Iterator[list[int]]], coming: deque[int]) -> None:
         self.units = units
@@ -499,7 +505,7 @@ class FailureTolerantDataset:
 
 
 class ColumnsDataset:
-    """A mapping of tensors (or lists) of one length as a dataset: a sample is a dict with one element of each."""
+    """A mapping of equally long tensors or lists as a dataset: a sample is a dict with one element of each."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self.columns = dict(columns)
@@ -515,9 +521,9 @@ class ColumnsDataset:
 
 
 def _picklable(failure: Exception) -> Exception:
-    """Return an exception that can be sent from a loader process to the main process.
+    """Return an exception that a loader process can send to the main process.
 
-    One that can't be pickled would be dropped, and the main process would wait for it forever.
+    An exception that can't be pickled would be lost, and the main process would wait forever.
     """
     from torch.utils.data import get_worker_info
 
@@ -526,13 +532,13 @@ def _picklable(failure: Exception) -> Exception:
     try:
         if type(pickle.loads(pickle.dumps(failure))) is type(failure):
             return failure
-    except Exception:  # Its class may do anything when it is pickled.
+    except Exception:  # Pickling may run any code of the exception's class.
         pass
     return RuntimeError(f"{type(failure).__name__}: {failure}")
 
 
 def _without_object(function: Any) -> Any:
-    """Return a method without its object: the dataset itself is compared by its samples."""
+    """Return the plain function of a method. Its object is usually the dataset, which is compared by its samples."""
     return getattr(function, "__func__", function)
 
 
@@ -541,8 +547,8 @@ def _keep_batch(batch: Batch) -> Batch:
 
 
 def _loader_settings(loader: DataLoader[Any] | None) -> dict[str, Any]:
-    """Return the settings of the user's loader."""
-    own = {"generator": torch.Generator()}  # Otherwise the loader would draw a seed from the global generator.
+    """Return the DataLoader arguments to copy from the user's loader."""
+    own = {"generator": torch.Generator()}  # Otherwise DataLoader draws a seed from the global generator.
     if loader is None:
         return own
     names = ["num_workers", "timeout", "worker_init_fn", "multiprocessing_context"]
@@ -556,7 +562,7 @@ def bytes_in(value: Any) -> int:
 
 
 def to_device(value: Any, device: torch.device | None) -> Any:
-    """Return a copy of a batch on the model's device, which the model may write into; without waiting for a GPU."""
+    """Return a copy of a batch on the model's device, without waiting for a GPU. The model may write into the copy."""
     return map_tensors(lambda tensor: _tensor_to_device(tensor, device), value)
 
 
@@ -570,5 +576,5 @@ def _tensor_to_device(tensor: Tensor, device: torch.device | None) -> Tensor:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """Return a tensor in pinned memory: a copy from other memory waits until the GPU is idle."""
+    """Return a tensor in pinned memory: a copy from pageable memory to the GPU would wait until the GPU is idle."""
     return tensor.pin_memory() if tensor.device.type == "cpu" and tensor.layout is torch.strided else tensor

@@ -1,7 +1,7 @@
-"""Fingerprints: short texts by which models, functions, tensors and data are recognized when a harvest goes on.
+"""Fingerprints: short texts by which a resumed harvest recognizes models, functions, tensors and data.
 
-`checksum` is for a tensor, `digest` for any nested value, `function_text` for a function with its code and what it
-uses, and `model_digest` for a model: modules, code, every bit of its weights, attributes. `without_writes`,
+`checksum` is for a tensor, `digest` for any nested value, `function_text` for a function (its code and the values it
+uses), and `model_digest` for a model (modules, code, every bit of its weights, attributes). `without_writes`,
 `reconcile` and `names_written` deal with attributes that a model writes while it runs.
 """
 
@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from hookline._kernel import children, is_shadow, unwrap
 from hookline._torch import DYNAMO, non_persistent_buffers, saved_by_itself, stored_indices, stored_values
 
-_SMALL = 1 << 14  # Tensors of at most this many bytes are hashed as they are.
-_ROW = 1 << 16  # Numbers in a row, which are summed.
-_ROWS = 64  # Rows summed at once on a GPU; a CPU takes what stays in its cache.
+_SMALL = 1 << 14  # Tensors of at most this many bytes are hashed whole. Larger ones are hashed by sums.
+_ROW = 1 << 16  # 64-bit numbers that go into one sum.
+_ROWS = 64  # Rows summed at once on a GPU. A CPU takes fewer, so that they stay in its cache.
 _SPARSE = {
     torch.sparse_coo: (stored_indices, stored_values),
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
@@ -44,7 +44,7 @@ _SPARSE = {
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """Return bytes that a tensor with another dtype, shape or value would not have.
+    """Return 16 bytes that change with the dtype, the shape or any value of a tensor.
 
     >>> x = torch.arange(50_000)
     >>> checksum(x) == checksum(x.clone()), checksum(x) == checksum(x.flip(0))
@@ -70,17 +70,17 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 
 
 def _pieces(tensor: Tensor) -> Iterator[bytes]:
-    """Yield dtype, shape and layout of a tensor, then the bytes of its elements or sums; of every part of it."""
-    if hasattr(tensor, "full_tensor"):  # A DTensor: every rank takes part.
+    """Yield dtype, shape and layout of a tensor, then the bytes of its elements or sums, for each part of it."""
+    if hasattr(tensor, "full_tensor"):  # A DTensor. All ranks have to call this together.
         tensor = tensor.full_tensor()
     yield f"{tensor.dtype} {'nested' if tensor.is_nested else tuple(tensor.shape)} {tensor.layout}".encode()
     parts: list[Tensor] = []
     if tensor.is_nested:
         parts = list(tensor.unbind())
-    elif hasattr(tensor, "__tensor_flatten__"):  # A quantized weight of torchao is made of several tensors.
+    elif hasattr(tensor, "__tensor_flatten__"):  # A quantized weight of torchao consists of several tensors.
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     elif tensor.is_meta:
-        pass  # Its values are not here.
+        pass  # A meta tensor has no values.
     elif tensor.is_quantized:
         about, parts = _quantized(tensor)
         yield repr(about).encode()
@@ -94,7 +94,7 @@ def _pieces(tensor: Tensor) -> Iterator[bytes]:
 
 
 def _quantized(tensor: Tensor) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return the quantization scheme of a tensor, and its integers."""
+    """Return the quantization parameters of a tensor, and the tensors that it consists of."""
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return (tensor.qscheme(), tensor.q_scale(), tensor.q_zero_point()), [tensor.int_repr()]
     scales = [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
@@ -102,8 +102,8 @@ def _quantized(tensor: Tensor) -> tuple[tuple[Any, ...], list[Tensor]]:
 
 
 def _sums(tensor: Tensor) -> Iterator[bytes]:
-    """Yield the bytes that don't fill a 64-bit number, then a sum for each row of such numbers."""
-    plain = tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()  # Others may lack an operation.
+    """Yield the last bytes, which don't fill a 64-bit number, then a sum for each row of 64-bit numbers."""
+    plain = tensor if tensor.device.type in ("cpu", "cuda") else tensor.cpu()  # Other devices may lack an operation.
     plain = plain.to_dense() if plain.layout is not torch.strided else plain
     plain = plain.resolve_conj().resolve_neg().contiguous()
     if plain.nbytes <= _SMALL:
@@ -125,7 +125,7 @@ def _sums(tensor: Tensor) -> Iterator[bytes]:
 
 
 def _of_rows(numbers: Tensor, factors: Tensor) -> Tensor:
-    """Return the sum of each row."""
+    """Return a sum for each row: of the numbers times their factors, with the upper bits mixed into the lower."""
     step = _ROWS if numbers.is_cuda else torch.get_num_threads()
     product = torch.empty_like(numbers[:step])
     upper = torch.empty_like(product)
@@ -133,22 +133,22 @@ def _of_rows(numbers: Tensor, factors: Tensor) -> Tensor:
     for some in numbers.split(step):
         torch.mul(some, factors, out=product[: len(some)])
         torch.bitwise_right_shift(product[: len(some)], 32, out=upper[: len(some)])
-        sums.append(product[: len(some)].bitwise_xor_(upper[: len(some)]).sum(1))  # The upper bits count below too.
+        sums.append(product[: len(some)].bitwise_xor_(upper[: len(some)]).sum(1))
     return torch.cat(sums)
 
 
 @cache
 def _factors(device: str) -> Tensor:
-    """Return an odd number for each position of a row, the same on every machine."""
+    """Return an odd pseudo-random number for each position of a row, the same on every machine."""
     chance = bytearray(hashlib.shake_128(b"hookline").digest(_ROW * 8))
     return (torch.frombuffer(chance, dtype=torch.int64) | 1).to(device)
 
 
-_ROUNDS = 20  # Levels of nested data.
+_ROUNDS = 20  # Levels of nested data that `digest` looks into.
 
 
 def digest(value: Any, before: str = "") -> str:
-    """Return the digest of a value. With `before`, the digest of all values before it, it is that of the series.
+    """Return the digest of a value. If `before` is the digest of a series, return that of the series with the value.
 
     >>> import torch
     >>> digest(torch.ones(2)) == digest(torch.ones(2)), digest(torch.ones(2)) == digest(torch.zeros(2))
@@ -177,7 +177,7 @@ def _pieces_of_text(value: Any, depth: int) -> Iterator[bytes]:
     if isinstance(value, (str, bytes, int, float, bool, complex, type(None))):
         yield repr(value).encode()
         return
-    array = getattr(value, "tobytes", None)  # numpy arrays and images.
+    array = getattr(value, "tobytes", None)  # numpy arrays and PIL images have this method.
     yield f"{type(value).__qualname__} {getattr(value, 'shape', getattr(value, 'size', ''))}".encode()
     if callable(array):
         yield array()
@@ -189,32 +189,32 @@ def _pieces_of_text(value: Any, depth: int) -> Iterator[bytes]:
         yield from _pieces_of_text(vars(value) if hasattr(value, "__dict__") else None, depth + 1)
 
 
-_DEEPEST = 60  # Levels of objects inside objects.
+_DEEPEST = 60  # Levels of objects inside objects that a Fingerprinter looks into.
 _ATOMS = (str, bytes, int, float, complex, torch.dtype, torch.Size, torch.layout, torch.memory_format)
 _DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|npu|meta)(:\d+)?")
 _SLOT = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
-_MAIN = ("__main__", "__mp_main__")  # A notebook or script; a worker process has another file there.
-_BY_NAME = ("torch", "numpy", "hookline", "accelerate")
+_MAIN = ("__main__", "__mp_main__")  # A notebook or script. In a worker process, another file is `__main__`.
+_BY_NAME = ("torch", "numpy", "hookline", "accelerate")  # Packages whose code is identified by name and version.
 _ABOUT = ("__annotate__", "__annotate_func__")  # Functions of a class that only return annotations.
-_WALKED = ("types", "argparse", "functools", "collections")  # Objects of the standard library that hold values.
+_WALKED = ("types", "argparse", "functools", "collections")  # Standard modules whose objects hold a user's values.
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
 class Fingerprinter:
-    """Makes a text that identifies any value: an object, a function, a class, a module.
+    """Returns a text that identifies any value: an object, a function, a class, a module.
 
     Args:
         model: A function that returns the texts of a model.
-        opaque: Names of classes whose contents can't be compared are added to it.
+        opaque: A set, to which the names of classes are added whose contents can't be compared.
     """
 
     def __init__(
         self, model: Callable[[nn.Module, Fingerprinter], Iterable[str]], opaque: set[str] | None = None
     ) -> None:
         self.model = model
-        self.variables: dict[str, set[str]] = {}  # Values of the global variables that code uses.
+        self.variables: dict[str, set[str]] = {}  # Texts of the global and class variables that code uses, by name.
         self.opaque = set() if opaque is None else opaque
-        self._seen: dict[int, tuple[Any, str]] = {}  # By id; holding the value keeps the id from being reused.
+        self._seen: dict[int, tuple[Any, str]] = {}  # By id. Holding the value keeps its id from being reused.
         self._depth = 0
 
     def name(self, value: Any, text: str) -> None:
@@ -246,7 +246,7 @@ class Fingerprinter:
         if isinstance(value, Tensor):
             yield checksum(value).hex()
         elif isinstance(value, torch.device):
-            return  # The device is not part of the identity.
+            return  # The same model on another device has the same fingerprint.
         elif inspect.isfunction(value):
             yield from self._function(value)
         elif inspect.iscode(value):
@@ -266,13 +266,13 @@ class Fingerprinter:
         elif isinstance(value, Mapping):
             yield from (self.text(one) for pair in value.items() for one in pair)
         elif isinstance(value, (list, tuple, deque)):
-            is_flat = {*map(type, value)} <= {int, float, bool}  # There may be millions.
+            is_flat = {*map(type, value)} <= {int, float, bool}  # There may be millions of numbers: no text for each.
             yield from [repr(list(value))] if is_flat else map(self.text, value)
         else:
             yield from self._object(value)
 
     def _function(self, function: types.FunctionType) -> Iterator[str]:
-        """Yield the code of a function, its closure, its defaults, and the globals that it uses."""
+        """Yield texts for a function: its closure, code and defaults, and the globals that it uses."""
         home = function.__globals__.get("__name__", "")
         yield function.__qualname__
         yield self.text([cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)])
@@ -286,13 +286,13 @@ class Fingerprinter:
             yield from self._outside(function)
 
     def _code(self, code: types.CodeType, docstring: str | None = None) -> Iterator[str]:
-        """Yield instructions, names and constants, without the docstring."""
+        """Yield the instructions, names and constants of code, without the docstring."""
         constants = code.co_consts[1:] if docstring and code.co_consts[:1] == (docstring,) else code.co_consts
         yield from (code.co_code.hex(), getattr(code, "co_exceptiontable", b"").hex(), repr(code.co_names))
         yield from map(self.text, constants)
 
     def _outside(self, function: types.FunctionType) -> Iterator[str]:
-        """Yield the functions and classes that code uses; note the variables."""
+        """Yield texts for the functions and classes that a function uses, and add its variables to `variables`."""
         found = function.__globals__
         used = {name: found[name] for name in _names(function.__code__, "LOAD_GLOBAL", "LOAD_NAME") if name in found}
         for key, module in list(used.items()):
@@ -308,7 +308,7 @@ class Fingerprinter:
                 self.variables.setdefault(name, set()).add(self.text(value))
 
     def _class(self, found: type) -> Iterator[str]:
-        """Yield the code of a class and of its base classes."""
+        """Yield texts for the code of a class and of its bases, and add their variables to `variables`."""
         yield found.__qualname__.removeprefix("FSDP")  # fully_shard renames classes like this.
         for base in found.__mro__:
             if origin_of_code(base.__module__) == "named":
@@ -321,7 +321,7 @@ class Fingerprinter:
                     self.variables.setdefault(f"{base.__qualname__}.{name}", set()).add(self.text(value))
 
     def _object(self, value: Any) -> Iterator[str]:
-        """Yield the class and the attributes of an object."""
+        """Yield texts for the class and the attributes of an object."""
         home = type(value).__module__
         if callable(getattr(value, "fingerprint", None)) and not isinstance(value, nn.Module):
             yield str(value.fingerprint())
@@ -331,7 +331,7 @@ class Fingerprinter:
             return
         yield self.text(type(value))
         state = dict(attributes_of(value))
-        if hasattr(value, "tobytes"):  # numpy's, and images.
+        if hasattr(value, "tobytes"):  # A numpy array or a PIL image.
             is_of_objects = getattr(getattr(value, "dtype", None), "hasobject", False)
             yield f"{getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
             yield self.text(value.tolist()) if is_of_objects else hashlib.blake2b(value.tobytes()).hexdigest()
@@ -355,7 +355,7 @@ class Fingerprinter:
     def _scripted(self, value: Any) -> str:
         try:
             return self.text(value.__getstate__())
-        except Exception:  # A class that can't be pickled has no state.
+        except Exception:  # Some TorchScript classes can't be pickled.
             return self._unknown(value)
 
     def _unknown(self, value: Any) -> str:
@@ -364,7 +364,7 @@ class Fingerprinter:
         return ""
 
 
-# Attributes that say where a model came from or is, not what it is.
+# Attributes that say where a model came from or where it is. They don't change what it computes.
 ORIGIN_NAMES = frozenset(
     {"name_or_path", "_name_or_path", "_commit_hash", "transformers_version", "hf_device_map", "_is_hf_initialized"}
 )
@@ -379,7 +379,7 @@ def hash_texts(texts: Iterable[str]) -> str:
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object with their values, also those in slots."""
+    """Yield the names and values of an object's attributes, including those in slots."""
     yield from (getattr(value, "__dict__", None) or {}).items()
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
@@ -390,7 +390,10 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def origin_of_code(module: str) -> str:
-    """Return whose code a Python module is: "ours", "installed", or "named", which its name and version identify."""
+    """Return where the code of a Python module comes from.
+
+    "ours" is the user's code, "installed" a package, and "named" a package that its name and version identify.
+    """
     top = module.partition(".")[0]
     if top in _MAIN:
         return "ours"
@@ -402,7 +405,7 @@ def origin_of_code(module: str) -> str:
 
 @functools.cache
 def _is_standard(module: str) -> bool:
-    """Return True if a Python module comes with Python."""
+    """Return True if a Python module is in the standard library."""
     found = sys.modules.get(module)
     file = getattr(found, "__file__", None)
     if file is None:
@@ -417,7 +420,7 @@ def version(module: str) -> str:
 
 
 def _names(code: types.CodeType, *instructions: str) -> set[str]:
-    """Return the names that these instructions use, also in inner functions, lambdas and comprehensions."""
+    """Return the names that these instructions use, including those in inner functions and comprehensions."""
     found = {one.argval for one in dis.get_instructions(code) if one.opname in instructions}
     return found.union(*(_names(one, *instructions) for one in code.co_consts if inspect.iscode(one)))
 
@@ -430,14 +433,14 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-WRITTEN = "written as it runs"  # Stands for an attribute that the model writes and that can't be compared.
-_LONGEST = 40  # Longest value that a message shows as it is.
+WRITTEN = "written as it runs"  # In a digest, the text of an attribute that the model writes as it runs.
+_LONGEST = 40  # The longest text that a digest keeps for a message to show. Longer ones are hashed.
 _WRAPPING = ("OptimizedModule", "CheckpointWrapper", "FullyShardedDataParallel", "DistributedDataParallel")
 _OWN = {*vars(nn.Module()), "_compiled_call_impl", "_hf_hook", "_old_forward"}  # Set by torch and accelerate.
 _ELSEWHERE = ("torch.distributed", DYNAMO, "accelerate", "hookline")  # Packages that hook, shard or move a model.
-_SHARDED = ("__", "_fsdp", "_is_fsdp")  # How the attributes that fully_shard sets begin.
+_SHARDED = ("__", "_fsdp", "_is_fsdp")  # Prefixes of the attributes that fully_shard sets.
 _STATE = ("attributes", "variables")  # The parts of a digest that a forward may change.
-_wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # The names that each has written.
+_wrote: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()  # Names each model has written.
 
 
 class ModelDigest:
@@ -472,7 +475,7 @@ class ModelDigest:
 
     @torch.no_grad()
     def weights(self) -> str:
-        """Return a hash of the modules, every bit of their parameters and buffers, and what else they save."""
+        """Return a hash of the modules, every bit of their parameters and buffers, and their other saved state."""
         found = hashlib.blake2b(digest_size=16)
         for path, module in self.modules:
             found.update(f"{path} {_class(module)}({module.extra_repr()})\n".encode())
@@ -485,7 +488,7 @@ class ModelDigest:
         return found.hexdigest()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield parameters and persistent buffers, each once."""
+        """Yield the names and values of parameters and persistent buffers, each tensor once."""
         seen: set[int] = set()
         for path, module in self.modules:
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -494,7 +497,7 @@ class ModelDigest:
                     yield f"{path}.{name}", _loaded_weight(module, name, tensor)
 
     def code(self) -> dict[str, str]:
-        """Return the versions of the packages of the model's classes, and a hash of the code of each class."""
+        """Return the versions of the packages that define the model's classes, and a hash of each class's code."""
         homes = {home for some in self.classes.values() for home in _homes(some) if origin_of_code(home) != "ours"}
         versions = {home.partition(".")[0]: version(home) for home in homes if not home.startswith(_ELSEWHERE)}
         made = [
@@ -506,7 +509,7 @@ class ModelDigest:
         }
 
     def state(self) -> dict[str, dict[str, str]]:
-        """Return what a forward may write: the attributes of modules, and the variables that their code uses."""
+        """Return the state that a forward may write: attributes of modules, and variables that their code uses."""
         groups: dict[str, list[str]] = {}
         for path, module in self.modules:
             for name, value in self._attributes(module):
@@ -514,13 +517,13 @@ class ModelDigest:
                 groups.setdefault(group, []).append(_readable(self.known.text(value)))
         for some in self.classes.values():
             if any(origin_of_code(home) == "ours" for home in _homes(some)):
-                sorted(map(self.known.text, some))  # Notes the variables that the code uses.
+                sorted(map(self.known.text, some))  # Adds the variables that the code uses to `known.variables`.
         variables = {name: _joined([_readable(text) for text in sorted(texts)]) for name, texts in
                      sorted(self.known.variables.items())}  # fmt: skip
         return {"attributes": {name: _joined(texts) for name, texts in groups.items()}, "variables": variables}
 
     def _attributes(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        """Yield the attributes of a module except parameters, persistent buffers and other modules."""
+        """Yield the attributes of a module without its parameters, persistent buffers and submodules."""
         own = getattr(module, "fingerprint", None)
         if inspect.ismethod(own):
             yield "fingerprint()", own()
@@ -535,12 +538,12 @@ class ModelDigest:
 
 
 def model_digest(model: nn.Module, opaque: set[str] | None = None) -> dict[str, Any]:
-    """Return the fingerprint of a model, as plain JSON. Classes that can't be compared are added to `opaque`."""
+    """Return the fingerprint of a model, as plain JSON. Names of classes that can't be compared go to `opaque`."""
     return ModelDigest(model, Fingerprinter(_texts_of_model, opaque)).as_json()
 
 
 def function_text(function: Any, opaque: set[str] | None = None) -> str | None:
-    """Return a text that identifies a function: its code, its closure, the attributes of its object."""
+    """Return a text that identifies a function by its code, its closure and the attributes of its object."""
     if function is None or isinstance(function, str):
         return function
     name, known = getattr(function, "__qualname__", type(function).__qualname__), Fingerprinter(_texts_of_model, opaque)
@@ -550,12 +553,12 @@ def function_text(function: Any, opaque: set[str] | None = None) -> str | None:
 
 
 def _texts_of_model(model: nn.Module, known: Fingerprinter) -> Iterator[str]:
-    """Yield the text of a model that some other object holds."""
+    """Yield the text of a model that another object holds."""
     yield json.dumps(ModelDigest(model, known).as_json())
 
 
 def without_writes(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return the digest with every attribute that the model changed during its run marked as not comparable."""
+    """Return the digest with `WRITTEN` for every attribute that the model changed as it ran."""
     after, digest, wrote = (
         ModelDigest(model, Fingerprinter(_texts_of_model)).state(),
         dict(before),
@@ -569,7 +572,7 @@ def without_writes(before: Mapping[str, Any], model: nn.Module) -> dict[str, Any
 
 
 def reconcile(digest: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the digest, with the store's value for attributes that either side marks as not comparable."""
+    """Return the digest with the values of `found`, the store's digest, where either of them has `WRITTEN`."""
     new = dict(digest)
     for part in _STATE:
         one, other = digest[part], found.get(part, {})
@@ -585,14 +588,14 @@ def names_written(digest: Mapping[str, Any]) -> list[str]:
 
 
 def _saved(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what a module saves besides parameters and buffers: packed weights, extra state."""
+    """Yield what a module saves besides its parameters and buffers, such as packed weights and extra state."""
     for name, value in saved_by_itself(module).items():
         if name not in module._parameters and name not in module._buffers:
             yield name, value
 
 
 def _readable(text: str) -> str:
-    """Return a short text as it is, for a message to show; of a long one, a hash."""
+    """Return a short text unchanged, for messages to show, and the hash of a long one."""
     return text if len(text) <= _LONGEST else hash_texts([text])
 
 
@@ -602,7 +605,7 @@ def _homes(classes: set[type]) -> set[str]:
 
 
 def _joined(texts: list[str]) -> str:
-    """Return one text for a group of attributes, which are usually equal."""
+    """Return one text for a group of attributes: their common text, or else a hash of all."""
     return texts[0] if len({*texts}) == 1 else hash_texts(texts)
 
 
@@ -621,12 +624,12 @@ def _class(module: nn.Module) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """Return a name without the parts that wrappers add."""
+    """Return a module's name without the parts that wrappers add."""
     return re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)", "", name).lstrip(".")
 
 
 def _loaded_weight(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a weight with its values, which accelerate may keep elsewhere until the module runs."""
+    """Return a weight with its values. Until the module runs, accelerate may keep a meta tensor in its place."""
     hook = getattr(module, "_hf_hook", None)
     for one in [hook, *getattr(hook, "hooks", ())] if tensor.is_meta else ():
         weights = getattr(one, "weights_map", None)

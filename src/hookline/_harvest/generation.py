@@ -1,8 +1,8 @@
-"""`Generation`: harvest while a model generates text: `hl.harvest(..., call=hl.Generation(max_new_tokens=20))`.
+"""`Generation` harvests while a model generates text: `hl.harvest(..., call=hl.Generation(max_new_tokens=20))`.
 
-The prompt passes in one forward, and each new token except the last in one more. So a sample has a row for each token
-of its prompt and for each token that it generated except the last; an end-of-sequence token is always the last. The
-other samples of the batch do not matter.
+The prompt takes one forward, and each new token except the last takes one more. A sample has a row for each token of
+its prompt and for each generated token except the last. An end-of-sequence token is always the last. How many rows a
+sample has does not depend on the other samples of its batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hookline._harvest.rows_and_padding import is_decoder_site, token_mask
 from hookline._kernel import unwrap
 from hookline.errors import HooklineError
 
-# Options with which a sample runs more than once, or for another token than the next.
+# Options with which a sample runs more than once, or for a token that may not be the next one.
 _REFUSED = {
     "num_beams": "several continuations of a sample run at once",
     "num_return_sequences": "a sample would have several continuations",
@@ -34,24 +34,24 @@ _REFUSED = {
 
 
 class Generated(NamedTuple):
-    """What a model generated: prompt and continuation of each sample, and how."""
+    """The token numbers that a model generated, with the settings needed to find the tokens of each sample."""
 
-    ids: Tensor
-    prompt: int  # How many positions of `ids` were there before; in an encoder-decoder model, the decoder's.
-    ends: tuple[int, ...]  # The tokens that end a sample.
-    cached: bool  # True if each forward after the first got one token only.
+    ids: Tensor  # Prompt and continuation; in an encoder-decoder model, the decoder's sequence.
+    prompt: int  # How many positions of `ids` are the prompt.
+    ends: tuple[int, ...]  # The end-of-sequence tokens.
+    cached: bool  # True if each forward after the first gets one token only.
     encoder_decoder: bool
 
 
 class Generation:
-    """How to run a batch: let the model continue it. The options are those of `model.generate`.
+    """A `call` for a harvest that lets the model continue each batch. The options are those of `model.generate`.
 
     Args:
-        seed: with `do_sample=True`, a batch has the same continuations each time, wherever it runs.
+        seed: With `do_sample=True`, a batch gets the same continuations each time, wherever it runs.
     """
 
-    calls = "sequence"  # The calls of a site for one batch follow each other in the sequence.
-    stop = False  # The next token comes from the end of the model.
+    calls = "sequence"  # The calls of a site in one batch are joined along the sequence.
+    stop = False  # The forward can't end early: the next token comes from the last layer.
 
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         self.seed = seed
@@ -85,7 +85,7 @@ class Generation:
         whole = torch.cat([prompt, written], 1) if output.cached else _repeated(prompt, written)
         if whole.shape == shape:
             return whole
-        last = torch.cat([prompt[:, -1:], written], 1)  # The head gets only the last position.
+        last = torch.cat([prompt[:, -1:], written], 1)  # Of the prompt, the head gets only the last position.
         if last.shape == shape:
             return last
         raise HooklineError(
@@ -108,14 +108,14 @@ class Generation:
         return repr(self)
 
     def _settings(self, defaults: Any) -> dict[str, Any]:
-        """Return the options in force: those that were given, and the model's for the rest."""
+        """Return the options in force: the user's, and the model's defaults for the rest."""
         own = self.options.get("generation_config")
         asked = {**({} if own is None else own.to_dict()), **self.options}
         return {**defaults.to_dict(), **{name: value for name, value in asked.items() if value is not None}}
 
     @contextlib.contextmanager
     def _randomness(self, settings: Mapping[str, Any], batch: Mapping[str, Any]) -> Iterator[None]:
-        """Seed the generators for a batch, and restore them at the end."""
+        """Seed the random generators for a batch, and restore their state at the end."""
         if not settings.get("do_sample"):
             yield
             return
@@ -130,7 +130,7 @@ class Generation:
 
 
 def _refuse_options(settings: Mapping[str, Any], whose: str) -> None:
-    """Refuse options that would make rows which belong to no token of the sample."""
+    """Refuse options that would make rows for tokens that are not in the sample."""
     for name, reason in _REFUSED.items():
         value = settings.get(name)
         if value is not None and value != 1 and value != []:
@@ -141,7 +141,7 @@ def _check_prompt(batch: Mapping[str, Any], both: bool) -> None:
     """Refuse a batch whose prompt does not end right before the first generated token."""
     if both and "decoder_input_ids" in batch:
         raise HooklineError(
-            "generate() begins what a decoder writes by itself; leave decoder_input_ids out of the batch"
+            "generate() begins the decoder's sequence by itself; leave decoder_input_ids out of the batch"
         )
     if not both and "input_ids" not in batch:
         raise HooklineError(f"generate() continues input_ids, and the batch has {', '.join(map(repr, batch))}")
@@ -154,7 +154,7 @@ def _check_prompt(batch: Mapping[str, Any], both: bool) -> None:
 
 
 def _prompt_mask(batch: Mapping[str, Any], output: Generated) -> Tensor:
-    """Return the real tokens of the prompt."""
+    """Return a mask of the prompt's real tokens."""
     mask = None if output.encoder_decoder else batch.get("attention_mask")
     if mask is None:
         return torch.ones(len(output.ids), output.prompt, dtype=torch.bool)
@@ -169,7 +169,7 @@ def _ends(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _before_the_end(output: Generated) -> Tensor:
-    """Return which generated tokens come before the end-of-sequence token."""
+    """Return a mask of the generated tokens that come before the end-of-sequence token."""
     written = output.ids[:, output.prompt :]
     ended = torch.isin(written, torch.tensor(output.ends, device=written.device, dtype=written.dtype))
     return ended.cumsum(1) == 0

@@ -1,4 +1,4 @@
-"""`Harvest`, a model over a dataset into a store, and `harvest`, which makes one and runs it."""
+"""`Harvest`, the plan to run a model over a dataset into a store, and `harvest`, which makes a plan and runs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Harvest:
-    """A dataset through a model, onto disk: what passes at the places, as rows.
+    """A plan to run a dataset through a model and to store the values at some places on disk, as rows.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
     >>> plan = Harvest(model, torch.ones(10, 4), "0", to="acts", batch_size=4)
@@ -44,34 +44,34 @@ class Harvest:
     torch.Size([10, 8])
 
     Args:
-        model: A module, or a function that makes one, which can be sent to other machines.
-        data: An iterable of batches, a DataLoader, samples by number with `batch_size`, or a function that makes one of
-            these.
+        model: A module, or a function that makes one. A function can be sent to other machines.
+        data: An iterable of batches, a DataLoader, numbered samples with `batch_size`, or a function that returns one
+            of these.
         where: The places, as everywhere.
         to: A folder, or a URL that fsspec can open ("s3://...").
         rows: What a row is: "batch" (a sample), "tokens" (a position that is not padding), a function of the batch that
-            gives a mask [samples, positions], or a mapping of place to these.
-        dtype: Cast floats to this before they leave the device.
-        transform: Keep `transform(value)` instead.
+            returns a mask [samples, positions], or a mapping of place to these.
+        dtype: Cast floats to this dtype before they leave the device.
+        transform: Keep `transform(value)` instead of the value.
         stop: End each forward after the last place. None does so if nothing after it is needed.
-        columns: What else to keep: names of the batch's entries, or a mapping of name to function of the batch.
+        columns: Further values to keep: names of the batch's entries, or a mapping of name to function of the batch.
         call: A function `call(model, batch)` that runs the model on a batch.
         calls: "one", or how the calls of a place in one batch are joined: along the "sequence" or the "batch".
         loss: `loss(output, batch)` or `loss(output)`, for gradients.
-        batch_size: How many samples to a batch.
-        collate: Makes a batch of a list of samples.
+        batch_size: How many samples are in a batch.
+        collate: A function that makes a batch from a list of samples.
         sort_by_length: Put samples of similar length into a batch. Rows keep the order of the samples.
-        unit: How many samples (of an iterable: batches) are one unit of work. A crash loses no more than a few units.
+        unit: The size of a unit of work, in samples (in batches for an iterable). A crash loses at most a few units.
         device: The device for the batches; None is the model's.
-        on_error: "raise", or "skip" a sample that fails and list it.
+        on_error: "raise", or "skip" to leave out samples that fail and list them.
         append: Add to an existing store.
-        gather: Make whole what a parallel model has cut among processes. False keeps this one's part, in a store of its
-            own.
-        share: Divide the units among the processes of a launcher. None does, unless they are stages of a pipeline.
-        progress: Show a progress bar; None does in a terminal.
-        engine: None is this process, or all that a launcher such as torchrun started; "ray" is Ray, with a function as
-            `model`.
-        workers: How many processes Ray starts; None is one for each GPU, or else each CPU.
+        gather: Join values that a parallel model has split among processes. False keeps this process's part, in a store
+            of its own.
+        share: Divide the units among the processes of a launcher. None does so unless they are stages of a pipeline.
+        progress: Show a progress bar. None shows one in a terminal.
+        engine: None runs in this process, and in all others that a launcher such as torchrun started. "ray" runs on
+            Ray, and needs a function as `model`.
+        workers: How many processes Ray starts. None starts one for each GPU or, if there are none, each CPU.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Harvest:
             loss=loss,
             device=None if device is None else device_of(device),
             gather=gather,
-            default_call=getattr(getattr(data, "dataset", data), "give", None),  # A DataLoader has a dataset.
+            default_call=getattr(getattr(data, "dataset", data), "give", None),  # `data` may be a DataLoader.
         )
         self.model, self.data, self.where = model, data, where
         self.to = to if "://" in to else os.path.abspath(to)  # Another process may have another working folder.
@@ -163,14 +163,14 @@ class Harvest:
             ("functions", "code, and the values that it uses"),
             *(("not compared", one) for one in not_compared(spec, ready.digest, ready.opaque)),
         ]
-        return f"{line}\n{Table(('to go on', 'is compared by'), rows)}"
+        return f"{line}\n{Table(('to resume', 'is compared by'), rows)}"
 
     def renew(self) -> None:
-        """Look at the model and the folder again: they may have changed since."""
+        """Examine the model and the folder again. They may have changed."""
         self._job.renew()
 
     def estimate(self) -> Estimate:
-        """Return how much will be stored, judged by the first batch, and how much room there is."""
+        """Return how much will be stored, estimated from the first batch, and how much space is free."""
         return self._job.estimate()
 
     def status(self) -> Status:
@@ -192,13 +192,15 @@ class Harvest:
         if engine == "ray":
             on_ray(self._job, workers)
         elif workers is not None:
-            raise HooklineError(f'workers={workers!r} is for engine="ray"; processes of a launcher share by themselves')
+            raise HooklineError(
+                f'workers={workers!r} is for engine="ray"; processes of a launcher share the units by themselves'
+            )
         else:
             run_job(self._job)
         return Store(self.to)
 
     def run_unit(self, unit: int) -> bool:
-        """Run one unit, in any process: for an engine to call. Return False if another process has done it."""
+        """Run one unit in this process, for engines to call. Return False if another process has done it already."""
         refuse_numbers(unit=unit)
         return run_unit(self._job, unit).committed > 0
 
@@ -215,7 +217,7 @@ def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, 
     for name, column in pairs:
         if isinstance(column, list) or hasattr(column, "__array__"):
             raise HooklineError(f"column {name!r} is {describe(column)}, and a column is an entry of the batch, or a "
-                                "function of it; put all samples' into the data: TensorDataset(x, labels), call=lambda "
+                                "function of it; put the values into the data: TensorDataset(x, labels), call=lambda "
                                 "model, batch: model(batch[0]), columns={'label': lambda batch: batch[1]}")  # fmt: skip
     return {name: column if callable(column) else BatchEntry(column) for name, column in pairs}
 
@@ -226,12 +228,12 @@ def _refuse_unknown(given: Any, known: Any, name: str) -> None:
 
 
 def _run_of(plan: Callable[_Arguments, Harvest]) -> Callable[_Arguments, Store]:
-    """Return a function that takes the arguments of a plan, makes it and runs it."""
+    """Return a function that takes the arguments of a plan, makes the plan and runs it."""
 
     def harvest(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Store:
-        """Run a dataset through a model, keep what passes at the places on disk, and return the store.
+        """Run a dataset through a model, keep the values at some places on disk, and return the store.
 
-        If it was interrupted, the same call goes on where it stopped.
+        If a harvest was interrupted, the same call goes on where it stopped.
 
         >>> import torch
         >>> from torch import nn

@@ -1,7 +1,7 @@
 """Run a harvest on Ray: a pool of Ray Data actors, each with the model, runs the units that are left.
 
-Only the job (with the function that makes the model) and unit numbers are sent, never weights or activations. Ray
-replaces an actor that dies, and gives its unit to another.
+Only the job (with the function that makes the model) and unit numbers are sent, never weights or activations. If an
+actor dies, Ray replaces it and gives its unit to another one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hookline._harvest.run_units import Progress
 from hookline._store.writer import remove_leftovers
 from hookline.errors import HooklineError
 
-TRIES = 4  # A unit that was begun this often without success is blamed for killing the workers.
+TRIES = 4  # A unit that was begun this often without being finished is assumed to kill its workers.
 
 
 def on_ray(job: Job, workers: int | None = None) -> None:
-    """Run what is left of a harvest on Ray: on the running cluster, or else on a new one on this machine."""
+    """Run the remaining units of a harvest on the running Ray cluster, or else on a new one on this machine."""
     if isinstance(job.model, nn.Module):
         raise HooklineError(
-            'with engine="ray" a function that makes the model travels, not its weights; give one instead of the '
+            'engine="ray" sends a function that makes the model, not its weights; give one instead of the '
             f"{type(job.model).__name__}, as in harvest(lambda: AutoModel.from_pretrained(...), ...)"
         )
     if workers is not None and (type(workers) is not int or workers < 1):
@@ -38,7 +38,7 @@ def on_ray(job: Job, workers: int | None = None) -> None:
     with _cluster(ray, workers), _quiet():
         gpus = _gpus(ray, job)
         held = ray.put(job)  # Sent once, however many workers read it.
-        # A worker begins the store: this machine may have no GPU, and needs no model.
+        # A worker begins the store, so that this machine needs neither a GPU nor the model.
         left, samples, done = _unpacked(ray.get(ray.remote(num_gpus=gpus)(begin).remote(held)))
         if left:
             number = min(workers or int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)), len(left))
@@ -50,7 +50,7 @@ def on_ray(job: Job, workers: int | None = None) -> None:
 
 
 def begin(job: Job) -> bytes:
-    """Begin or resume the store; return the units that are left, the number of samples, and of samples done."""
+    """Begin or resume the store; return the units left, the number of samples, and how many are done, pickled."""
 
     def found() -> tuple[list[int], int | None, int]:
         left = job.pending()
@@ -62,7 +62,7 @@ def begin(job: Job) -> bytes:
 
 
 class Tries:
-    """Counts how often each unit was begun. Its own actor outlives the workers."""
+    """Counts how often each unit was begun. It is an actor of its own, so it outlives the workers."""
 
     def __init__(self) -> None:
         self.begun: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Tries:
 
 
 class Worker:
-    """One actor. It makes the model at its first unit, and keeps it."""
+    """One actor. It makes the model when it runs its first unit, and keeps it."""
 
     def __init__(self, held: list[Any], tries: Any, most: int) -> None:
         import ray
@@ -84,15 +84,15 @@ class Worker:
         self.most = most
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        """Run the unit of a batch, and return the counts of what was done."""
+        """Run the unit that a batch of Ray Data names, and return its counts, pickled."""
         return {"done": [_packed(self.run, int(batch["unit"][0]))]}
 
     def run(self, unit: int) -> dict[str, int]:
-        """Run a unit, unless it has killed workers before: Ray would restart them forever."""
+        """Run a unit, unless it has killed too many workers: Ray would restart them forever."""
         import ray
 
         if ray.get(self.tries.begin.remote(unit)) > self.most:
-            raise HooklineError(f"unit {unit} has killed its worker {self.most} times; is there memory enough for it?")
+            raise HooklineError(f"unit {unit} has killed its worker {self.most} times; is there enough memory for it?")
         counts = run_unit(self.job, unit)
         return {"unit": unit, "samples": counts.samples, "rows": counts.rows, "nbytes": counts.nbytes}
 
@@ -114,12 +114,12 @@ def _over_actors(ray: ModuleType, held: Any, units: list[int], workers: int, gpu
             yield _unpacked(row["done"])
     except ray.exceptions.RayError as error:
         raise HooklineError(
-            f"Ray gave up: {str(error).strip().partition(chr(10))[0]}; what is done stays, and the same call goes on"
+            f"Ray gave up: {str(error).strip().partition(chr(10))[0]}; finished units stay, and the same call goes on"
         ) from error
 
 
 def _packed(function: Callable[..., Any], *args: Any) -> bytes:
-    """Return the pickled result or exception of a function: Ray would wrap, log and print an exception."""
+    """Return the pickled result or exception of a function. Ray would wrap, log and print an exception."""
     try:
         return pickle.dumps((function(*args), None))
     except Exception as error:
@@ -139,7 +139,7 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _gpus(ray: ModuleType, job: Job) -> float:
-    """Return how many GPUs a worker gets: one if there are any, unless device= says otherwise."""
+    """Return how many GPUs a worker gets: one if the cluster has any, unless device= is another device."""
     device, found = job.options.device, ray.cluster_resources().get("GPU", 0)
     if device is not None and device.type == "cuda" and not found:
         raise HooklineError(
@@ -178,7 +178,7 @@ def _cluster(ray: ModuleType, workers: int | None) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Ray Data log errors only."""
+    """Make Ray Data log errors only."""
     logger = logging.getLogger("ray.data")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
 """Resume an interrupted harvest: what the manifest records, and what a later run compares with it.
 
-A run is resumed only if model, data and options are the same. `specification` is what the manifest records of them,
-`begin_or_resume` compares it, and `check_skipped_batches` compares batches that are skipped because they are done.
+A harvest is resumed only if model, data and options are the same. `specification` returns the record of them for the
+manifest, `begin_or_resume` compares it, and `check_skipped_batches` compares the batches that a resumed run skips.
 `compared_data` and `not_compared` say in words what is compared and what is not.
 """
 
@@ -20,7 +20,7 @@ from hookline._store.storage import Storage
 from hookline._store.writer import begin, begin_part
 from hookline.errors import StoreError
 
-_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # Digests include bytecode.
+_DIGESTS = [2, "Python {}.{}".format(*sys.version_info)]  # Bytecode is in the digests, so they depend on Python.
 _NEVER_COMPARED = (
     "files and environment variables that code reads",
     "compiled code",
@@ -32,11 +32,11 @@ _NEVER_COMPARED = (
 def specification(
     model: Mapping[str, Any], source: Source, sorts: bool, options: RowOptions, opaque: set[str]
 ) -> dict[str, Any]:
-    """Return what identifies a harvest (model, data, options), as plain JSON.
+    """Return the specification that identifies a harvest (model, data, options), as plain JSON.
 
     Args:
         model: The digest of the model.
-        opaque: Names of classes whose contents can't be compared are added to it.
+        opaque: A set, to which the names of classes are added whose contents can't be compared.
     """
     rows = options.rows if isinstance(options.rows, Mapping) else {"": options.rows}
     return {
@@ -57,10 +57,10 @@ def specification(
 def begin_or_resume(
     storage: Storage, manifest: Manifest, model: Mapping[str, Any], *, append: bool, unit: int | None
 ) -> tuple[Storage, Manifest]:
-    """Begin a store, or resume the existing one: return the storage of its part, and its manifest.
+    """Begin a store or resume it; return the storage to write to (with `append`, that of a part) and its manifest.
 
     Args:
-        model: The digest of the model now. Attributes that the model writes as it runs are not compared.
+        model: The current digest of the model. Attributes that the model writes as it runs are not compared.
     """
     if has_manifest(storage):
         same = reconcile(model, read_manifest(storage).spec.get("model", {}))
@@ -72,27 +72,27 @@ def begin_or_resume(
 
 
 def check_skipped_batches(storage: Storage, manifest: Manifest, unit: int, digest: str) -> None:
-    """Raise if the batches of a finished unit are not those that were harvested."""
+    """Raise if the batches of a finished unit are not the ones that were harvested."""
     if unit in committed(storage) and read_record(storage, manifest, unit).inputs not in ("", digest):
         size = manifest.plan["unit"]
         raise StoreError(
-            f"the data are not those of the store: batches {unit * size} to {(unit + 1) * size - 1} were others when "
+            f"the data are not those of the store: batches {unit * size} to {(unit + 1) * size - 1} have changed since "
             "they were harvested; give the same data in the same order, or another path"
         )
 
 
 def compared_data(spec: Mapping[str, Any], batch_size: int | None) -> str:
-    """Say how a resumed run compares the data."""
+    """Describe how a resumed run compares the data."""
     known = spec["data"]
     if "batches" in known:
-        return "every batch that is passed over"
-    by = "fingerprint()" if "fingerprint" in known else f"{SAMPLES_COMPARED} samples from all over them"
+        return "every batch that is skipped"
+    by = "fingerprint()" if "fingerprint" in known else f"{SAMPLES_COMPARED} samples spread over them"
     return f"their number, {by}, batches of {batch_size}"
 
 
 def not_compared(spec: Mapping[str, Any], model: Mapping[str, Any], opaque: Set[str]) -> list[str]:
-    """Say what a resumed run does not compare."""
+    """Describe what a resumed run does not compare."""
     some = ["the other samples"] if "digest" in spec["data"] else []
     wrote = ["what the forward writes: " + ", ".join(names)] if (names := names_written(model)) else []
-    inside = ["what is inside of " + ", ".join(sorted(opaque))] if opaque else []
+    inside = ["the contents of " + ", ".join(sorted(opaque))] if opaque else []
     return [*some, *wrote, *inside, *_NEVER_COMPARED]

@@ -1,4 +1,4 @@
-"""Which rows of a value a harvest keeps (`rows=`), without padding, and the sample and position of each row."""
+"""Choose the rows of a value that a harvest keeps (`rows=`), without padding; note each row's sample and position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookline._harvest.fingerprints import tensor_bytes
 from hookline._kernel import children, describe, write_subscripts
 from hookline.errors import HooklineError
 
-NO_LABEL = -100  # The label that losses of torch and transformers ignore.
+NO_LABEL = -100  # The label that the losses of torch and transformers ignore.
 _OF_A_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask")
 _OF_IMAGES = ("pixel_values", "pixel_values_videos")
 _OF_SOUND = ("input_features", "input_values")
@@ -27,7 +27,7 @@ _CROSS_ATTENTION = re.compile(
 )
 _OF_THE_ENCODER = re.compile(r"encoder_(last_hidden_state|hidden_states)|key_value_states")
 Rule = str | Callable[..., Any]
-Mask = Callable[[Site, Any, Any, tuple[int, int]], Tensor | None]  # Of a site, a batch, the output and a shape.
+Mask = Callable[[Site, Any, Any, tuple[int, int]], Tensor | None]  # From site, batch, output and shape to a mask.
 RULES = ("batch", "tokens")
 
 
@@ -41,7 +41,7 @@ def check_rule(rule: Any) -> None:
 
 
 class RowChooser:
-    """Chooses the rows of the values of one batch; once for all values that share a mask."""
+    """Chooses the rows of the values of one batch. Values with the same mask share one choice."""
 
     def __init__(self, batch: Any, samples: int, output: Any, mask: Mask) -> None:
         self._batch = batch
@@ -51,7 +51,12 @@ class RowChooser:
         self._choices: dict[Any, Choice] = {}
 
     def choose(self, name: str, site: Site | None, side: Site, value: Any, rule: Rule) -> tuple[Tensor, Choice]:
-        """Return the rows of a value, and the choice that was made."""
+        """Return the rows of a value, and the choice they come from.
+
+        Args:
+            site: The site of the value; None for a column.
+            side: The site whose padding mask applies.
+        """
         if not isinstance(value, Tensor):
             parts = tuple(children(value) or ())
             named = f"name the part to keep, '{name}{write_subscripts(parts[:1])}', or " if parts else ""
@@ -59,7 +64,7 @@ class RowChooser:
         if value.layout is not torch.strided:
             raise HooklineError(f"{name!r} is a tensor of layout {value.layout}; make it dense with transform=")
         if rule == "tokens" and site is not None and isinstance(named_positions(site), int):
-            rule = "batch"  # One position of each sample is left.
+            rule = "batch"  # The site takes one position, so each sample has one row.
         if value.dim() == 0 or ((rule == "batch" or value.dim() == 1) and len(value) != self._samples):
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: the first "
                                 "dimension must be the batch; bring it there with transform=, or, if the data are "
@@ -78,7 +83,7 @@ class RowChooser:
         return self._choices[key]
 
     def _of_positions(self, name: str, side: Site, value: Tensor, rule: Rule) -> Choice:
-        """Return which positions are kept: by the mask of the rule, or by that of the batch."""
+        """Return which positions are kept: those in the mask of the user's function, or in the batch's mask."""
         shape = (value.shape[0], value.shape[1])
         if shape[0] != self._samples:
             raise HooklineError(f"{name!r} has shape {tuple(value.shape)} for {self._samples} samples: rows by "
@@ -88,14 +93,14 @@ class RowChooser:
         except HooklineError:
             if not callable(rule):
                 raise
-            real = None  # A function as a rule needs no mask of the batch.
+            real = None  # A function works without the batch's mask.
         key = (rule, shape, None if real is None else tensor_bytes(real))
         if not callable(rule):
             return self._choice(key, lambda: _rows_under_mask(real, real, shape))
         return self._choice(key, lambda: _rows_under_mask(self._chosen_by(name, rule, shape), real, shape))
 
     def _chosen_by(self, name: str, rule: Callable[..., Any], shape: tuple[int, int]) -> Tensor:
-        """Return the mask that the user's function returns."""
+        """Call the user's function for a mask, and check its shape."""
         mask = rule(self._batch, self._output) if takes_output(rule) else rule(self._batch)
         if not isinstance(mask, Tensor) or tuple(mask.shape) != shape:
             found = describe(mask)
@@ -105,11 +110,11 @@ class RowChooser:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows of values [samples, positions, ...] are kept."""
+    """The rows that are kept of values [samples, positions, ...]."""
 
-    counts: list[int]  # How many rows of each sample.
-    index: Tensor | None  # Into samples × positions; None takes all.
-    positions: Tensor | None  # Of each row in its sequence; None if they count up from 0.
+    counts: list[int]  # The number of rows of each sample.
+    index: Tensor | None  # The rows as an index into samples × positions; None for all of them.
+    positions: Tensor | None  # The position of each row in its sample; None if they are 0, 1, ... in every sample.
 
     def all_positions(self) -> Tensor:
         """Return the position of each row."""
@@ -117,7 +122,7 @@ class Choice:
 
 
 def _rows_under_mask(mask: Tensor | None, real: Tensor | None, shape: tuple[int, int]) -> Choice:
-    """Return the choice of the rows under a mask. Positions count real tokens."""
+    """Return the choice of the rows where a mask is True. Positions count real tokens only."""
     if mask is None:
         return Choice([shape[1]] * shape[0], None, None)
     mask = mask.to("cpu", torch.bool)
@@ -128,12 +133,12 @@ def _rows_under_mask(mask: Tensor | None, real: Tensor | None, shape: tuple[int,
 
 
 def positions_from_zero(counts: Tensor) -> Tensor:
-    """Return 0, 1, ... for each count: the positions of samples that are kept whole."""
+    """Return 0, 1, ..., count - 1 for each count, joined: the positions of samples that are kept whole."""
     return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
 
 
 def token_positions(selected: Tensor, real: Tensor | None = None) -> Tensor:
-    """Return the position of each selected token in its sample, row after row: 0 is the first real one.
+    """Return the position of each selected token in its sample, where 0 is the first real token.
 
     >>> real = torch.tensor([[False, False, True, True], [True, True, True, True]])
     >>> token_positions(torch.tensor([[False, False, False, True], [True, False, False, True]]), real)
@@ -176,7 +181,7 @@ def token_mask(
             [ True,  True,  True]])
 
     Args:
-        encoder_decoder: whether the model is one (`model.config.is_encoder_decoder`); None judges by the batch.
+        encoder_decoder: True for an encoder-decoder model (`model.config.is_encoder_decoder`). None tells by the batch.
     """
     if batch is None:
         return None
@@ -186,8 +191,8 @@ def token_mask(
         return _fit_mask(site, *found, batch, shape)
     if decodes and batch.get("attention_mask") is not None and shape[1] > 1:
         raise HooklineError(
-            f"{str(site)!r} is of the decoder, and the batch has a mask of the encoder only; add "
-            f"decoder_attention_mask {shape} (ones where nothing is filled up), or {_FIX}"
+            f"{str(site)!r} is in the decoder, but the batch has only a mask for the encoder; add "
+            f"decoder_attention_mask {shape} (ones where there is no padding), or {_FIX}"
         )
     if not decodes and _sees_images(site, batch):
         _refuse_filled_images(site, batch)
@@ -197,7 +202,7 @@ def token_mask(
 def refuse_padding(
     site: Site, batch: Mapping[str, Any] | None, value: Tensor, *, encoder_decoder: bool | None = None
 ) -> None:
-    """Refuse a site that names positions, as "h.3[:, -1]" does, where those of some samples are padding.
+    """Refuse a site that names positions, as "h.3[:, -1]" does, if they are padding in some samples.
 
     >>> refuse_padding(Site.parse("h.3[:, -1]"), {"attention_mask": torch.tensor([[1, 0], [1, 1]])}, torch.ones(2, 8))
     Traceback (most recent call last):
@@ -206,7 +211,7 @@ def refuse_padding(
     """
     named = named_positions(site)
     if batch is None or named is None or value.ndim != (2 if isinstance(named, int) else 3):
-        return  # Of a value with more dimensions, the second may be heads.
+        return  # The second dimension of a larger value may be heads.
     found = _mask_of(site, batch, _takes_decoder_mask(site, batch, encoder_decoder))
     if found is None or found[1].ndim != 2 or len(found[1]) != len(value):
         return
@@ -220,7 +225,7 @@ def refuse_padding(
 
 
 def named_positions(site: Site) -> int | slice | None:
-    """Return which positions of [batch, sequence, ...] a site takes, unless it takes all of them."""
+    """Return the positions of [batch, sequence, ...] that a site takes, or None if it takes all."""
     for one in site.subscripts:
         if isinstance(one, tuple) and len(one) > 1 and one[0] == slice(None) and one[1] != slice(None):
             return one[1] if isinstance(one[1], (int, slice)) else None
@@ -228,31 +233,31 @@ def named_positions(site: Site) -> int | slice | None:
 
 
 def _sees_images(site: Site, batch: Mapping[str, Any]) -> bool:
-    """Return True if images pass at a site, and not text. If the batch has both, the name of the site decides."""
+    """Return True if the values at a site come from images, not text. If the batch has both, the name decides."""
     if not any(name in batch for name in _OF_IMAGES):
         return False
     return "input_ids" not in batch or _VISION.search(site.path) is not None
 
 
 def _refuse_filled_images(site: Site, batch: Mapping[str, Any]) -> None:
-    """Refuse images that the processor padded: their mask is of pixels. Without it, every patch is real."""
+    """Refuse images that the processor padded: their mask is for pixels. Without such a mask, every patch is real."""
     filled = [name for name in ("pixel_attention_mask", "pixel_mask") if name in batch]
     if filled:
         found = tuple(batch[filled[0]].shape)
         raise HooklineError(
-            f"{str(site)!r}: the batch has {filled[0]} {found}, which is of pixels and not of positions; {_FIX}"
+            f"{str(site)!r}: the batch has {filled[0]} {found}, a mask for pixels and not for positions; {_FIX}"
         )
 
 
 def _takes_decoder_mask(site: Site, batch: Mapping[str, Any], encoder_decoder: bool | None) -> bool:
-    """Return True if the model has an encoder and a decoder, and the site is in the decoder."""
+    """Return True if the model is an encoder-decoder model, and the site is in the decoder or after it."""
     if encoder_decoder is None:
         encoder_decoder = any(name in batch for name in _OF_A_DECODER)
     return encoder_decoder and is_decoder_site(site)
 
 
 def is_decoder_site(site: Site) -> bool:
-    """Return True if a site of an encoder-decoder model is in the decoder, or after both."""
+    """Return True if a site of an encoder-decoder model is in the decoder or after it."""
     if _OF_THE_ENCODER.search(site.index) or _CROSS_ATTENTION.search(site.path):
         return False
     names = site.path.split(".")
@@ -260,7 +265,7 @@ def is_decoder_site(site: Site) -> bool:
 
 
 def _mask_of(site: Site, batch: Mapping[str, Any], decodes: bool) -> tuple[str, Tensor] | None:
-    """Return the name and the mask of the encoder or decoder, whichever the site is in."""
+    """Return the name and the values of the mask for the encoder or decoder, whichever the site is in."""
     if not decodes and _sees_images(site, batch):
         return None
     name = "decoder_attention_mask" if decodes else "attention_mask"
@@ -269,22 +274,22 @@ def _mask_of(site: Site, batch: Mapping[str, Any], decodes: bool) -> tuple[str, 
         mask = torch.as_tensor(mask)
         if mask.is_floating_point() and bool((mask < 0).any()):
             raise HooklineError(
-                f"{name} is one to be added, with 0 for tokens; give 1 for tokens and 0 elsewhere, or {_FIX}"
+                f"{name} is an additive mask, with 0 for tokens; give 1 for tokens and 0 elsewhere, or {_FIX}"
             )
         return name, mask != 0
     given = any(one in batch for one in _OF_A_DECODER)
-    if decodes and labels is not None and not given:  # The model makes its decoder's input of them, shifted by one.
+    if decodes and labels is not None and not given:  # The model shifts the labels by one for its decoder's input.
         return "labels", torch.as_tensor(labels) != NO_LABEL
     return None
 
 
 def _fit_mask(site: Site, name: str, mask: Tensor, batch: Mapping[str, Any], shape: tuple[int, int]) -> Tensor:
-    """Return the mask cut to a value of this shape, or refuse it."""
+    """Return the mask cut to fit a value of this shape; raise if it can't fit."""
     found, length = tuple(mask.shape), shape[1]
     if found == tuple(shape):
         return mask
     if mask.ndim == 2 and found[0] == shape[0] and 0 < length < found[1]:
-        if batch.get("past_key_values") is not None:  # The mask covers what came before as well.
+        if batch.get("past_key_values") is not None:  # The mask covers the cached tokens as well.
             return mask[:, -length:]
         if found[1] % length == 0 and any(one in batch for one in _OF_SOUND):  # A convolution took each k-th frame.
             return mask[:, :: found[1] // length]

@@ -1,4 +1,4 @@
-"""Run one batch: the rows of what passed at the sites, or the samples that are at fault."""
+"""Run one batch: return the rows of the values at the sites, or find the samples that make the model fail."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from hookline.parallel import arrived, placement
 ON_ERROR = ("raise", "skip")
 _FATAL = (HooklineError, torch.cuda.OutOfMemoryError, MemoryError)
 Rows = TypeVar("Rows")
-CALLS = {"one": None, "sequence": 1, "batch": 0}  # Along which dimension the calls of a site in one batch are joined.
+CALLS = {"one": None, "sequence": 1, "batch": 0}  # The dimension along which a site's calls in one batch are joined.
 _ROOT = Site("")
 Column = Callable[..., Any]  # A function of the batch, or of the batch and the output.
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """How the model is run on a batch, and what becomes rows."""
+    """The options of a harvest that say how a batch is run and which of its values become rows."""
 
     rows: Rule | Mapping[str, Rule] = "batch"
     dtype: torch.dtype | None = None
@@ -55,11 +55,11 @@ class RowOptions:
     loss: Callable[..., Tensor] | None = None
     device: torch.device | None = None
     gather: bool = True
-    default_call: Callable[[nn.Module, Any], Any] | None = None  # How the data calls a model, without `call`.
+    default_call: Callable[[nn.Module, Any], Any] | None = None  # The dataset's way to run a model, if `call` is None.
 
 
 class BatchRunner:
-    """Runs batches through a model with captures at some places. The same hooks serve every batch."""
+    """Runs batches through a model with captures at some places. All batches use the same hooks."""
 
     def __init__(self, model: nn.Module, where: Sequence[Where], options: RowOptions, *, stop: bool) -> None:
         self.model = model
@@ -76,14 +76,14 @@ class BatchRunner:
         self._both = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", None)
         self._rules: dict[str, Rule] = {}
         self._sites: dict[str, Site] = {}
-        self._warned_of = set[Site]()  # The sites that gave a batch without rows.
+        self._warned_of = set[Site]()  # Sites that had no rows in some batch.
 
     def close(self) -> None:
         """Remove the hooks."""
         self.hooks.remove()
 
     def run(self, batch: Batch) -> dict[str, BatchRows]:
-        """Run a batch; return its rows for each array."""
+        """Run a batch; return its rows for each array, by name."""
         options, found = self.options, {}
         near = _with_masks_on_host(batch.value, options.rows)
         with self.hooks as cache:
@@ -98,7 +98,7 @@ class BatchRunner:
                 self._refuse_padding(name, near, value)
                 if options.transform is None:
                     self._refuse_flat(name, near, value)
-                else:  # It may give memory that it will use again.
+                else:  # A transform may return memory that it uses again for the next batch.
                     value = map_tensors(share_tensor, options.transform(value))
                 found[name] = replace(self._part(rows, name, self._site(name), value), placement=where)
             for name, column in (options.columns or {}).items():
@@ -108,7 +108,7 @@ class BatchRunner:
         return found
 
     def _forward(self, value: Any) -> Any:
-        """Run the model on a batch. The gradients of the parameters are left as they were."""
+        """Run the model on a batch, with a backward if gradients are harvested. Parameters keep their `grad`."""
         call = self.options.call or self.options.default_call or call_model
         if not self.has_gradients:
             with torch.no_grad():
@@ -124,26 +124,26 @@ class BatchRunner:
             return output
 
     def _refuse_misses(self) -> None:
-        """Refuse places whose subscripts select nothing of this batch: its rows would have no elements.
+        """Refuse places whose subscripts select nothing in this batch: the rows would have no elements.
 
-        Where positions are the rows, a batch of short samples has none, and others may have some.
+        Where rows are positions, only warn: this batch may have short samples, and others may have rows.
         """
         for miss in take_misses(self.hooks):
             if not self._is_short(miss):
                 raise HooklineError(f"'{miss.site}' {miss.problem}{miss.hint}")
             if miss.site not in self._warned_of:
                 self._warned_of.add(miss.site)
-                warn(f"'{miss.site}' {miss.problem}; a batch without rows is not told of again")
+                warn(f"'{miss.site}' {miss.problem}; a batch without rows is not reported again")
 
     def _is_short(self, miss: Miss) -> bool:
-        """Return True if [samples, 0 positions, ...] was captured, and positions are the rows."""
+        """Return True if the captured value is [samples, 0 positions, ...] and rows are positions."""
         part = miss.part
         if not isinstance(part, Tensor) or part.dim() < 3 or self._rule(str(miss.site)) == "batch":
             return False
         return part.shape[1] == 0 and 0 not in (part.shape[0], *part.shape[2:])
 
     def _joined(self, name: str, calls: list[Any]) -> Any:
-        """Return the value of a site, joined from its calls if there were several."""
+        """Return the value of a site. If it was called several times, join its values as `calls=` says."""
         along = CALLS[self.options.calls]
         if len(calls) == 1:
             return calls[0]
@@ -160,17 +160,17 @@ class BatchRunner:
         return torch.cat(calls, along)
 
     def _refuse_padding(self, name: str, batch: Any, value: Any) -> None:
-        """Refuse a position that is padding in some samples. A `call` of the user's may have its own positions."""
+        """Refuse a position that is padding in some samples. With a user's `call`, positions may mean anything."""
         if isinstance(batch, Mapping) and isinstance(value, Tensor) and self.options.call is None:
             refuse_padding(self._site(name), batch, value, encoder_decoder=self._both)
 
     def _refuse_flat(self, name: str, batch: Any, value: Any) -> None:
-        """Refuse rows="tokens" of values [samples, features]: each number would become a row."""
+        """Refuse rows="tokens" for values [samples, features]: each number would become a row."""
         is_flat = isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
         if not is_flat or self._rule(name) != "tokens" or hasattr(self.options.call, "token_mask"):
             return
         if any(isinstance(one, tuple) for one in self._site(name).subscripts):
-            return  # The user took a part of a value that has more dimensions.
+            return  # Subscripts took this part from a value with more dimensions.
         same = [one for one in leaves(batch) if one.shape[:2] == value.shape]
         if not any(one.dim() > 2 or not one.is_floating_point() for one in same):
             raise HooklineError(
@@ -183,7 +183,7 @@ class BatchRunner:
         return BatchRows.of(chosen.detach() if site is None else cast(chosen.detach(), self.options.dtype), choice)
 
     def _mask(self, site: Site, batch: Any, output: Any, shape: tuple[int, int]) -> Tensor | None:
-        """Return where real tokens are. The user's `call` may have a mask of its own."""
+        """Return where the real tokens are, from the `token_mask` of the user's `call` if it has one."""
         own = getattr(self.options.call, "token_mask", None)
         if own is not None:
             found: Tensor | None = own(site, batch, output, shape)
@@ -196,7 +196,7 @@ class BatchRunner:
         return self._sites[name]
 
     def _rule(self, name: str) -> Rule:
-        """Return the row rule of an array: in a mapping, the first that matches it."""
+        """Return the row rule of an array: from a mapping, the rule of its name or else the first that matches."""
         rules = self.options.rows
         if not isinstance(rules, Mapping):
             return rules
@@ -228,22 +228,22 @@ class BatchRunner:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The rows of one batch for one array. Rows from a GPU may still be on their way to the host."""
+    """The rows of one batch for one array. The copy from a GPU to the host may still be running."""
 
     rows: Tensor | offload.Copy
     choice: Choice
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
-    placement: str = "null"  # Which part of a value this process has, if the value is cut among several.
+    placement: str = "null"  # Which part of a value this process has, if several processes share the value.
 
     @classmethod
     def of(cls, rows: Tensor, choice: Choice) -> BatchRows:
-        """Start copying rows to the host."""
+        """Start to copy rows to the host."""
         return cls(_send_to_host(rows), choice, rows.dtype, tuple(rows.shape), rows.nbytes)
 
     def arrived(self) -> Tensor:
-        """Return the rows, once they are in host memory."""
+        """Wait until the rows are in host memory, and return them."""
         return self.rows.wait() if isinstance(self.rows, offload.Copy) else self.rows
 
     def array(self, name: str) -> Array:
@@ -278,7 +278,7 @@ def needs_output(options: RowOptions) -> bool:
 
 
 def _loss(function: Callable[..., Any] | None, output: Any, batch: Any) -> Any:
-    """Return the loss: of the function, which may take the output alone, or the model's own."""
+    """Return the loss of the user's function, which may take the output alone, or else the model's `output.loss`."""
     if function is None:
         return getattr(output, "loss", None)
     try:
@@ -297,11 +297,11 @@ def _column(name: str, column: Column, batch: Any, output: Any) -> Tensor:
         return torch.as_tensor(value)
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
         has = f"; it has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
-        raise HooklineError(f"column {name!r} can't be had from the batch as a tensor: {error!r}{has}") from error
+        raise HooklineError(f"column {name!r} can't be read from the batch as a tensor: {error!r}{has}") from error
 
 
 def _site_for_mask(column: Column) -> Site:
-    """Return a site whose padding mask fits a column: in an encoder-decoder model there are two masks."""
+    """Return a site whose padding mask fits a column. In an encoder-decoder model, a batch has two masks."""
     key = str(column.key) if isinstance(column, BatchEntry) else "labels"
     return _ROOT if key.startswith("decoder") or key == "labels" else Site("encoder")
 
@@ -322,7 +322,7 @@ def _with_masks_on_host(value: Any, rows: Any) -> Any:
 
 
 def _device_of_weights(model: nn.Module) -> torch.device | None:
-    """Return the device of the weights, or None if they are on several: such models move their inputs themselves."""
+    """Return the device of the weights, or None if they are on several: such a model moves its inputs itself."""
     devices = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     return devices.pop() if len(devices) == 1 and not any(device.type == "meta" for device in devices) else None
 
@@ -341,7 +341,7 @@ def _gradients_restored(model: nn.Module) -> Iterator[None]:
 
 
 def _local_part(name: str, value: Any) -> tuple[Any, str]:
-    """Return this process's part of a value that is cut among several, and its placement."""
+    """Return this process's part of a value that several processes share, and the placement of that part."""
     if not is_cut(value):
         return value, "null"
     if any(one.is_partial() for one in value.placements):
@@ -352,7 +352,7 @@ def _local_part(name: str, value: Any) -> tuple[Any, str]:
 
 
 def _send_to_host(rows: Tensor) -> Tensor | offload.Copy:
-    """Copy rows to the host; from a GPU, without waiting."""
+    """Copy rows to the host, without waiting for a GPU."""
     if rows.is_cuda:
         copy = offload.send(rows)
         return rows.cpu() if copy is None else copy
@@ -362,7 +362,10 @@ def _send_to_host(rows: Tensor) -> Tensor | offload.Copy:
 def run_first(
     batch: Batch, singles: Callable[[Batch], Sequence[Batch]], run: Callable[[Batch], Rows], on_error: str
 ) -> tuple[Batch, Rows]:
-    """Run the first batch of a harvest. If the model fails on it, run the first of its samples that works alone."""
+    """Run the first batch of a harvest. If the model fails on it, run its samples alone to find the bad ones.
+
+    With on_error="skip", the first sample that works alone takes the place of the batch.
+    """
     try:
         return batch, run(batch)
     except HooklineError:
@@ -394,7 +397,7 @@ def run_singly(
     refuse: Callable[[int, Exception], None],
     error: Exception,
 ) -> list[tuple[Batch, Rows]]:
-    """Run the samples of a batch that failed one by one. `refuse` is called with each sample that fails."""
+    """Run a failed batch sample by sample. `refuse` is called with each sample that fails."""
     found, bad = [], 0
     for single in singles:
         try:
@@ -414,7 +417,7 @@ def run_singly(
 
 
 def is_fatal(error: Exception) -> bool:
-    """Return True for an error that no sample caused. torch raises at any line when a DataLoader worker has died."""
+    """Return True for an error that no sample caused. If a DataLoader worker dies, torch raises at any line."""
     return isinstance(error, _FATAL) or str(error).startswith("DataLoader worker")
 
 
@@ -429,7 +432,7 @@ def bad_sample(sample: int, failure: Exception) -> BadSample:
 
 
 def _hint(batch: Any) -> str:
-    """Return a hint at what is often wrong with data that a model does not take."""
+    """Return a hint at a common mistake, if the batch looks like one."""
     if isinstance(batch, (tuple, list)) and batch and all(isinstance(one, str) for one in batch):
         return "; the samples are texts: to put them through a tokenizer give hl.Texts(texts, tokenizer)"
     if isinstance(batch, (tuple, list)) and len(batch) > 1:

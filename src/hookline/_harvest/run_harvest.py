@@ -1,15 +1,15 @@
-"""Run a harvest in this process: what was asked for (`Job`), the hooked model, and the units this process takes.
+"""Run a harvest in this process: the arguments (`Job`), the hooked model (`ReadyModel`), and the order of the units.
 
-`Job` is what was asked for; it can be pickled. `ReadyModel` is the model in this process with its hooks. It is made
-when it is first needed, and runs the first batch, which shows what each array will hold.
+`Job` holds the arguments of a harvest and can be pickled. `ReadyModel` is the model in this process with its hooks. It
+is made when it is first needed, and runs the first batch, which shows what each array will hold.
 
-Where a launcher such as torchrun started several processes, each begins with a share of its own, and then helps the
-others (`turns`). They do not communicate. A wrong rank, or a process that never starts, only costs time: every unit is
-done by some process, and if two do the same one, the store keeps the first.
+If a launcher such as torchrun started several processes, each begins with its own share of the units, and then helps
+the others (`turns`). They do not communicate. A wrong rank, or a process that never starts, only costs time: every unit
+is done by some process, and if two processes do the same unit, the store keeps the first result.
 
-Ranks that hold one model together run it in step (`run_together`). With FSDP every rank has batches of its own, and all
-need the same number of forwards: a rank that is done early repeats its first batch and keeps nothing of it. With tensor
-parallelism all have the same batch, and the first rank writes.
+Ranks that hold one model together run it in step (`run_together`). With FSDP, every rank has its own batches, and all
+need the same number of forwards: a rank that is done early repeats its first batch and discards the result. With tensor
+parallelism, all ranks have the same batch, and the first rank writes.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from hookline._torch import may_be_a_stage
 from hookline.errors import HooklineError, NeverFired, StoreError, warn
 from hookline.parallel import Replica, meet, replica
 
-_LARGEST, _SMALLEST, _UNITS = 128 << 20, 8 << 20, 64  # Bytes of an array in a unit; units to aim for.
-_LONGEST = 60.0  # Seconds that one unit may take.
+_LARGEST, _SMALLEST, _UNITS = 128 << 20, 8 << 20, 64  # Most and fewest bytes of an array in a unit; units to aim for.
+_LONGEST = 60.0  # Seconds that one unit should take at most.
 
 
 class Job:
-    """What a harvest was asked to do. Its model, data and storage are made when they are first needed."""
+    """The arguments of a harvest. The hooked model, the source and the storage are made when they are first needed."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Job:
         self.progress = progress
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what travels to other processes: what was asked for, and nothing that was made here."""
+        """Return the arguments to pickle for other processes, without the objects made from them here."""
         return {name: value for name, value in vars(self).items() if name not in ("ready", "source", "storage")}
 
     @cached_property
     def storage(self) -> Storage:
-        """Where the store is."""
+        """The storage of the store."""
         return open_storage(self.to)
 
     @cached_property
@@ -99,23 +99,23 @@ class Job:
 
     @cached_property
     def ready(self) -> ReadyModel:
-        """The model with its hooks, and what the first batch showed."""
+        """The hooked model, after it has run the first batch."""
         return ReadyModel(self)
 
     @property
     def is_ready(self) -> bool:
-        """True once the model was made and has run the first batch."""
+        """True once the model has run the first batch."""
         return "ready" in vars(self)
 
     def renew(self) -> None:
-        """Forget what was found out about the model and the folder, where that may have changed."""
+        """Forget the model if it has changed, and the state of the folder in any case."""
         if self.is_ready and reconcile(model_digest(self.ready.model), self.ready.digest) != self.ready.digest:
             del self.ready
         elif self.is_ready:
             self.ready.forget_store()
 
     def estimate(self) -> Estimate:
-        """Return how much will be stored, judged by the first batch, and how much room there is."""
+        """Return how much will be stored, estimated from the first batch, and how much space is free."""
         ready, samples = self.ready, self.source.samples
         free = self.storage.free()
         if samples is None:
@@ -133,7 +133,7 @@ class Job:
     def status(self) -> Status:
         """Return the progress of all processes that work on this harvest."""
         if not has_manifest(self.storage) and not self.append:
-            return Status(0, self.ready.manifest.units, 0, 0)  # Asking for the status does not begin a store.
+            return Status(0, self.ready.manifest.units, 0, 0)  # `open_store` would begin a store.
         storage, manifest = self.ready.open_store()
         records = [read_record(storage, manifest, unit) for unit in sorted(committed(storage))]
         rows = sum(file.rows for record in records for file in record.files)
@@ -144,15 +144,13 @@ class Job:
         storage, manifest = self.ready.open_store()
         units = unit_count(storage, manifest)
         if units is None:
-            raise HooklineError(
-                "how many units an iterator will give is not known before; give something with a length"
-            )
+            raise HooklineError("the number of units of an iterator is not known in advance; give data with a length")
         return sorted(set(range(units)) - committed(storage))
 
     def prepare(self) -> tuple[Storage, Manifest]:
-        """Begin a store or resume it: remove what killed processes left, and check that the rest fits on the disk."""
+        """Begin or resume the store, remove files that killed processes left, and check that the rest fits on disk."""
         if not has_manifest(self.storage):
-            self._check_room(1.0)  # Before a manifest exists that later runs would be compared with.
+            self._check_room(1.0)  # Before a manifest is written, since later runs are compared with it.
         storage, manifest = self.ready.open_store()
         remove_leftovers(storage)
         units = unit_count(storage, manifest)
@@ -172,7 +170,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Estimate:
-    """How much a harvest will store, over all arrays; None for what is not known."""
+    """How much a harvest will store, over all arrays. Unknown numbers are None."""
 
     samples: int | None
     rows: int | None
@@ -180,7 +178,7 @@ class Estimate:
     units: int | None
     free: int | None
     arrays: int = 1
-    is_sure: bool = True  # False if samples may have more rows than those of the first batch.
+    is_sure: bool = True  # False if the number of rows varies between samples, so that this is only a guess.
 
     def __str__(self) -> str:
         if self.rows is None or self.bytes is None:
@@ -196,7 +194,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a harvest has come."""
+    """The progress of a harvest."""
 
     done: int
     units: int | None
@@ -210,7 +208,7 @@ class Status:
 
 
 class ReadyModel:
-    """The model of a job in this process, with its hooks, and what the first batch showed. It is not pickled."""
+    """The hooked model of a job in this process, and what its first batch showed. It is not pickled."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -221,13 +219,13 @@ class ReadyModel:
             self.model = self.model.module  # DDP would wait for other ranks, which may have no batch.
         self.together = replica(self.model)
         self.opaque: set[str] = set()
-        self.digest = model_digest(self.model, self.opaque)  # Before the first run, which may write into buffers.
+        self.digest = model_digest(self.model, self.opaque)  # Before the first batch, which may write into buffers.
         batch = job.source.first()
         began = time.perf_counter()
         batch, self.first = self._run_first(batch)
         self.note_writes()
         if any(module.training for module in self.model.modules()):
-            warn("the model is in training mode: dropout and batch statistics go into what is kept; call model.eval()")
+            warn("the model is in training mode: dropout and batch statistics affect the values; call model.eval()")
         self.seconds = time.perf_counter() - began
         self.first_samples = len(batch.samples)
         self.manifest = self._manifest()
@@ -235,7 +233,7 @@ class ReadyModel:
         self.busy = threading.RLock()  # Only one thread at a time may use the hooks of a job.
 
     def _run_first(self, batch: Batch) -> tuple[Batch, dict[str, BatchRows]]:
-        """Run the first batch without stopping early: it shows which sites fire, how often, and what their rows are."""
+        """Run the first batch without stopping early, to see which sites fire, how often, and what their rows are."""
         job, options = self.job, self.job.options
         trial = BatchRunner(self.model, job.where, options, stop=False)
         try:
@@ -249,8 +247,8 @@ class ReadyModel:
         if taken:
             raise HooklineError(f"column {taken[0]!r} has the name of a site; give it another")
         if trial.has_gradients and job.on_error == "skip":
-            raise HooklineError('on_error="skip" is not for gradients: those of a batch change with who is in it, for '
-                                "most losses are means; leave the bad samples out of the data")  # fmt: skip
+            raise HooklineError('on_error="skip" is not for gradients: they depend on which samples share a batch, '
+                                "since most losses are means; leave the bad samples out of the data")  # fmt: skip
         if found.keys() <= (options.columns or {}).keys():
             where = ", ".join(map(repr, job.where))
             raise NeverFired(f"nothing passed at any place of {where}, so there is nothing to keep; a warning says why")
@@ -275,7 +273,7 @@ class ReadyModel:
         return Manifest(spec, arrays, job.source.units(unit), {"unit": unit, "batch_size": job.source.batch_size})
 
     def _unit_size(self) -> int:
-        """Return how many samples (or batches) make a unit: large enough for a file, short enough to lose."""
+        """Return the size of a unit, in samples or batches: enough data for a file, and little enough work to lose."""
         source = self.job.source
         per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1
         count = source.units(1) if source.samples is None else source.samples / self.first_samples
@@ -284,7 +282,7 @@ class ReadyModel:
         return batches if source.batch_size is None else batches * source.batch_size
 
     def open_store(self) -> tuple[Storage, Manifest]:
-        """Begin the store or resume it; return the storage that this job writes to, and its manifest."""
+        """Begin or resume the store; return the storage that this job writes to, and its manifest."""
         if self._opened is None:
             job = self.job
             self._opened = begin_or_resume(job.storage, self.manifest, self.digest, append=job.append, unit=job.unit)
@@ -297,7 +295,7 @@ class ReadyModel:
 
     @cached_property
     def batch_runner(self) -> BatchRunner:
-        """The hooked model of the run. It names the sites that fired, so that a batch that misses one is noticed."""
+        """The runner of all further batches. It has hooks only at sites that fired, so a missing one is noticed."""
         names = [name for name in self.first if name not in (self.job.options.columns or {})]
         return BatchRunner(self.model, names, self.job.options, stop=self.stops)
 
@@ -311,7 +309,7 @@ class ReadyModel:
         )  # fmt: skip
 
     def note_writes(self) -> None:
-        """Mark the attributes that the model wrote as it ran: a later run can't compare them."""
+        """Mark the attributes that the model wrote as it ran, since a later run can't compare them."""
         self.digest = without_writes(self.digest, self.model)
 
     def close(self) -> None:
@@ -322,7 +320,7 @@ class ReadyModel:
 
 
 def run_job(job: Job) -> None:
-    """Run what is left of a harvest. Other processes may run it at the same time."""
+    """Run the remaining units of a harvest. Other processes may run it at the same time."""
     rank, world = rank_and_world() if _takes_share(job) else (0, 1)
     if world > 1 and job.source.units(1) is None:
         raise HooklineError("several processes can't share data of unknown length; give a dataset or a list of batches")
@@ -332,7 +330,7 @@ def run_job(job: Job) -> None:
     checked = functools.partial(check_skipped_batches, storage, manifest)
     if units is not None and len(done) >= units and job.ready.together is None:
         job.source.compare(manifest.plan["unit"], checked)
-        if job.append and world == 1:  # One of several processes may come when the others have done everything.
+        if job.append and world == 1:  # Among several processes, a late one may find that the others did everything.
             warn(f"{job.to!r} holds these data already, so append=True added nothing; give other data to add")
         return
     try:
@@ -349,11 +347,11 @@ def run_job(job: Job) -> None:
         total = job.source.units(manifest.plan["unit"])
         assert total is not None
         end(storage, total)
-    remove_leftovers(storage)  # Some process may have died during this run.
+    remove_leftovers(storage)  # A process may have died during this run.
 
 
 def run_unit(job: Job, unit: int) -> Counts:
-    """Run one unit unless it is done, and remove the hooks again; return the counts of what was done."""
+    """Run one unit unless it is done, then remove the hooks; return counts of the work."""
     storage, manifest = job.ready.open_store()
     counts, units = Counts(), unit_count(storage, manifest)
     if unit < 0 or (units is not None and unit >= units):
@@ -374,7 +372,7 @@ def _takes_share(job: Job) -> bool:
 
 
 def _order(job: Job, storage: Storage, units: int | None, rank: int, world: int, progress: Progress) -> Iterator[int]:
-    """Return the units that this process runs, in order. If their number is unknown, the data end them."""
+    """Return the units that this process runs, in order. If their number is unknown, the series is endless."""
     if units is None:
         return (unit for unit in itertools.count() if unit not in committed(storage))
     jumps = job.source.batch_size is not None  # An iterable of batches would have to be read again for each jump.
@@ -384,11 +382,11 @@ def _order(job: Job, storage: Storage, units: int | None, rank: int, world: int,
 def turns(
     units: int, done: Callable[[], set[int]], rank: int = 0, world: int = 1, lost: Callable[[], bool] = bool
 ) -> Iterator[int]:
-    """Yield the units for a process to run, one at a time: first its share, then what other processes have left.
+    """Yield the units for a process to run: first its own share, then units of other processes that are not done.
 
-    `done` returns the units that are done by now. At the end, every unit was done or begun by some process.
-    `lost` returns True once another process was faster with a unit of this share: both have the same share because no
-    launcher gave them ranks. From then on units are taken at random.
+    `done` returns the units that are done by now. At the end, every unit is done, or was yielded here.
+    `lost` returns True once another process was faster with a unit of this share. Then both have the same share,
+    because no launcher gave them ranks, and from then on units are taken at random.
 
     >>> list(turns(6, lambda: {1}, rank=1, world=2))
     [3, 4, 5, 0, 2]
@@ -401,9 +399,9 @@ def turns(
         if unit not in done():
             given.add(unit)
             yield unit
-    chance = random.Random()  # Does not disturb Python's global random numbers.
+    chance = random.Random()  # Leaves Python's global random numbers alone.
     while left := sorted(set(range(units)) - given - done()):
-        # From the end of a share, which its own process reaches last; each helper takes another unit.
+        # Help from the end of the last share, which its own process reaches last. Each rank takes another unit.
         unit = chance.choice(left) if lost() else left[-1 - rank % len(left)]
         given.add(unit)
         yield unit
@@ -415,10 +413,10 @@ def _samples_done(storage: Storage, manifest: Manifest, done: set[int]) -> int:
 
 
 def run_together(job: Job, together: Replica, listener: Listener) -> None:
-    """Run what is left of a harvest on a model that these ranks hold together."""
+    """Run the remaining units of a harvest on a model that several ranks hold together."""
     if job.on_error != "raise":
         raise HooklineError('on_error="skip" is not for a model that several processes hold together: they would no '
-                            "longer run it as often as each other; leave the bad samples out of the data")  # fmt: skip
+                            "longer run it equally often; leave the bad samples out of the data")  # fmt: skip
     mine = _divide_units(job, together, first=True)
     while mine:
         _run_share(job, together, mine, listener)
@@ -426,12 +424,15 @@ def run_together(job: Job, together: Replica, listener: Listener) -> None:
 
 
 def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
-    """Return this process's units, then those of every process with its own batches; all agree on what is left."""
+    """Return this process's units, then the units of every process with its own batches; [] if none are left.
+
+    The ranks exchange what each sees as left, so that all agree.
+    """
     storage, manifest = job.ready.open_store()
     units = unit_count(storage, manifest)
     assert units is not None
     left = sorted(set(range(units)) - committed(storage))
-    if first:  # Of several replicas, each begins with a share of its own.
+    if first:  # If there are several replicas, each begins with its own share.
         number = dist.get_world_size() // len(together.ranks)
         index = together.ranks[0] * number // dist.get_world_size()
         left = left[len(left) * index // number : len(left) * (index + 1) // number] or left
@@ -446,7 +447,7 @@ def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
 
 
 def _run_share(job: Job, together: Replica, shares: Sequence[list[int]], listener: Listener) -> None:
-    """Run this process's share, then repeat a batch until it has run as many as the others."""
+    """Run this process's share, then repeat the first batch until every process has run equally many."""
     ready = job.ready
     _, manifest = ready.open_store()
     size, (own, *every) = manifest.plan["unit"], shares

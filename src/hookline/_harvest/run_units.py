@@ -1,4 +1,4 @@
-"""Run units of work: run their batches through the model, let threads write the rows, show the progress."""
+"""Run units of work: run their batches through the model, write the rows in threads, show the progress."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from hookline.errors import HooklineError
 
 _log = logging.getLogger("hookline")
 _EVERY = 30.0  # Seconds between lines in the log.
-_LONGEST = 500  # Most letters of the reason why a sample was skipped.
-MOST_OPEN = 4  # Unfinished units at once: a crash loses no more, however slow the disk.
+_LONGEST = 500  # Characters of a sample's error that are kept in the record.
+MOST_OPEN = 4  # Unfinished units at once. A crash loses no more than these, however slow the disk is.
 
 
 class UnitRunner:
-    """Runs units: their batches through the model, their rows into a storage."""
+    """Runs the batches of units through the model, and writes their rows to a storage."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class UnitRunner:
         self.unfinished: list[OpenUnit] = []
 
     def run(self, units: Iterable[int], size: int, passed: Callable[[int, str], None]) -> None:
-        """Run units one after the other. After an error, unfinished units leave nothing behind."""
+        """Run units one after the other. After an error, unfinished units leave no files behind."""
         try:
             most = _most_open(len(self.manifest.arrays))
             coming = self.source.batches(units, size, passed)
-            first = list(itertools.islice(coming, 1))  # Start loader processes before writer threads.
+            first = list(itertools.islice(coming, 1))  # Starts the loader's processes before the writer threads.
             with contextlib.closing(coming), self.writers:
                 for number, batch in itertools.chain(first, coming):
                     if self.open is None or self.open.number != number:
@@ -100,7 +100,7 @@ class UnitRunner:
             del parts
 
     def _digest(self, unit: OpenUnit, given: Any) -> None:
-        """Let a thread compute the digest of a batch. It gets a copy, since the loader may reuse the memory."""
+        """Compute the digest of a batch in a thread. The thread gets a copy, since the loader may reuse the memory."""
         staged: dict[int, PooledCopy] = {}
 
         def copied(tensor: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class UnitRunner:
         self.writers.put(self._writer_of(0), note, bytes_in(given))
 
     def _send(self, unit: OpenUnit, index: int, part: BatchRows) -> None:
-        """Let a thread write rows."""
+        """Write rows in a thread. Rows on the CPU are copied, so that the model's tensor is freed now."""
         staged = self.buffers.copy(part.rows) if isinstance(part.rows, Tensor) else None
 
         def write() -> None:
@@ -131,11 +131,11 @@ class UnitRunner:
                 staged.give_back()
 
         if staged is not None:
-            part = replace(part, rows=staged.tensor)  # Frees the model's tensor now.
+            part = replace(part, rows=staged.tensor)
         self.writers.put(self._writer_of(index), write, part.nbytes)
 
     def _writer_of(self, index: int) -> int:
-        """Return the thread that writes an array. It changes with the unit, so that one unit may wait for the disk."""
+        """Return the thread that writes an array. It changes with the unit: the last one's may wait for the disk."""
         return (self.turn + index) % self.threads
 
     def _close(self) -> None:
@@ -156,7 +156,7 @@ class UnitRunner:
         self.turn += len(writers)
 
     def _through(self, unit: OpenUnit, batch: Batch) -> list[tuple[Batch, list[BatchRows]]]:
-        """Return the rows of a batch. If the model fails on it, run its samples one by one."""
+        """Return the batches that ran, each with its rows: this one, or its samples alone if the model fails on it."""
         try:
             return [(batch, self._run(batch))]
         except Exception as error:
@@ -174,7 +174,7 @@ class UnitRunner:
         raise bad_sample(sample, failure) from failure
 
     def _run(self, batch: Batch) -> list[BatchRows]:
-        """Return the rows of a batch in the order of the arrays, which must be those of the first batch."""
+        """Return the rows of a batch in the order of the arrays. Raise if the arrays differ from the first batch's."""
         found, arrays = self.batch_runner.run(batch), self.manifest.arrays
         if found.keys() != {array.name for array in arrays}:
             missing = [array.name for array in arrays if array.name not in found]
@@ -192,25 +192,25 @@ class UnitRunner:
 
 
 class OpenUnit:
-    """A unit that is being filled, and what its record will say."""
+    """A unit that is being written, and the contents of its record."""
 
     def __init__(self, storage: Storage, manifest: Manifest, number: int, first: int) -> None:
         self.number = number
         self.first = first  # The first sample number, for a unit that stays empty.
         self.unit = Unit(storage, manifest, number)
-        self.samples: list[int] = []  # In the order in which they are stored.
+        self.samples: list[int] = []  # The sample numbers, in the order in which they are stored.
         self.choices: list[list[Choice]] = [[] for _ in manifest.arrays]
         self.skipped: dict[int, str] = {}
         self.inputs = ""
 
     def add(self, samples: Iterable[int], parts: list[BatchRows]) -> None:
-        """Note which samples the rows of a batch belong to."""
+        """Note the samples of a batch, and which of their rows are kept."""
         self.samples.extend(samples)
         for choices, part in zip(self.choices, parts, strict=True):
             choices.append(part.choice)
 
     def skip(self, sample: int, error: BaseException) -> None:
-        """Note a sample that has no rows."""
+        """Note a sample that failed and has no rows."""
         self.skipped[sample] = f"{type(error).__name__}: {error}"[:_LONGEST]
 
     def digest(self, batch: Any) -> None:
@@ -235,17 +235,17 @@ class OpenUnit:
         )
 
     def _group(self, choices: list[Choice]) -> int:
-        """Return the number of the first array with the same choice of rows."""
+        """Return the number of the first array with the same choices of rows."""
         return next(index for index, others in enumerate(self.choices) if all(map(operator.is_, others, choices)))
 
     def _write_positions(self, group: int) -> None:
-        """Write the positions of rows, unless they count up from 0 in every sample."""
+        """Write the positions of rows, unless they are 0, 1, ... in every sample."""
         if any(choice.positions is not None for choice in self.choices[group]):
             self.unit.positions(group, torch.cat([choice.all_positions() for choice in self.choices[group]]))
 
 
 def _most_open(arrays: int) -> int:
-    """Return how many units may be open at once: each has a file for every array, and open files are limited."""
+    """Return how many units may be open at once. Each has a file for every array, and open files are limited."""
     try:
         import resource
     except ImportError:  # Windows.
@@ -255,12 +255,12 @@ def _most_open(arrays: int) -> int:
 
 
 def _begin(batch: Batch) -> int:
-    """Return the first sample number of a batch, also of an empty one."""
+    """Return the first sample number of a batch, which may be empty."""
     return batch.samples.start if isinstance(batch.samples, range) else min([*batch.samples, *batch.failures])
 
 
 class Listener:
-    """Is notified as the work proceeds. This one does nothing; subclasses count or show."""
+    """A listener that is notified as the work proceeds. This one does nothing; subclasses count or show progress."""
 
     def wrote(self, rows: int, nbytes: int) -> None:
         """Called when rows are on disk."""
@@ -269,11 +269,11 @@ class Listener:
         """Called when samples have been through the model."""
 
     def finished(self, unit: int, committed: bool) -> None:
-        """Called when a unit is done; `committed` is False if another process was faster."""
+        """Called when a unit is done. `committed` is False if another process was faster."""
 
 
 class Counts(Listener):
-    """Counts what was done."""
+    """Counts the units, samples, rows and bytes that are done."""
 
     def __init__(self) -> None:
         self.committed = self.lost = self.samples = self.rows = self.nbytes = 0
@@ -290,13 +290,13 @@ class Counts(Listener):
         self.samples += samples
 
     def finished(self, unit: int, committed: bool) -> None:
-        """Count the units that were committed, and those with which another process was faster."""
+        """Count the units that were committed, and those that another process finished first."""
         self.committed += committed
         self.lost += not committed
 
 
 class Progress(Counts):
-    """Counts, and shows a progress bar or log lines. `shows=None` shows a bar in a terminal, and logs otherwise."""
+    """Counts, and shows a progress bar or writes log lines. `shows=None` means a bar in a terminal, else log lines."""
 
     def __init__(self, total: int | None, done: int, shows: bool | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`Texts` and `Images`: files or lists, through the model's own tokenizer or processor, as a dataset to harvest."""
+"""`Texts` and `Images`: datasets for a harvest, from files or lists, through the model's tokenizer or processor."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 
 class Texts:
-    """Texts as a model takes them, for `hl.harvest`: numbered samples, padded batch by batch.
+    """Tokenized texts for `hl.harvest`: numbered samples, padded batch by batch.
 
     Args:
-        source: a text file with a text on each line, a .jsonl file, a list of strings, or a `datasets.Dataset`;
-            token numbers instead of text are fine.
-        tokenizer: the model's own, or a processor that has one. A copy of it is used.
-        column: the column or JSON field with the texts; "text" unless it is named.
-        targets: for an encoder-decoder model, what the decoder is given: another column, or a source of its own.
-        max_length: how many tokens of a text are kept. Without it, a text that is too long for the model is an error.
+        source: A text file with a text on each line, a .jsonl file, a list of strings, or a `datasets.Dataset`.
+            Samples may be lists of token numbers instead of text.
+        tokenizer: The model's tokenizer, or a processor that has one. A copy of it is used.
+        column: The column or JSON field with the texts; "text" by default.
+        targets: For an encoder-decoder model, the texts for the decoder: another column, or a separate source.
+        max_length: How many tokens of a text are kept. Without it, a text that is too long for the model is an error.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Texts:
         return samples
 
     def collate(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
-        """Return samples as one batch of keywords, padded on the tokenizer's side."""
+        """Return samples as one batch of keyword arguments, padded on the tokenizer's side."""
         left = self.tokenizer.padding_side == "left"
         batch = {name: _padded([sample[name] for sample in samples], self._filler(name), left) for name in samples[0]}
         if "labels" in samples[0]:  # A decoder's input is padded on the right, wherever the encoder's padding is.
@@ -87,7 +87,7 @@ class Texts:
         return model(**self.keywords(model, batch))
 
     def keywords(self, model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch as the model takes it. With padding on the left, positions count from the first real token."""
+        """Return the model's keyword arguments. With padding on the left, positions count from the first real token."""
         if self.tokenizer.padding_side == "left" and takes_positions(model):
             return {**batch, "position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)}
         return dict(batch)
@@ -108,7 +108,7 @@ class Texts:
         return f"{len(self)} texts for {type(self.tokenizer).__name__}"
 
     def _encode(self, source: DataColumn, indices: Sequence[int], target: bool = False) -> list[TextSample]:
-        """Return the tokens of some texts. Token numbers stay as they are."""
+        """Return the tokens of some texts. Samples that are token numbers already are only checked."""
         given = [source[index] for index in indices]
         if any(not isinstance(one, str) for one in given):
             return [
@@ -123,7 +123,7 @@ class Texts:
         return [self._checked(sample, index) for sample, index in zip(samples, indices, strict=True)]
 
     def _checked(self, sample: TextSample, index: int) -> TextSample:
-        """Return a sample with a mask, or refuse one that is too long for the model."""
+        """Return a sample with an attention mask; refuse one that is too long for the model."""
         if self.max_length is not None and len(sample["input_ids"]) > self.max_length:
             sample = {name: numbers[: self.max_length] for name, numbers in sample.items()}
         length, longest = len(sample["input_ids"]), self.tokenizer.model_max_length
@@ -135,18 +135,18 @@ class Texts:
         return sample
 
     def _filler(self, name: str) -> int:
-        """Return the number for padding. A mask covers it, so any valid token will do."""
+        """Return the padding value of an entry. The mask covers padding, so any valid token will do."""
         if name == "input_ids":
             return int(self.tokenizer.pad_token_id or 0)
         return int(getattr(self.tokenizer, "pad_token_type_id", 0)) if name == "token_type_ids" else 0
 
 
 def takes_positions(model: nn.Module) -> bool:
-    """Return True if a model needs the positions of its tokens: it takes them, and does not skip padding itself."""
+    """Return True if a model needs `position_ids`: its forward takes them, and does not skip padding by itself."""
     model = unwrap(model)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False
-    # RoBERTa and similar models skip padding themselves: their table of positions has a row for it.
+    # RoBERTa and similar models skip padding by themselves: their position embedding has a row for padding.
     tables = [one for name, one in model.named_modules() if "position" in name and isinstance(one, nn.Embedding)]
     return all(table.padding_idx is None for table in tables)
 
@@ -167,14 +167,14 @@ def _numbers(value: Any, index: int) -> list[int]:
 
 
 def _padded(rows: list[list[int]], filler: int, left: bool) -> Tensor:
-    """Return rows of several lengths as one tensor. If all are empty, it has one column of padding."""
+    """Return rows of several lengths as one padded tensor. If all rows are empty, it has one column of padding."""
     longest = max(1, *map(len, rows))
     fills = [[filler] * (longest - len(row)) for row in rows]
     return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])
 
 
 def _vocabulary(tokenizer: Any) -> str:
-    """Return a text that identifies a tokenizer, whatever truncation and padding it was last used with."""
+    """Return a text that identifies a tokenizer. The truncation and padding it was last used with don't count."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         known: Any = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
@@ -186,13 +186,13 @@ def _vocabulary(tokenizer: Any) -> str:
 
 
 class Images:
-    """Images as a model takes them, for `hl.harvest`: numbered samples, of one size in a batch.
+    """Processed images for `hl.harvest`: numbered samples. All images of a batch have one size.
 
     Args:
-        source: a folder (its images in the order of their names, those of folders in it too), a list of paths or of
+        source: A folder (its images and those in its subfolders, in the order of their names), a list of paths or of
             images, or a `datasets.Dataset`.
-        processor: the model's own image processor, or a processor that has one.
-        column: the column with the images; "image" unless it is named.
+        processor: The model's image processor, or a processor that has one.
+        column: The column with the images; "image" by default.
     """
 
     def __init__(self, source: Any, processor: Any, *, column: str | None = None) -> None:
@@ -209,7 +209,7 @@ class Images:
         return {name: value[0] for name, value in found.items()}
 
     def collate(self, samples: Sequence[ImageSample]) -> dict[str, Tensor]:
-        """Return samples as one batch of keywords."""
+        """Return samples as one batch of keyword arguments."""
         try:
             return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
         except RuntimeError:
@@ -220,7 +220,7 @@ class Images:
             ) from None
 
     def opened(self) -> list[Any]:
-        """Return the images unprocessed, for a processor that takes texts as well."""
+        """Return the unprocessed images, for a processor that takes texts as well."""
         return [_opened(self._images[index]) for index in range(len(self))]
 
     def fingerprint(self) -> str:
@@ -240,7 +240,7 @@ class ImageFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()  # Another process may have another working folder.
         if not self.path.is_dir():
-            raise HooklineError(f"{str(path)!r} is not a folder of images; a single one is given as a list")
+            raise HooklineError(f"{str(path)!r} is not a folder of images; give a single image in a list")
         found = (one.relative_to(self.path) for one in self.path.rglob("*") if one.suffix.lower() in SUFFIXES)
         self.names = sorted(one.as_posix() for one in found)
         if not self.names:
@@ -253,7 +253,7 @@ class ImageFolder:
         return self.path / self.names[index]
 
     def fingerprint(self) -> str:
-        """Return a hash of names and sizes: reading all images would take as long as the harvest itself."""
+        """Return a hash of names and file sizes. Reading all images would take as long as the harvest."""
         known = [(name, (self.path / name).stat().st_size) for name in self.names]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
@@ -263,7 +263,7 @@ def _is_path(value: Any) -> bool:
 
 
 def _opened(image: Any) -> Any:
-    """Return an image in RGB; a file is read whole."""
+    """Return an image in RGB, from a path or an image object."""
     if _is_path(image):
         try:
             from PIL import Image
@@ -286,7 +286,7 @@ class DataColumn(Protocol):
 
 
 def column_of(source: Any, name: str | None, usual: str) -> DataColumn:
-    """Return a column of a source: `name`, or `usual` if none is named."""
+    """Return a column of a source: `name`, or `usual` if `name` is None."""
     if _is_path(source):
         return Lines(source, name)
     if isinstance(source, Mapping):  # A DatasetDict, or a mapping of columns.
@@ -303,7 +303,7 @@ def column_of(source: Any, name: str | None, usual: str) -> DataColumn:
 class Lines(Sequence[str]):
     """The texts of a file: one per line, or a field of each JSON line. Blank lines do not count.
 
-    The starts of the lines are found once in each process, and are not pickled.
+    Each process finds the starts of the lines once. They are not pickled.
     """
 
     def __init__(self, path: str | os.PathLike[str], field: str | None = None) -> None:
@@ -312,11 +312,11 @@ class Lines(Sequence[str]):
             raise HooklineError(f"{str(path)!r} is not a file with texts")
         if self.path.suffix.lower() in _PACKED:
             raise HooklineError(
-                f"the lines of {self.path.name!r} can't be found one by one while it is packed; unpack it"
+                f"the lines of {self.path.name!r} can't be read one by one while it is compressed; decompress it"
             )
         self.is_json = self.path.suffix.lower() in (".jsonl", ".ndjson")
         if field is not None and not self.is_json:
-            raise HooklineError(f"{self.path.name!r} has lines and no columns; columns are those of .jsonl files")
+            raise HooklineError(f"{self.path.name!r} has lines, not columns; only .jsonl files have columns")
         self.field = field if field is not None else "text"
         self._starts: array[int] | None = None
         self._size = 0
@@ -353,11 +353,11 @@ class Lines(Sequence[str]):
             problem = f"text {index} of {self.path.name!r}: not JSON with a field {self.field!r}: {line[:60]!r}"
             raise HooklineError(f"{problem}; column= names the field") from error
         if not isinstance(found, str):
-            raise HooklineError(f"text {index} of {self.path.name!r}: field {self.field!r} is {found!r:.60}, no text")
+            raise HooklineError(f"text {index} of {self.path.name!r}: field {self.field!r} is {found!r:.60}, not text")
         return found
 
     def _begins(self) -> array[int]:
-        """Return where each line that is not blank begins."""
+        """Return the offset of each line that is not blank."""
         if self._starts is None:
             starts, offset = array("Q"), 0
             with open(self.path, "rb") as file:
@@ -381,7 +381,7 @@ class Lines(Sequence[str]):
 
 
 class ListColumn:
-    """The items of a list, or one field of each."""
+    """The items of a list; of items that are mappings, one field."""
 
     def __init__(self, items: Sequence[Any], name: str | None) -> None:
         self._items = items
@@ -423,5 +423,5 @@ class DatasetColumn:
         return self._dataset[index][self._name]
 
     def fingerprint(self) -> str:
-        """Return the dataset's own fingerprint, and the column."""
+        """Return the dataset's fingerprint and the name of the column."""
         return f"{self._dataset._fingerprint} {self._name}"

@@ -1,7 +1,7 @@
 """Threads that write rows while the model runs. Memory is bounded, and errors reach the caller.
 
-The caller may be interrupted between any two instructions, so it takes no lock: a lock that is never released would
-stop every thread. Work goes to the threads, and results come back, through `SimpleQueue`, which is written in C.
+Ctrl-C may interrupt the caller between any two instructions, so it takes no lock: if it never released the lock, every
+thread would hang. Work and results travel through `SimpleQueue`, which is written in C.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 
 class BufferPool:
-    """Reusable buffers in sizes of powers of two: as many as were ever needed at one time."""
+    """Reusable buffers whose sizes are powers of two. The pool grows to the most buffers in use at one time."""
 
     def __init__(self) -> None:
         self._free: dict[int, deque[Tensor]] = {}
 
     def copy(self, tensor: Tensor) -> PooledCopy:
-        """Return a copy of a CPU tensor, in a buffer that is to be given back."""
+        """Return a copy of a CPU tensor in a buffer. The caller gives the buffer back with `give_back`."""
         size = 1 << max(tensor.nbytes - 1, 0).bit_length()
         try:
             buffer = self._of(size).pop()
@@ -42,7 +42,7 @@ class BufferPool:
 
 
 class PooledCopy:
-    """A copy of a tensor, and the buffer that it is in."""
+    """A copy of a tensor, and the pool's buffer that holds it."""
 
     def __init__(self, tensor: Tensor, buffer: Tensor, staging: BufferPool) -> None:
         self.tensor = tensor
@@ -50,7 +50,7 @@ class PooledCopy:
         self._staging = staging
 
     def give_back(self) -> None:
-        """Give the buffer back; the tensor must not be used afterwards."""
+        """Give the buffer back. The tensor must not be used afterwards."""
         self._staging.give_back(self._buffer)
 
 
@@ -59,13 +59,13 @@ Queue = SimpleQueue[tuple[Work, int] | None]
 
 
 class WriterThreads:
-    """Threads with a queue each. One thread gives them work, and waits while too many bytes are queued."""
+    """Threads with one queue each. A single caller gives them work, and waits while too many bytes are queued."""
 
     def __init__(self, number: int, limit: int) -> None:
         self._limit = limit
         self._queues: list[Queue] = [SimpleQueue() for _ in range(number)]
-        self._done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()  # The bytes of each piece of work.
-        self._bytes = self._left = 0  # Bytes and pieces of work that are queued, as far as the caller knows.
+        self._done: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()  # Bytes and error of finished work.
+        self._bytes = self._left = 0  # Bytes and pieces of work in the queues, as far as the caller knows.
         self._is_over = False
         self._threads: list[threading.Thread] = []
 
@@ -73,7 +73,7 @@ class WriterThreads:
         for queue in self._queues:
             thread = threading.Thread(target=self._write, args=(queue,), name="hookline.harvest", daemon=True)
             thread.start()
-            self._threads.append(thread)  # A thread whose start was interrupted may never run, so it is not waited for.
+            self._threads.append(thread)  # Last: a thread whose start was interrupted may never run. Don't join it.
         return self
 
     def put(self, thread: int, work: Work, nbytes: int = 0) -> None:
@@ -95,7 +95,7 @@ class WriterThreads:
             self._note_done(wait=True)
 
     def stop(self) -> None:
-        """Let each thread end after its current work. May be called again if it was interrupted."""
+        """Make each thread end after its current work. May be called again if the first call was interrupted."""
         self._is_over = True
         for queue in self._queues:
             queue.put(None)
@@ -127,13 +127,13 @@ class WriterThreads:
                 work()
             except BaseException as failure:
                 error = failure
-            del work, given  # These hold the tensors that were written.
+            del work, given  # Free the tensors that were written.
             self._done.put((nbytes, error))
-            del error  # The error holds this frame.
+            del error  # Its traceback holds this frame, which would keep it alive.
 
 
 class Countdown:
-    """Calls a function when it has itself been called `number` times."""
+    """Calls a function on its own `number`-th call."""
 
     def __init__(self, number: int, function: Work) -> None:
         self._calls = itertools.count(1)
