@@ -72,7 +72,7 @@ def test_a_store_is_gone_on_with_only_when_asked(folder, tmp_path):
         list(said_by(task(folder, to, unit=2)))
     list(said_by(task(folder, to, resume=True)))
     near(hl.Store(to).rows("transformer.h.1", sample=4), alone(of(gpt2), "transformer.h.1", SENTENCES[4]))
-    with pytest.raises(hl.StoreError, match="is of another harvest"):
+    with pytest.raises(hl.StoreError, match="holds another harvest"):
         list(said_by(task(folder, to, resume=True, dtype="float16")))
     (tmp_path / "more.txt").write_text("a cat ran")
     list(said_by(task(folder, to, append=True, data=str(tmp_path / "more.txt"))))

@@ -42,7 +42,7 @@ def test_a_hostile_file_is_refused_in_words_in_seconds_and_in_little_memory(outc
     # A list of damaged files has a line for each.
     long = [one for one in outcomes[group] if len(one[2]) > 600 * (1 + one[2].count("\n"))]
     assert not long
-    lines = [one for one in outcomes[group] if "\n" in one[2] and "To mend a damaged file" not in one[2]]
+    lines = [one for one in outcomes[group] if "\n" in one[2] and "To repair a damaged file" not in one[2]]
     assert not lines
 
 

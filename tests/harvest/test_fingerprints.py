@@ -113,7 +113,7 @@ def test_a_function_with_other_values_is_another_one(made, to):
     assert function_text(made(2.0)) == function_text(made(2.0))
     assert function_text(made(2.0)) != function_text(made(3.0))
     hl.Harvest(net(), X, "0", to=to, batch_size=8, unit=8, transform=made(2.0)).run_unit(0)
-    with pytest.raises(hl.StoreError, match="its transform is another"):
+    with pytest.raises(hl.StoreError, match="its transform differs"):
         hl.harvest(net(), X, "0", to=to, batch_size=8, transform=made(3.0))
 
 

@@ -96,7 +96,7 @@ def test_two_processes_at_the_same_store_make_each_unit_once(tmp_path, expected)
 def test_another_harvest_can_not_write_to_a_store_that_is_being_written(tmp_path, expected):
     process = start(SLOW, tmp_path)
     until(lambda: harvests.committed(tmp_path / "store"))
-    with pytest.raises(hl.StoreError, match="is of another harvest: .*; give another path"):
+    with pytest.raises(hl.StoreError, match="holds another harvest: .*; give another path"):
         harvests.harvest(tmp_path / "store", Dying(tmp_path), dtype=torch.float16)
     process.communicate(timeout=60)
     assert process.returncode == 0

@@ -17,7 +17,7 @@ from tests.support.stores import seal
         ({"attempt": "../../../../secret"}, "its attempt"),
         ({"attempt": "0123456789ABCDEF"}, "its attempt"),
         ({"attempt": 5}, "its attempt"),
-        ({"unit": 1}, "it is of unit 1"),
+        ({"unit": 1}, "it is the record of unit 1"),
         ({"first": -1}, "a number"),
         ({"first": 1}, "begins at sample 1"),
         ({"samples": 1 << 60}, "a number"),

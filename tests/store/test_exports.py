@@ -141,7 +141,7 @@ def test_what_cannot_be_one_table_is_refused(tmp_path):
         hl.StoreError, match="'h' and of 'label' are not of the same samples and positions; export them"
     ):
         store.to_parquet(tmp_path / "table", "h", "label", bits=True)
-    with pytest.raises(hl.StoreError, match="an array that is named 'sample' can't stand beside"):
+    with pytest.raises(hl.StoreError, match="an array named 'sample' can't be exported"):
         store.to_parquet(tmp_path / "table", "sample", bits=True)
     with pytest.raises(hl.StoreError, match=r"acts' exists; give a new path"):
         store.to_parquet(tmp_path / "acts", "label")

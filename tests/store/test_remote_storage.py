@@ -286,7 +286,9 @@ def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
 def test_what_cannot_be_reached_is_told_in_words(bucket, monkeypatch):
     with pytest.raises(hl.StoreError, match=r"'s3://no-such-bucket/acts' is not a store"):
         Store("s3://no-such-bucket/acts")
-    with pytest.raises(hl.StoreError, match=r"harvest.json' was not written: The specified bucket does not exist; see"):
+    with pytest.raises(
+        hl.StoreError, match=r"harvest.json' was not written: The specified bucket does not exist; check"
+    ):
         made("s3://no-such-bucket/acts", {"h": tokens([2, 3])})
     with pytest.raises(hl.StoreError, match=r"'nowhere://acts' can't be opened: Protocol not known: nowhere"):
         Store("nowhere://acts")

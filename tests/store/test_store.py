@@ -107,7 +107,7 @@ def test_a_store_of_unknown_length_is_complete_when_its_end_is_told(tmp_path):
         Store(root.path)
     assert end(root, 1)
     assert not end(root, 1)
-    with pytest.raises(StoreError, match="ended after 1 units before, and now after 2"):
+    with pytest.raises(StoreError, match="ended after 1 units in another run, and after 2 now"):
         end(root, 2)
     assert Store(root.path).samples == 2
 
@@ -130,7 +130,7 @@ def test_stores_of_the_same_arrays_are_joined(tmp_path, acts):
 
 def test_stores_of_other_arrays_are_not_joined(tmp_path, acts):
     write(tmp_path / "other", (Array("h.0", torch.float16, (3,)), ARRAYS[1]), [])
-    with pytest.raises(StoreError, match=r"same arrays can be one.*'h.0' \(bfloat16.*but.*'h.0' \(float16"):
+    with pytest.raises(StoreError, match=r"same arrays can be joined.*'h.0' \(bfloat16.*but.*'h.0' \(float16"):
         Store(acts) + Store(tmp_path / "other")
     write(tmp_path / "fewer", ARRAYS[:1], [])
     with pytest.raises(StoreError, match=r"has no 'h.1:input"):

@@ -98,13 +98,13 @@ def test_a_unit_that_was_made_again_is_read_and_verify_tells_a_store_that_was_op
         assert unit.commit(first=7, samples=1, lengths=[1])
     assert record.stat().st_size == size
     assert Store(acts)["h"][7].tolist() == [1, 1, 1]
-    with pytest.raises(StoreError, match="has other records than when the store was opened; open it again"):
+    with pytest.raises(StoreError, match="units' has changed since the store was opened; open it again"):
         store.verify()
 
 
 def test_a_unit_too_many_is_refused(acts):
     shutil.copy(acts / "units" / "00000001.json", acts / "units" / "00000002.json")
-    with pytest.raises(StoreError, match="it is of unit 1"):
+    with pytest.raises(StoreError, match="it is the record of unit 1"):
         Store(acts)
     told = seal({**json.loads((acts / "units" / "00000001.json").read_bytes()), "unit": 2, "first": 4})
     (acts / "units" / "00000002.json").write_bytes(told)

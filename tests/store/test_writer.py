@@ -172,7 +172,7 @@ def test_rows_of_another_kind_are_refused(acts, rows):
         ({"lengths": [[1, 2], 1, 1]}, "2 lengths for 3 samples"),
         ({"lengths": [1, 1]}, "not a file for each array"),
         ({"order": [0, 1, 1]}, "its order"),
-        ({"skipped": {7: "bad"}}, "skipped sample is not of this unit"),
+        ({"skipped": {7: "bad"}}, "skipped sample is not in this unit"),
         ({"first": -1}, "a number"),
     ],
 )

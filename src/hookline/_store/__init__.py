@@ -1,1 +1,1 @@
-"""Stores on disk: arrays of rows in safetensors files (shards), and one small record for each unit that is done."""
+"""Stores on disk: arrays of rows in safetensors files (shards), and one small record for each finished unit."""

@@ -1,8 +1,8 @@
-"""What is in the files of a store: the manifest, the record of a finished unit, and the header of a data file.
+"""The contents of a store's files: the manifest, the record of a finished unit, and the header of a data file.
 
-Manifest and records are JSON with a checksum. A data file is a standard safetensors file with one tensor, "rows". Its
-header is reserved first and written last; it follows from the array and the number of rows, so any other header means
-damage. It is padded: the rows begin at a multiple of the page size.
+Manifest and records are JSON with a checksum. A data file is a standard safetensors file with one tensor, "rows". Space
+for its header is reserved first, and the header is written last. The array and the number of rows determine the header,
+so any other header means damage. It is padded so that the rows begin at a multiple of the page size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AGAIN, _ELSEWHERE = "remove it and run the harvest again", "give a path that wa
 _PART = re.compile(r"[0-9]{4,9}")
 _ATTEMPT = re.compile(r"[0-9a-f]{16}")
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
-_LARGEST = 1 << 48  # So that sums of many still fit a tensor.
+_LARGEST = 1 << 48  # The limit of any size. Sums of many sizes still fit into an int64 tensor.
 _PAGE = 4096
 _MOST_ROWS = 1 << 62
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
@@ -56,19 +56,22 @@ class Array:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row."""
+        """The size of one row in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.name!r} ({dtype_name(self.dtype)}, rows of {self.shape})"
 
 
-POSITIONS = Array("positions", torch.int64, ())  # Where in its sample each row was.
+POSITIONS = Array("positions", torch.int64, ())  # The position of each row in its sample.
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store holds, and of which harvest. The hash covers `spec` and `arrays`; `plan` may change between runs."""
+    """The arrays of a store, and the harvest they are from.
+
+    The hash covers `spec` and `arrays`. `units` and `plan` may differ between runs of one harvest.
+    """
 
     spec: Mapping[str, Any]
     arrays: tuple[Array, ...]
@@ -109,7 +112,7 @@ class Manifest:
 
 
 class File(NamedTuple):
-    """One data file: its rows, the size of the file, and the crc32 of the rows' bytes."""
+    """One data file: the number of rows, the size of the file, and the crc32 of the rows' bytes."""
 
     rows: int
     nbytes: int
@@ -118,24 +121,24 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """What one finished unit holds, in the order on disk. Skipped samples are not stored."""
+    """The contents of one finished unit, in the order on disk. Skipped samples are not stored."""
 
     unit: int
     attempt: str
-    first: int  # The number of its first sample.
-    samples: int  # How many numbers it spans, the skipped ones included.
+    first: int  # The number of the first sample.
+    samples: int  # How many sample numbers the unit spans, including skipped ones.
     files: tuple[File, ...]  # One for each array.
-    lengths: tuple[int | tuple[int, ...], ...]  # The different ones: rows of each stored sample, or of every one.
-    uses: tuple[int, ...]  # For each array, which of `lengths`.
-    order: tuple[int, ...] | None = None  # The stored samples, as offsets from `first`; None: ascending.
-    skipped: Mapping[int, str] = field(default_factory=dict)
-    inputs: str = ""
-    positions: Mapping[int, File] = field(default_factory=dict)  # By group, where they are not 0, 1, ....
-    groups: tuple[int | None, ...] = ()  # For each array the group of its positions.
+    lengths: tuple[int | tuple[int, ...], ...]  # Distinct lists of the rows per stored sample; an int if all are equal.
+    uses: tuple[int, ...]  # For each array, the index of its list in `lengths`.
+    order: tuple[int, ...] | None = None  # The stored samples as offsets from `first`; None if they are ascending.
+    skipped: Mapping[int, str] = field(default_factory=dict)  # Sample number to error.
+    inputs: str = ""  # The digest of the batches, if the data was an iterable.
+    positions: Mapping[int, File] = field(default_factory=dict)  # Files by group. Positions 0, 1, ... have no file.
+    groups: tuple[int | None, ...] = ()  # For each array, the group of its positions; None for positions 0, 1, ....
 
     @property
     def stored(self) -> int:
-        """How many samples are stored."""
+        """The number of stored samples."""
         return self.samples - len(self.skipped)
 
     def to_json(self) -> bytes:
@@ -165,7 +168,7 @@ class UnitRecord:
                 positions={int(group): _read_file(file) for group, file in found["positions"].items()},
                 groups=tuple(found["groups"]),
             )  # fmt: skip
-            _expect(record.unit == unit, f"it is of unit {str(record.unit)[:40]}")
+            _expect(record.unit == unit, f"it is the record of unit {str(record.unit)[:40]}")
             record.check(arrays)
         except _MALFORMED as error:
             raise StoreError(f"{name} is damaged ({first_line(error)}); {_AGAIN}") from error
@@ -177,7 +180,7 @@ class UnitRecord:
         _expect(all(_is_size(number) for number in (self.unit, self.first, self.samples)), "a number")
         _expect(all(type(text) is str for text in (self.inputs, *self.skipped.values())), "a text")
         span = range(self.first, self.first + self.samples)
-        _expect(all(number in span for number in self.skipped), "a skipped sample is not of this unit")
+        _expect(all(number in span for number in self.skipped), "a skipped sample is not in this unit")
         self._check_order()
         _expect(len(self.files) == len(self.uses) == len(self.groups) == len(arrays), "not a file for each array")
         _expect(all(map(_is_size, self.positions)), "a group of positions")
@@ -206,7 +209,7 @@ class UnitRecord:
 
 
 def end_to_json(units: int) -> bytes:
-    """Return the text of end.json: how many units there turned out to be."""
+    """Return the text of end.json, which records the number of units once the end of the data is known."""
     return _sealed({"format": _END, "units": units})
 
 
@@ -219,7 +222,7 @@ def end_from_json(data: bytes, name: str) -> int:
 
 
 def unit_of(name: str) -> int | None:
-    """Return the unit whose record has this name; None if this is not the name of a record."""
+    """Return the unit whose record has this name, or None if no record is named so."""
     digits = name.removesuffix(".json")
     unit = int(digits) if re.fullmatch("[0-9]{8,15}", digits) else -1
     return unit if name == f"{unit:08d}.json" else None
@@ -261,7 +264,7 @@ def _named(storage: Storage, name: str) -> str:
 
 
 def unit_count(storage: Storage, manifest: Manifest) -> int | None:
-    """Return how many units the complete store has; None if the end of the data has not been reached."""
+    """Return the number of units of the complete store, or None if it is not known yet."""
     if manifest.units is not None:
         return manifest.units
     try:
@@ -282,7 +285,7 @@ def read_record(storage: Storage, manifest: Manifest, unit: int) -> UnitRecord:
 
 
 def parts(storage: Storage) -> list[Storage]:
-    """Return the storages of the appended parts, in order."""
+    """Return the storages of the parts that were appended to a store, in order."""
     names = [name for name in storage.names(MORE) if _PART.fullmatch(name)]
     children = [storage.child(f"{MORE}/{name}") for name in sorted(names, key=int)]
     inside = {child: child.names("") for child in children}
@@ -310,7 +313,7 @@ def _sealed(value: dict[str, Any]) -> bytes:
 
 
 def _unsealed(data: bytes, format: list[Any], name: str) -> dict[str, Any]:
-    """Return sealed JSON; refuse what is damaged, from another program or from a newer version."""
+    """Return sealed JSON as a dict; refuse text that is damaged, from another program or from a newer version."""
     try:
         value = parse_json(data)
         found = value["format"]
@@ -345,7 +348,7 @@ def _is_size(number: Any) -> bool:
 
 
 def _are_sizes(numbers: Sequence[Any]) -> bool:
-    """Return True if all are sizes. There may be millions, so there is no loop in Python."""
+    """Return True if all numbers are sizes. There may be millions, so this has no Python loop."""
     return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < _LARGEST)
 
 
@@ -363,20 +366,20 @@ class Shard:
         self._rows = self._checksum = 0
 
     def append(self, rows: Tensor) -> None:
-        """Write rows without copying them."""
+        """Write rows, without a copy in memory."""
         plain = rows.detach().resolve_conj().resolve_neg().contiguous()
         memory = memory_view(plain)
         self._checksum = zlib.crc32(memory, self._checksum)
-        self._sink.write(memory)  # In one call: Linux then keeps the data in larger pages, which map faster.
+        self._sink.write(memory)  # One call for all: Linux then caches the data in larger pages, which map faster.
         self._rows += len(rows)
 
     def finish(self) -> File:
-        """Write the header and wait for the disk."""
+        """Write the header, and wait until the file is on disk."""
         self._sink.finish(header(self._array, self._rows))
         return File(self._rows, file_bytes(self._array, self._rows), self._checksum)
 
     def close(self) -> None:
-        """Close a file whose record was written."""
+        """Close the file after its record was written."""
         self._sink.close()
 
     def discard(self) -> None:
@@ -385,7 +388,7 @@ class Shard:
 
 
 def header(array: Array, rows: int) -> bytes:
-    """Return the file up to its first row."""
+    """Return the bytes of a file before its first row."""
     data = _json(array, rows)
     length = reserved(array) - 8
     return length.to_bytes(8, "little") + data + b" " * (length - len(data))
@@ -393,12 +396,12 @@ def header(array: Array, rows: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def reserved(array: Array) -> int:
-    """Return the byte at which the rows begin, whatever their number."""
+    """Return the offset at which the rows begin. It does not depend on their number."""
     return -(-(len(_json(array, _MOST_ROWS)) + 8) // _PAGE) * _PAGE
 
 
 def file_bytes(array: Array, rows: int) -> int:
-    """Return the size of a file."""
+    """Return the size of a data file."""
     return reserved(array) + rows * array.row_bytes
 
 
@@ -414,7 +417,7 @@ def _json(array: Array, rows: int) -> bytes:
 
 
 def memory_view(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor without copying; the tensor must outlive them."""
+    """Return the bytes of a contiguous tensor without copying. The tensor must outlive the view."""
     if not tensor.nbytes:
         return memoryview(b"")
     start = first_element(tensor)

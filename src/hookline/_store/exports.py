@@ -1,7 +1,7 @@
-"""Export rows to Parquet and to Hugging Face `datasets`, in a stream. No dtype is widened without being asked.
+"""Export rows to Parquet and to Hugging Face `datasets`, as a stream. A dtype is widened only on request.
 
-A table has a line for each row: the number of its sample, its position there, and one column for each array. Arrow has
-no bfloat16, float8 or complex numbers: the caller chooses what they become.
+A table has a line for each row: the number of its sample, its position in the sample, and one column for each array.
+Arrow has no bfloat16, float8 or complex numbers: the caller chooses what they become.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 @dataclass(frozen=True)
 class ExportColumn:
-    """How the rows of one array become a column: converted to a dtype, then as numbers or as their bits.
+    """The rows of one array as a column: converted to a dtype, then stored as numbers or as their bits.
 
-    Bits are integers in Arrow's own files. Parquet stores small integers in four bytes, so there they are the bytes of
-    the row.
+    In Arrow files, bits are stored as integers. Parquet stores small integers in four bytes, so there the bits are
+    stored as the bytes of the row.
     """
 
     rows: Rows
@@ -48,16 +48,16 @@ class ExportColumn:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a reader needs to make the same tensors again."""
+        """The dtype and shape that a reader needs to restore the tensors."""
         return {"dtype": str(self.dtype), "shape": list(self.rows.shape[1:]), "bits": self.as_bits}
 
     @property
     def width(self) -> int:
-        """How many numbers one row has in the table."""
+        """The number of numbers that one row has in the table."""
         return math.prod(self.rows.shape[1:]) * (2 if self.dtype.is_complex else 1)
 
     def type(self, arrow: Any) -> Any:
-        """Return the Arrow type: a number, or a list of fixed size."""
+        """Return the Arrow type of a row: a number, a list of fixed size, or bytes."""
         if self.as_bytes:
             return arrow.binary(self.width * self.stored.itemsize)
         item = _arrow_type(arrow, self.stored)
@@ -76,7 +76,7 @@ class ExportColumn:
 
     @property
     def path(self) -> str:
-        """The name of its numbers in Parquet."""
+        """The path of the column's numbers in Parquet."""
         return self.rows.name if len(self.rows.shape) == 1 else f"{self.rows.name}.list.element"
 
     @property
@@ -92,7 +92,7 @@ class ExportColumn:
 
 
 class ExportTables:
-    """Arrays as Arrow tables, piece by piece."""
+    """Arrays as Arrow tables, read piece by piece."""
 
     def __init__(
         self, rows: Sequence[Rows], dtype: torch.dtype | str | None, bits: bool, as_bytes: bool = False
@@ -117,7 +117,7 @@ class ExportTables:
         return {column.rows.name: column.description for column in self.columns}
 
     def schema(self, arrow: Any) -> Any:
-        """Return the schema; its metadata describes the original columns."""
+        """Return the schema. Its metadata describes the original columns."""
         fields = [("sample", arrow.int64()), ("position", arrow.int64())]
         fields += [(column.rows.name, column.type(arrow)) for column in self.columns]
         return arrow.schema(fields, metadata={"hookline": json.dumps(self.description)})
@@ -152,7 +152,7 @@ def to_parquet(
     except ImportError as error:
         raise HooklineError("to_parquet() writes with pyarrow: pip install 'hookline[parquet]'") from error
     tables = ExportTables(rows, dtype, bits, as_bytes=True)
-    # Parquet stores small integers in their own size only with a dictionary.
+    # Without a dictionary, Parquet stores small integers in four bytes each.
     small = [column.path for column in tables.columns if not column.as_bits and column.is_small]
     options = {"compression": compression or "none", "use_dictionary": small, "write_statistics": ["sample"]}
     with _new_folder(path) as folder:
@@ -183,14 +183,14 @@ def to_datasets(
             with arrow.OSFile(os.path.join(folder, names[-1]), "wb") as file, arrow.ipc.new_stream(file, schema) as to:
                 for batch in batches:
                     to.write_batch(batch.replace_schema_metadata(schema.metadata))
-        about.write_to_directory(folder)  # datasets would drop the metadata of the tables.
+        about.write_to_directory(folder)  # Keeps the description: datasets drops the metadata of the tables.
         with open(os.path.join(folder, "state.json"), "x", encoding="utf-8") as file:
             json.dump(_state(names), file, indent=2)
     return datasets.load_from_disk(os.fspath(path))
 
 
 def _state(names: list[str]) -> dict[str, Any]:
-    """Return the state file that `datasets` writes beside the data files."""
+    """Return the contents of the state file that `datasets` expects beside the data files."""
     return {
         "_data_files": [{"filename": name} for name in names], "_fingerprint": os.urandom(8).hex(),
         "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
@@ -199,9 +199,9 @@ def _state(names: list[str]) -> dict[str, Any]:
 
 
 def _column(rows: Rows, dtype: torch.dtype | None, bits: bool, as_bytes: bool) -> ExportColumn:
-    """Return how an array is exported; refuse to change its numbers without being asked."""
+    """Return the column of an array; raise if Arrow lacks the dtype and the caller has not chosen another form."""
     if rows.name in ("sample", "position"):
-        raise StoreError(f"an array that is named {rows.name!r} can't stand beside the column of that name")
+        raise StoreError(f"an array named {rows.name!r} can't be exported: the table has a column of that name")
     wanted = dtype if dtype is not None and rows.dtype.is_floating_point else rows.dtype
     if wanted in _TYPES:
         return ExportColumn(rows, wanted, as_bits=False, as_bytes=False)
@@ -217,7 +217,7 @@ def _values(arrow: Any, tensor: Tensor) -> Any:
     if not tensor.numel():
         return arrow.array([], _arrow_type(arrow, tensor.dtype))
     buffer = arrow.foreign_buffer(tensor.data_ptr(), tensor.nbytes, base=tensor)
-    if tensor.dtype is torch.bool:  # Arrow stores one bit each.
+    if tensor.dtype is torch.bool:  # Arrow stores each bool as one bit.
         return arrow.Array.from_buffers(arrow.uint8(), tensor.numel(), [None, buffer]).cast(arrow.bool_())
     return arrow.Array.from_buffers(_arrow_type(arrow, tensor.dtype), tensor.numel(), [None, buffer])
 
@@ -229,7 +229,7 @@ def _arrow_type(arrow: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def _new_folder(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield a temporary folder, and give it its name when everything is written."""
+    """Yield a temporary folder, and rename it to `path` when everything is written."""
     target = os.path.abspath(os.fsdecode(path))
     if os.path.exists(target):
         raise StoreError(f"{target!r} exists; give a new path")

@@ -1,8 +1,8 @@
-"""A folder elsewhere, through fsspec: "s3://bucket/acts", "memory://acts", and, for reading, whatever fsspec opens.
+"""A remote folder, through fsspec: "s3://bucket/acts", "memory://acts", and, for reading, any URL that fsspec opens.
 
 A data file is written to a local temporary file and sent as one object when it is finished. A record is an object that
-is created only if it does not exist. So a killed writer leaves objects that no record names, and nothing else. Servers
-and credentials come from fsspec's configuration and from the environment.
+is created only if it does not exist. A killed writer therefore leaves only objects that no record names. Servers and
+credentials come from fsspec's configuration and from the environment.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from torch import Tensor
 from hookline._untrusted_files import LONGEST
 from hookline.errors import HooklineError, StoreError
 
-# Protocols that can create an object only if it does not exist, in one step, and the header that does it.
+# Protocols that can create an object only if it does not exist, in one step, and the request header for it.
 _EXCLUSIVE = {"s3": "If-None-Match", "s3a": "If-None-Match", "gs": "ifGenerationMatch", "gcs": "ifGenerationMatch"}
-_STALE = 24 * 3600  # The writer of an object without a record is dead after this many seconds.
-_RANGE = 8 << 20  # Bytes of one request; larger reads are split.
+_STALE = 24 * 3600  # An object this many seconds old without a record is taken for a dead writer's.
+_RANGE = 8 << 20  # Bytes of one request. Larger reads are split.
 _TRIES = 5
-_SEE = (
-    "that its bucket or folder exists, and that fsspec's configuration or the environment has what it takes to go there"
+_CHECK = (
+    "check that its bucket or folder exists, and that fsspec's configuration or the environment has the address and "
+    "credentials"
 )
-_in_memory = threading.Lock()  # memory:// checks and creates in two steps, within one process.
-_exclusive: set[str] = set()  # Servers on which exclusive creation was tried.
+_in_memory = threading.Lock()  # memory:// first checks, then creates. All its users are in one process.
+_exclusive: set[str] = set()  # Servers on which exclusive creation was found to work.
 
 
 class RemoteStorage:
-    """A folder that fsspec reaches, named by its URL."""
+    """A folder that fsspec can reach, named by its URL."""
 
-    maps = False  # Every `rows` is a request over the network.
+    maps = False  # Every call of `rows` is a request over the network.
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") if not url.endswith("://") else url
@@ -57,9 +58,10 @@ class RemoteStorage:
         return RemoteStorage(f"{self.url}/{name}")
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create an object; return False if there is another one. One with the same bytes counts as this one.
+        """Create an object; return False if one with other bytes exists.
 
-        The answer to a request may be lost and the request repeated: then this very object exists already.
+        An object with the same bytes counts as created here: the answer to a request may be lost and the request
+        repeated.
         """
         system, path = self._open(name)
         with self._writing(name):
@@ -73,7 +75,7 @@ class RemoteStorage:
                         return self.read(name) == data
                     if number == _TRIES - 1 or isinstance(error, (FileNotFoundError, PermissionError)):
                         raise
-                    time.sleep(0.1 * 2**number)  # Two writers at the same time may both get "retry".
+                    time.sleep(0.1 * 2**number)  # The server may tell two simultaneous writers both to retry.
         raise AssertionError("the last try returns or raises")
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
@@ -91,7 +93,7 @@ class RemoteStorage:
         return sorted(_last(found["name"]) for found in self._listing(folder))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the bytes of each object in a folder, by name."""
+        """Return the size of each object in a folder, by name."""
         return {_last(found["name"]): int(found["size"]) for found in self._listing(folder) if found["type"] == "file"}
 
     def remove(self, name: str) -> None:
@@ -101,11 +103,11 @@ class RemoteStorage:
             system.rm_file(path)
 
     def sink(self, name: str, reserved: int) -> RemoteSink:
-        """Return a new file to be written from byte `reserved` on; it is sent when it is finished."""
+        """Return a new file to be written from offset `reserved` on. It is sent when it is finished."""
         return RemoteSink(self, name, reserved)
 
     def rows(self, name: str, start: int, nbytes: int) -> Tensor:
-        """Return bytes of an object; a large range is read in several pieces at once."""
+        """Return bytes of an object. A large range is read in several pieces at once."""
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         system, path = self._open(name)
@@ -124,11 +126,11 @@ class RemoteStorage:
         return memory
 
     def free(self) -> int | None:
-        """Return None: object stores have no such limit to ask for."""
+        """Return None: object stores do not report free space."""
         return None
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
-        """Remove an object if it is a day old and not wanted: only its age tells that its writer is dead."""
+        """Remove an object if it is a day old and not wanted. Only its age shows that its writer is dead."""
         system, path = self._open(name)
         try:
             with self._reading(name):
@@ -141,11 +143,11 @@ class RemoteStorage:
         return True
 
     def remove_temporary(self, folder: str) -> list[str]:
-        """Return nothing: objects are created atomically."""
+        """Return an empty list: objects are created atomically, so there are no temporary ones."""
         return []
 
     def _open(self, name: str = "") -> tuple[Any, str]:
-        """Return the file system and the path of a name in it. fsspec needs a new one after a fork."""
+        """Return the file system, and the path of a name in it. fsspec needs a new file system after a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), *_file_system(self.url))
         _, system, root = self._opened
@@ -153,16 +155,17 @@ class RemoteStorage:
 
     def _listing(self, folder: str) -> list[dict[str, Any]]:
         system, path = self._open(folder)
-        system.invalidate_cache(path)  # Other processes write there too.
+        system.invalidate_cache(path)  # Other processes may have written there.
         try:
             with self._reading(folder):
                 found = list(system.ls(path, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [one for one in found if one["name"].strip("/") != path.strip("/")]  # Some list the folder itself.
+        # Some file systems list the folder itself.
+        return [one for one in found if one["name"].strip("/") != path.strip("/")]
 
     def _check_exclusive(self, system: Any) -> None:
-        """Refuse to write where files can't be created exclusively. This is tried once for each server."""
+        """Refuse to write to a server that can't create files exclusively. Each server is tried once."""
         kinds = [system.protocol] if isinstance(system.protocol, str) else list(system.protocol)
         if "memory" in kinds:
             return
@@ -192,13 +195,13 @@ class RemoteStorage:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Raise a StoreError that says why an object can't be read. A missing one is left to the caller."""
+        """Raise a StoreError that says why an object can't be read. The caller handles a missing one."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, NotImplementedError, StoreError):
             raise
         except Exception as error:  # Each file system has its own exceptions.
-            raise StoreError(f"'{self}/{name}' can't be read: {_reason(error)}; see {_SEE}") from error
+            raise StoreError(f"'{self}/{name}' can't be read: {_reason(error)}; {_CHECK}") from error
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -209,11 +212,11 @@ class RemoteStorage:
             raise
         except Exception as error:
             again = "starting again goes on after the last finished unit"
-            raise StoreError(f"'{self}/{name}' was not written: {_reason(error)}; see {_SEE}; {again}") from error
+            raise StoreError(f"'{self}/{name}' was not written: {_reason(error)}; {_CHECK}; {again}") from error
 
 
 class RemoteSink:
-    """A data file that is being written: a local file without a name, until it is sent."""
+    """A data file that is being written: an unnamed local file until it is sent."""
 
     def __init__(self, storage: RemoteStorage, name: str, reserved: int) -> None:
         self._storage = storage
@@ -221,7 +224,7 @@ class RemoteSink:
         self._reserved = reserved
         self._turn = threading.Lock()
         self._is_sent = False
-        # It goes away with this process, however that ends.
+        # The file goes away with this process, however that ends.
         self._spool = tempfile.TemporaryFile(prefix="hookline-")  # noqa: SIM115
         self._spool.seek(reserved)
 
@@ -253,7 +256,7 @@ class RemoteSink:
             self._is_sent = False
 
     def discard(self) -> None:
-        """Remove the file, and the object if it was sent, unless the file was closed or removed before."""
+        """Remove the file, and the object if it was sent; do nothing if it was closed or discarded before."""
         with self._turn:
             self._spool.close()
             if self._is_sent:
@@ -263,12 +266,12 @@ class RemoteSink:
 
     def _check(self) -> None:
         if self._spool.closed:
-            raise StoreError(f"'{self._storage}/{self._name}' takes no more rows: it was finished or given up")
+            raise StoreError(f"'{self._storage}/{self._name}' takes no more rows: it was finished or discarded")
 
 
 @contextmanager
 def _named(spool: Any) -> Iterator[str]:
-    """Yield a path to a file without a name: that of its descriptor, or of a copy."""
+    """Yield a path to an unnamed file: the path of its descriptor in /proc, or else of a copy."""
     path = f"/proc/self/fd/{spool.fileno()}"
     if os.path.exists(path):
         yield path
@@ -283,7 +286,7 @@ def _named(spool: Any) -> Iterator[str]:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it."""
+    """Return the file system of a URL, and the path in it."""
     scheme = url.partition("://")[0].rpartition("::")[2]
     try:
         from fsspec.core import url_to_fs

@@ -1,4 +1,4 @@
-"""Find the file and place of each row. Rows are numbered in the order of their samples, whatever the order on disk."""
+"""Find the file of each row, and its place there. Row numbers follow the sample numbers, not the order on disk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from hookline._untrusted_files import check_memory
 from hookline.errors import StoreError
 
 _READERS = 16  # Records read at once over a network.
-_UNIT = ("unit", "attempt", "first", "samples", "order", "skipped")  # The columns of `table`, then these of each array:
+_UNIT = ("unit", "attempt", "first", "samples", "order", "skipped")  # The columns of `table`; then, for each array:
 _ARRAY = ("rows", "nbytes", "crc32", "lengths", "group")
 
 
 class UnitIndex:
-    """The units of one part, in order. Lists of lengths and orders are in one pool, and are named by their start in it.
+    """The units of one part, in order, with a line of `table` for each.
 
-    A `lengths` below 0 is not a position in the pool: -1 - k stands for k rows of each sample.
+    The lists of lengths and orders are in one pool, and the table has the start of each list. A negative entry for
+    `lengths` is not a start: -1 - k means that each sample has k rows. An `order` of -1 means ascending.
     """
 
     def __init__(self, table: Tensor, pool: Tensor, positions: Tensor, skipped: Mapping[int, str]) -> None:
@@ -56,47 +57,47 @@ class UnitIndex:
         return all(map(torch.equal, *tensors)) and self.skipped == other.skipped
 
     def unit(self, column: str) -> Tensor:
-        """Return one number of each unit."""
+        """Return a column of the units: one number for each."""
         return self.table[:, _UNIT.index(column)]
 
     def array(self, array: int, column: str) -> Tensor:
-        """Return one number of each unit's file of an array."""
+        """Return a column of an array: one number for each unit's file."""
         return self.table[:, len(_UNIT) + array * len(_ARRAY) + _ARRAY.index(column)]
 
     def list_at(self, start: int, line: int) -> Tensor:
-        """Return the list that starts here in the pool: a number for each stored sample of a unit."""
+        """Return the list at `start` in the pool, with a number for each stored sample of the unit in this line."""
         return self.pool[start : start + int(self.unit("samples")[line] - self.unit("skipped")[line])]
 
     def name_of(self, array: int, line: int) -> str:
-        """Return the name of a unit's file of an array."""
+        """Return the name of an array's data file in a unit."""
         return data_name(array, *self.attempts[line])
 
     def positions_of(self, array: int, line: int) -> tuple[str, File] | None:
-        """Return the file of an array's positions, if they are not 0, 1, ... in each sample."""
+        """Return the file of an array's positions in a unit, or None if they are 0, 1, ... in each sample."""
         group = int(self.array(array, "group")[line])
         unit, attempt = self.attempts[line]
         return None if group < 0 else (positions_name(unit, attempt, group), self._groups[line, group])
 
     def samples(self) -> int:
-        """Return how many sample numbers there are, including skipped ones."""
+        """Return the number of samples, including skipped ones."""
         return int(self.unit("samples").sum())
 
     def nbytes(self) -> int:
-        """Return how many bytes the files of all arrays have."""
+        """Return the total size of the files of all arrays."""
         return int(self.table[:, len(_UNIT) + _ARRAY.index("nbytes") :: len(_ARRAY)].sum())
 
     def end(self) -> int:
-        """Return the sample number after the last."""
+        """Return the sample number after the last one."""
         return int(self.unit("first")[-1] + self.unit("samples")[-1]) if len(self) else 0
 
     def files(self, array: int) -> Iterable[tuple[str, File]]:
-        """Return the name and the description of every file of an array."""
+        """Yield the name and the description of every data file of an array."""
         numbers = zip(*(self.array(array, column).tolist() for column in _ARRAY[:3]), strict=True)
         for attempt, file in zip(self.attempts, numbers, strict=True):
             yield data_name(array, *attempt), File(*file)
 
     def files_of_positions(self) -> Iterable[tuple[str, File]]:
-        """Return the name and the description of every file of positions."""
+        """Yield the name and the description of every file of positions."""
         for (line, group), file in self._groups.items():
             unit, attempt = self.attempts[line]
             yield positions_name(unit, attempt, group), file
@@ -108,7 +109,7 @@ def read_index(storage: Storage, manifest: Manifest) -> UnitIndex:
 
 
 def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> list[UnitRecord]:
-    """Read the records of some units, every one of them checked."""
+    """Read and check the records of some units."""
 
     def read(unit: int) -> UnitRecord:
         try:
@@ -123,7 +124,7 @@ def read_records(storage: Storage, manifest: Manifest, units: Iterable[int]) -> 
 
 
 def from_records(records: Sequence[UnitRecord], arrays: int) -> UnitIndex:
-    """Make the index of records."""
+    """Return the index of some records."""
     pool: list[int] = []
     table: list[list[int]] = []
     positions: list[list[int]] = []
@@ -156,7 +157,7 @@ def _numbers(numbers: Sequence[object]) -> Tensor:
 
 @dataclass(frozen=True)
 class StorePart:
-    """One part of a store: what it holds, and the number of its first sample."""
+    """One part of a store, and the number of its first sample in the whole store."""
 
     storage: Storage
     manifest: Manifest
@@ -179,20 +180,20 @@ class StorePart:
 
 @dataclass(frozen=True)
 class SampleTable:
-    """The stored samples in the order of their numbers: where the rows of each begin, in all and in its unit's file."""
+    """The stored samples in the order of their numbers, and where the rows of each begin."""
 
     numbers: Tensor
-    starts: Tensor  # One more than samples.
-    stored: Tensor
+    starts: Tensor  # The first row number of each sample, and the end of the last: one more entry than samples.
+    stored: Tensor  # The first row of each sample in its unit's file.
 
     @cached_property
     def first(self) -> int:
-        """The number of the first one."""
+        """The number of the first sample."""
         return int(self.numbers[0]) if len(self.numbers) else 0
 
     @cached_property
     def is_gapless(self) -> bool:
-        """True if no number is missing: then samples need not be searched for."""
+        """True if no number is missing, so that a sample is found without a search."""
         return not len(self.numbers) or int(self.numbers[-1]) - self.first + 1 == len(self.numbers)
 
     def equal(self, other: SampleTable) -> bool:
@@ -201,14 +202,14 @@ class SampleTable:
 
 
 class RowIndex:
-    """Where the rows of an array are, over all the units of all parts ("line": a unit's number in that order)."""
+    """The places of an array's rows. A "line" is the index of a unit among the units of all parts."""
 
     def __init__(self, parts: Sequence[StorePart], name: str, tables: dict[tuple[int, ...], SampleTable]) -> None:
         self._tables = tables  # Shared by arrays with the same lengths.
         self._parts = [(part, part.number(name)) for part in parts]
         rows = torch.cat([part.index.array(number, "rows") for part, number in self._parts])
         self.bounds = starts_of(rows)
-        self.limits: list[int] = self.bounds.tolist()  # The same as a list, for single rows.
+        self.limits: list[int] = self.bounds.tolist()  # The same as a list, which is faster for single rows.
         self._lines = list(itertools.accumulate((len(part.index) for part in parts), initial=0))
         self.is_mapped = all(part.storage.maps for part in parts)
         self.is_ordered = not any(bool((part.index.unit("order") >= 0).any()) for part in parts)
@@ -218,20 +219,20 @@ class RowIndex:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.limits[-1]
 
     def file(self, line: int) -> tuple[StorePart, int, int]:
-        """Return the part of a unit, the array's number there, and the unit's line there."""
+        """Return the part that has a unit, the array's number in that part, and the unit's line in it."""
         part = bisect.bisect_right(self._lines, line) - 1
         return *self._parts[part], line - self._lines[part]
 
     def line(self, row: int) -> int:
-        """Return the line of one row's unit."""
+        """Return the line of the unit that has a row."""
         return bisect.bisect_right(self.limits, row) - 1
 
     def positions(self, line: int) -> tuple[Storage, str, int] | None:
-        """Return the storage, the name and the rows of a unit's file of positions, if it has one."""
+        """Return the storage, name and number of rows of a unit's file of positions, or None if it has none."""
         part, array, own = self.file(line)
         found = part.index.positions_of(array, own)
         return None if found is None else (part.storage, found[0], found[1].rows)
@@ -245,7 +246,7 @@ class RowIndex:
         return begins + self.samples.stored[samples] + rows - self.samples.starts[samples]
 
     def files_of(self, stored: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the unit (its line) of each row number in disk order, and the row in that unit's file."""
+        """Return, for row numbers in disk order, the line of each one's unit and the row in that unit's file."""
         lines = torch.searchsorted(self.bounds, stored, right=True) - 1
         return lines, stored - self.bounds[lines]
 
@@ -254,11 +255,11 @@ class RowIndex:
         return self.samples.numbers[self._holding(rows)]
 
     def offsets_of(self, rows: Tensor) -> Tensor:
-        """Return the number of each row within its sample: 0, 1, ...."""
+        """Return the index of each row within its sample: 0, 1, ...."""
         return rows - self.samples.starts[self._holding(rows)]
 
     def span(self, sample: int) -> range | None:
-        """Return the rows of one sample; None if it is not stored."""
+        """Return the row numbers of one sample, or None if it is not stored."""
         samples = self.samples
         place = sample - samples.first if samples.is_gapless else int(torch.searchsorted(samples.numbers, sample))
         if not 0 <= place < len(samples.numbers) or not (samples.is_gapless or samples.numbers[place] == sample):
@@ -267,7 +268,7 @@ class RowIndex:
 
     @cached_property
     def samples(self) -> SampleTable:
-        """The stored samples. Reading rows by number usually does not need this, so it is made on demand."""
+        """The table of stored samples. It is made on demand: reading rows by number usually does not need it."""
         codes = [part.index.array(number, "lengths").tolist() for part, number in self._parts]
         key = tuple(itertools.chain.from_iterable(codes))
         if key not in self._tables:
@@ -281,7 +282,7 @@ class RowIndex:
     def _check_memory(self) -> None:
         samples = sum(part.index.samples() for part, _ in self._parts)
         try:
-            check_memory(3 * 8 * samples)  # A number, a start and a place of each.
+            check_memory(3 * 8 * samples)  # Three int64 numbers for each sample.
         except MemoryError as error:
             raise StoreError(f"'{self._parts[0][0].storage}': a table of {samples:,} samples needs {error}") from error
 
@@ -290,18 +291,18 @@ class RowIndex:
 
 
 def starts_of(lengths: Tensor) -> Tensor:
-    """Return the start of each of some consecutive pieces, and the end of the last."""
+    """Return the starts of consecutive pieces of these lengths, and the end of the last."""
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(lengths, 0, out=starts[1:])
     return starts
 
 
 def _table(part: StorePart, array: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return number, rows and place in the file of each stored sample of a part, in the order of the numbers."""
+    """Return three columns for the stored samples of a part, ascending: number, rows, and first row in the file."""
     index = part.index
     codes, orders, skipped = index.array(array, "lengths"), index.unit("order"), index.unit("skipped")
     counts = index.unit("samples")
-    if not (codes >= 0).any() and not (orders >= 0).any() and not skipped.any():  # Usual: needs no loop over units.
+    if not (codes >= 0).any() and not (orders >= 0).any() and not skipped.any():  # The usual case needs no loop.
         offsets = torch.arange(int(counts.sum()), device="cpu") - starts_of(counts)[:-1].repeat_interleave(counts)
         each = (-1 - codes).repeat_interleave(counts)
         return part.first + index.unit("first").repeat_interleave(counts) + offsets, each, offsets * each

@@ -1,6 +1,6 @@
 """One array of a store, read-only: rows as tensors, by number, slice, list, mask or sample, from mapped files.
 
-Each read returns a copy or its own mapping. So the result may be written to without changing the file or other reads.
+Each read returns a copy or a private mapping. Writing to the result changes neither the file nor other reads.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hookline._store.storage import Storage
 from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, NotCaptured, StoreError
 
-_MOST_MAPS = 16384  # Mapped files of one store; Linux allows a process 65,530.
-_COPIED = 1 << 20  # Bytes up to which a copy is cheaper than another mapping.
+_MOST_MAPS = 16384  # Mapped files of one store. Linux allows a process 65,530 mappings.
+_COPIED = 1 << 20  # Up to this many bytes, a copy is cheaper than another mapping.
 _GAP = 64 << 10  # Over a network, rows at most this many bytes apart are read together.
 _READERS = 16  # Ranges requested at once over a network.
-_FEW = 16  # Fewer rows of a file are copied one by one, which starts faster than a selection.
+_FEW = 16  # If a read takes fewer rows per file, they are copied one by one, which beats a selection for each file.
 
 
 class Rows:
@@ -43,7 +43,7 @@ class Rows:
         self._sources: dict[int, ShardReader] = {}
 
     def __eq__(self, other: object) -> bool:
-        """Raise for anything but rows: what is on disk has no elements to compare."""
+        """Return True for the same object; raise for anything that is not `Rows`: the elements are on disk."""
         if isinstance(other, Rows):
             return self is other
         raise TypeError("the rows of a store are on disk; read them to compare them: rows[:] == ...")
@@ -57,12 +57,12 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows."""
+        """The size of all rows in bytes."""
         return len(self) * self._array.row_bytes
 
     @property
     def bounds(self) -> list[int]:
-        """The numbers of the rows at which the units begin, and at which the last one ends."""
+        """The row numbers at which the units begin, and the end of the last unit."""
         return list(self._index.limits)
 
     @property
@@ -72,7 +72,7 @@ class Rows:
 
     @property
     def positions(self) -> Labels:
-        """The position of each row in its sample: of the token, if rows are tokens."""
+        """The position of each row in its sample: that of the token, if rows are tokens."""
         return Labels(len(self), self._positions_of)
 
     @property
@@ -110,14 +110,14 @@ class Rows:
             yield from rows.unbind()
 
     def span(self, sample: int) -> range:
-        """Return the numbers of one sample's rows; NotCaptured, also an IndexError, if it is not in the store."""
+        """Return the row numbers of one sample; raise NotCaptured, also an IndexError, if it is not in the store."""
         found = self._index.span(operator.index(sample))
         if found is None:
             raise NoSample(f"sample {sample} has no rows in {self.name!r}: it is not in the store, or was skipped")
         return found
 
     def sample(self, sample: int) -> Tensor:
-        """Return one sample's rows."""
+        """Return the rows of one sample."""
         return self._slice(self.span(sample))
 
     def scan(self, bytes: int = 64 << 20) -> Iterator[Tensor]:
@@ -152,7 +152,7 @@ class Rows:
         return words.clone().view(self.dtype).view(self._array.shape)
 
     def _slice(self, rows: range) -> Tensor:
-        """Return evenly spaced rows: consecutive ones directly, file by file."""
+        """Return evenly spaced rows. Consecutive ones are read directly, file by file."""
         if rows.step != 1 or not self._index.is_ordered:
             return self._gather(_spread(rows))
         limits = self._index.limits
@@ -170,7 +170,7 @@ class Rows:
         return from_words(result, self._array)
 
     def _gather(self, rows: Tensor) -> Tensor:
-        """Return any rows, with one selection per file, in the order on disk."""
+        """Return any rows. They are read in the order on disk, with one selection per file."""
         stored = self._index.stored(rows)
         if not len(rows) or bool((stored.diff() >= 0).all()):
             return from_words(self._gather_sorted(stored, None), self._array)
@@ -181,7 +181,7 @@ class Rows:
         return from_words(self._gather_sorted(numbers, order), self._array)
 
     def _gather_sorted(self, numbers: Tensor, order: Tensor | None) -> Tensor:
-        """Return rows as words, given their ascending numbers in disk order; row `i` becomes row `order[i]`."""
+        """Return rows as words. `numbers` are in disk order and ascending; row `i` becomes row `order[i]`."""
         lines, places = self._index.files_of(numbers)
         found, counts = torch.unique_consecutive(lines, return_counts=True)
         sources = [self._source(line) for line in found.tolist()]
@@ -246,7 +246,7 @@ class Labels:
 
 
 class NoSample(NotCaptured, IndexError):
-    """A sample that is not in a store."""
+    """Raised for a sample that is not in a store."""
 
 
 def _is_number(index: Any) -> bool:
@@ -263,8 +263,8 @@ def _row(index: Any, rows: int) -> int:
 
 
 def _spread(rows: range) -> Tensor:
-    """Return evenly spaced numbers; the step of a single number may overflow torch's integers."""
-    step = rows.step if len(rows) > 1 else 1
+    """Return a range as a tensor."""
+    step = rows.step if len(rows) > 1 else 1  # The step of a single number may be too large for an int64.
     return torch.arange(len(rows), device="cpu") * step + rows.start
 
 
@@ -294,14 +294,14 @@ def _numbers(index: Any, rows: int) -> Tensor:
 
 
 class MappedFiles(dict[str, Tensor]):
-    """The files of a store that are mapped for reading, the oldest first."""
+    """The shared mappings of a store's files, the oldest first."""
 
     def __reduce__(self) -> tuple[type[MappedFiles], tuple[()]]:
         return MappedFiles, ()  # Another process makes its own mappings.
 
 
 class ShardReader:
-    """One data file of an array."""
+    """Reads one data file of an array."""
 
     __slots__ = ("array", "key", "name", "rows", "storage")
 
@@ -313,7 +313,7 @@ class ShardReader:
         self.key = f"{storage}/{name}"
 
     def between(self, begin: int, end: int, maps: MappedFiles) -> Tensor:
-        """Return consecutive rows: a copy if they are few, else a mapping for the caller alone."""
+        """Return consecutive rows: a copy if they are few, else a mapping that only the caller has."""
         if self.storage.maps and (end - begin) * self.array.row_bytes <= _COPIED:
             return self.mapped(maps)[begin:end].clone()
         return self.own(begin, end)
@@ -325,19 +325,19 @@ class ShardReader:
         with self._reading():
             try:
                 found = self.storage.rows(*where)
-            except RuntimeError:  # Too many mappings, of which the system allows some ten thousand.
+            except RuntimeError:  # The process may have too many mappings; the system allows tens of thousands.
                 found = torch.frombuffer(bytearray(self.storage.read(*where)), dtype=torch.uint8)
         return to_words(found.view(end - begin, width), self.array)
 
     def select(self, rows: Tensor, maps: MappedFiles, out: Tensor | None = None) -> Tensor:
-        """Return any rows of this file, in this order, in `out` if it is given."""
+        """Return these rows of the file, in this order, written to `out` if there is one."""
         if self.storage.maps:
             return torch.index_select(self.mapped(maps), 0, rows, out=out)
         found = self._fetch(rows)
         return found if out is None else out.copy_(found)
 
     def mapped(self, maps: MappedFiles) -> Tensor:
-        """Return all rows in a shared mapping. It must not be handed out, since it could be written to."""
+        """Return all rows in a shared mapping. It must not reach the user, who could write to it."""
         found = maps.get(self.key)
         if found is None:
             while len(maps) >= _MOST_MAPS:
@@ -347,7 +347,7 @@ class ShardReader:
         return found
 
     def _fetch(self, rows: Tensor) -> Tensor:
-        """Read only what is needed, neighbours together."""
+        """Read only the ranges that hold these rows. Rows that are close together share a range."""
         wanted, back = torch.unique(rows, return_inverse=True)
         far = (wanted.diff() * self.array.row_bytes > _GAP).nonzero().view(-1) + 1
         edges = [0, *far.tolist(), len(wanted)]
@@ -372,7 +372,7 @@ class ShardReader:
 
 
 def to_words(rows: Tensor, array: Array) -> Tensor:
-    """Return rows as the widest integers that fit their size."""
+    """Return rows as the widest integers whose size divides that of a row."""
     width = array.row_bytes
     kinds = (torch.int64, torch.int32, torch.int16) if width else ()
     kind = next((kind for kind in kinds if width % kind.itemsize == 0), torch.uint8)
@@ -397,5 +397,5 @@ def copy_rows(sources: Sequence[Tensor], counts: Tensor, places: Tensor, out: Te
 
 
 def empty_words(rows: int, array: Array) -> Tensor:
-    """Return memory for rows."""
+    """Return uninitialized memory for rows, as words."""
     return to_words(torch.empty(rows, array.row_bytes, dtype=torch.uint8, device="cpu"), array)

@@ -1,9 +1,10 @@
-"""Storage: the files of a store, in a folder on this machine or elsewhere through fsspec.
+"""Storage: the files of a store, in a folder on this machine or a remote one through fsspec.
 
-`Storage` and `Sink` say what a store needs, and `LocalStorage` is a folder; remote_storage.py has the rest.
+`Storage` and `Sink` are the interfaces that a store needs. `LocalStorage` is a folder on this machine; remote folders
+are in remote_storage.py.
 
-A data file is made under a temporary name, locked, and only then given its final name. So a file with its final name
-that is not locked belongs to no running writer: the system releases the locks of a killed process.
+A data file is created under a temporary name, locked, and only then renamed to its final name. A file with its final
+name that is not locked therefore has no running writer: the system releases the locks of a killed process.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ except ImportError:  # Windows: dead writers are recognized by the age of their 
     fcntl = None
 
 _TEMPORARY = ".hookline-temporary"
-_LOCK = f".lock{_TEMPORARY}"  # For file systems without links. It is never removed.
-_STALE = 3600  # Without locks, a writer that wrote nothing for this many seconds is dead.
-_FOREVER = "or give another path; starting again goes on after the last finished unit"
+_LOCK = f".lock{_TEMPORARY}"  # A lock file for file systems without hard links. It is never removed.
+_STALE = 3600  # Without locks, a writer that wrote nothing for this many seconds is taken for dead.
+_OR_MOVE = "or give another path; starting again goes on after the last finished unit"
 _REMEDIES = {
-    errno.ENOSPC: f"make room on this disk, {_FOREVER}",
-    errno.EDQUOT: f"make room in your quota, {_FOREVER}",
+    errno.ENOSPC: f"make room on this disk, {_OR_MOVE}",
+    errno.EDQUOT: f"make room in your quota, {_OR_MOVE}",
     errno.EFBIG: "take smaller units, or raise the limit on the size of a file (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n), or take fewer sites at once",
 }
@@ -52,21 +53,21 @@ class Sink(Protocol):
         """Append bytes."""
 
     def finish(self, header: bytes) -> None:
-        """Write the header in the reserved bytes. The file is durable when this returns."""
+        """Write the header into the reserved bytes. The file is durable when this returns."""
 
     def close(self) -> None:
         """Close the file: its record was written."""
 
     def discard(self) -> None:
-        """Remove the file; do nothing if it was closed or removed before."""
+        """Remove the file; do nothing if it was closed or discarded before."""
 
 
 class Storage(Protocol):
-    """A folder, here or elsewhere. Names are relative, with "/". Errors other than a missing file are StoreErrors."""
+    """A folder, local or remote. Names are relative, with "/". Errors other than a missing file are StoreErrors."""
 
     @property
     def maps(self) -> bool:
-        """True if `rows` costs nothing until they are read; else ask for no more than is needed."""
+        """True if `rows` maps a file, which costs nothing until it is read; False if `rows` reads at once."""
 
     def child(self, name: str) -> Storage:
         """Return the storage of a folder inside this one."""
@@ -75,7 +76,7 @@ class Storage(Protocol):
         """Write a small file atomically and durably; return False, and change nothing, if it exists."""
 
     def read(self, name: str, start: int = 0, nbytes: int = -1) -> bytes:
-        """Return a small file, or `nbytes` of one from `start` on; FileNotFoundError if it is absent.
+        """Return a small file, or `nbytes` of one from `start` on; raise FileNotFoundError if it does not exist.
 
         A file that is not regular, or far too large, is refused before it is read.
         """
@@ -90,16 +91,19 @@ class Storage(Protocol):
         """Remove a file, if it exists."""
 
     def sink(self, name: str, reserved: int) -> Sink:
-        """Return a new file to be written from byte `reserved` on."""
+        """Return a new file to be written from offset `reserved` on."""
 
     def rows(self, name: str, start: int, nbytes: int) -> Tensor:
         """Return bytes of a file as a flat uint8 tensor. Writing to it never changes the file."""
 
     def free(self) -> int | None:
-        """Return the free bytes, if known."""
+        """Return the number of free bytes, or None if it is unknown."""
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
-        """Remove a data file that no running writer holds, unless `is_wanted`, which is asked after that."""
+        """Remove a data file if no running writer holds it, and `is_wanted`, called after that, returns False.
+
+        Return True if it was removed.
+        """
 
     def remove_temporary(self, folder: str) -> list[str]:
         """Remove the temporary files that killed writers left in a folder; return their names."""
@@ -117,7 +121,7 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
 class LocalStorage:
     """A folder, which need not exist yet."""
 
-    maps = True  # `rows` costs nothing until they are read.
+    maps = True  # `rows` maps a file, which costs nothing until it is read.
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fsdecode(path))  # Another process may have another working folder.
@@ -167,12 +171,12 @@ class LocalStorage:
         return sorted(name for name in found if not name.endswith(_TEMPORARY))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the bytes of each file in a folder, by name."""
+        """Return the size of each regular file in a folder, by name; none if it does not exist."""
         path, sizes = os.path.join(self.path, folder), {}
         try:
             with _reading(path), os.scandir(path) as found:
                 for entry in found:
-                    with suppress(OSError):  # A link that leads nowhere.
+                    with suppress(OSError):  # A broken symbolic link.
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode) and not entry.name.endswith(_TEMPORARY):
                             sizes[entry.name] = status.st_size
@@ -187,7 +191,7 @@ class LocalStorage:
             os.unlink(path)
 
     def sink(self, name: str, reserved: int) -> LocalSink:
-        """Return a new file to be written from byte `reserved` on; the bytes before it are written at the end."""
+        """Return a new file to be written from offset `reserved` on. The header before it is written at the end."""
         return LocalSink(os.path.join(self.path, name), reserved)
 
     def rows(self, name: str, start: int, nbytes: int) -> Tensor:
@@ -211,7 +215,7 @@ class LocalStorage:
             return None
 
     def remove_dead(self, name: str, is_wanted: Callable[[], bool]) -> bool:
-        """Remove a data file that no running writer holds, unless `is_wanted`, which is asked after that."""
+        """Remove a data file if no running writer holds it, and `is_wanted`, called after that, returns False."""
         path = os.path.join(self.path, name)
         try:
             with open_regular(path) as file:
@@ -223,7 +227,7 @@ class LocalStorage:
                 os.unlink(path)
                 return True
         except FileNotFoundError:
-            pass  # Its writer, or another cleanup, was first.
+            pass  # Its writer or another process has removed it.
         return False
 
     def remove_temporary(self, folder: str) -> list[str]:
@@ -243,14 +247,14 @@ class LocalSink:
     def __init__(self, path: str, reserved: int) -> None:
         self.path = path
         self._reserved = reserved
-        self._turn = threading.Lock()  # A file must not be closed during a write: its descriptor may be reused by then.
+        self._turn = threading.Lock()  # Prevents closing during a write: another file could get the descriptor.
         folder = os.path.dirname(path)
         temporary = os.path.join(folder, f".{os.urandom(8).hex()}{_TEMPORARY}") if fcntl else path
         with _writing(path):
             _make_folder(folder)
             self._file = FileIO(temporary, "xb")
             try:
-                if temporary != path:  # Windows does not rename open files.
+                if temporary != path:  # They are equal on Windows, which does not rename open files.
                     _lock(self._file)
                     os.rename(temporary, path)
                 self._file.seek(reserved)
@@ -296,12 +300,12 @@ class LocalSink:
 
     def _check(self) -> None:
         if self._file.closed:
-            raise StoreError(f"{self.path!r} takes no more rows: it was finished or given up")
+            raise StoreError(f"{self.path!r} takes no more rows: it was finished or discarded")
 
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Raise a StoreError that says why a file can't be read. A missing file is left to the caller."""
+    """Raise a StoreError that says why a file can't be read. The caller handles a missing file."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -318,7 +322,7 @@ def _writing(path: str) -> Iterator[None]:
     except StoreError:
         raise
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, f"see that its folder may be written to, {_FOREVER}")
+        remedy = _REMEDIES.get(error.errno or 0, f"check that its folder is writable, {_OR_MOVE}")
         raise StoreError(f"{path!r} was not written: {error.strerror or error}; {remedy}") from error
 
 
@@ -328,7 +332,7 @@ def _write(file: FileIO, data: memoryview) -> None:
 
 
 def _lock(file: FileIO | BufferedReader) -> bool | None:
-    """Lock an open file; return False if another process has, None if files can't be locked here."""
+    """Lock an open file; return False if another process has locked it, None if files can't be locked here."""
     if fcntl is None:
         return None
     try:
@@ -345,7 +349,7 @@ def _age(path: str) -> float:
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder and its parents, durably."""
+    """Create a folder and its parents, durably."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
@@ -357,7 +361,7 @@ def _make_folder(folder: str) -> None:
 
 def _sync_folder(folder: str) -> None:
     """Wait until the names in a folder are on disk."""
-    with suppress(OSError):  # Not every system can wait for a folder.
+    with suppress(OSError):  # Not every system can sync a folder.
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -366,19 +370,19 @@ def _sync_folder(folder: str) -> None:
 
 
 def _publish(temporary: str, target: str) -> bool:
-    """Give a finished file its name, unless the name is taken: by a hard link, which is atomic."""
+    """Give a finished file its name by a hard link, which is atomic; return False if the name is taken."""
     try:
         os.link(temporary, target)
     except FileExistsError:
-        return os.stat(temporary).st_nlink > 1  # Over a network, the link may have been made and only the answer lost.
+        return os.stat(temporary).st_nlink > 1  # On a network disk, the link may be ours, and only the answer was lost.
     except OSError as error:
         return _publish_without_links(temporary, target, error)
     return True
 
 
 def _publish_without_links(temporary: str, target: str, error: OSError) -> bool:
-    """Give a finished file its name under a lock: some file systems have no links."""
-    if fcntl is None:  # On Windows a rename replaces nothing.
+    """Give a finished file its name under a lock, on a file system without hard links."""
+    if fcntl is None:  # On Windows, a rename never replaces a file.
         try:
             os.rename(temporary, target)
         except FileExistsError:

@@ -24,13 +24,13 @@ from hookline._tables import Table, Tabular, count
 from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 
-_PIECE = 1 << 20  # Bytes taken at a time.
-_DRAWN = 256 << 20, 4096  # Bytes of all arrays, and rows of each, that a picture is made of.
+_PIECE = 1 << 20  # Bytes that `stats` reads at a time.
+_DRAWN = 256 << 20, 4096  # The most bytes of all arrays, and the most rows of each, that a plot shows.
 _HEADER = ("site", "dtype", "shape", "rows", "bytes")
 
 
 class Store(Tabular, Plottable, Mapping[str, Rows]):
-    """The arrays of a harvest in a folder, in the order in which they first passed. Rows are read on demand."""
+    """The arrays of a harvest in a folder, in the order in which their sites first fired. Rows are read on demand."""
 
     as_cache = "hl.Cache({site: rows[:] for site, rows in store.items()})"  # Code that loads all rows into memory.
 
@@ -41,22 +41,22 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
 
     @property
     def samples(self) -> int:
-        """How many samples went in, the skipped ones included; in a partial store, those of its units."""
+        """The number of harvested samples, including skipped ones. A partial store counts those of its units."""
         return sum(part.index.samples() for part in self._parts)
 
     @property
     def skipped(self) -> dict[int, str]:
-        """The samples that were left out, by number, and why."""
+        """The numbers of the samples that were skipped, with the error of each."""
         return {part.first + number: why for part in self._parts for number, why in sorted(part.index.skipped.items())}
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """What the (first) harvest was of: the model, the data, what a row is."""
+        """The specification of the (first) harvest: the model, the data, the options."""
         return self._parts[0].manifest.spec
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows."""
+        """The size of all rows in bytes."""
         return sum(rows.nbytes for rows in self.values())
 
     @overload
@@ -66,7 +66,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
     def rows(self, site: str | Site, sample: int) -> Tensor: ...
 
     def rows(self, site: str | Site, sample: int | None = None) -> Rows | Tensor:
-        """Return the rows of a site, or, as a tensor, those of one sample."""
+        """Return the rows of a site; with `sample`, the rows of that sample as a tensor."""
         if sample is None:
             return self[site]
         refuse_numbers(sample=sample)
@@ -89,17 +89,18 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         world: int | None = None,
         even: bool = False,
     ) -> RowsDataset | SamplesDataset | ShuffledRows:
-        """Return rows as a torch dataset: tensors of one site, tuples of several, of all if none is named.
+        """Return the rows of some sites (or all) as a torch dataset: tensors for one site, tuples for several.
 
         Args:
-            shuffle: An `IterableDataset` of all rows in a new order each epoch, without random access to the disk.
+            shuffle: Return an `IterableDataset` of all rows in a new order each epoch, without random disk access.
             samples: Items are whole samples, with as many rows as each has.
-            seed: Of the order.
-            window: How many bytes are shuffled among each other, over all workers of a DataLoader: 256 MiB.
-            rank: Which part of how many (`world`) this is. By default what torch.distributed says if it is initialized,
-                or what the launcher says (torchrun, srun, Open MPI), or else everything.
+            seed: The seed of the order.
+            window: How many bytes are shuffled together, over all workers of a DataLoader. The default is 256 MiB.
+            rank: Which of `world` parts this is. By default torch.distributed says so if it is initialized, or else the
+                launcher (torchrun, srun, Open MPI); without either, the dataset has all rows.
             world: See `rank`.
-            even: Give every rank the same number of rows. Fewer rows than ranks are left out, others in each epoch.
+            even: Give every rank the same number of rows. This leaves out fewer rows than there are ranks, different
+                ones in each epoch.
         """
         rows = [self[site] for site in sites or self]
         return dataset(
@@ -114,13 +115,15 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         bits: bool = False,
         compression: str | None = None,
     ) -> None:
-        """Write rows to a new folder of Parquet files: columns sample, position and one for each site (or all).
+        """Write the rows of some sites (or all) to a new folder of Parquet files.
+
+        The columns are `sample`, `position` and one for each site.
 
         Args:
-            dtype: Convert floating-point numbers to this, such as torch.float32.
-            bits: What Arrow has no type for (bfloat16, float8) goes as the bytes of the row, and complex numbers as
-                pairs; the metadata of the files says so.
-            compression: "zstd", for example; by default none, which is several times as fast to read.
+            dtype: Convert floating-point numbers to this dtype, such as torch.float32.
+            bits: Write dtypes that Arrow lacks (bfloat16, float8) as the bytes of the row, and complex numbers as
+                pairs. The metadata of the files says so.
+            compression: "zstd", for example. The default is none, which is several times as fast to read.
         """
         rows = [self[site] for site in sites or self]
         to_parquet(path, rows, dtype=dtype, bits=bits, compression=compression)
@@ -132,19 +135,19 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         dtype: torch.dtype | str | None = None,
         bits: bool = False,
     ) -> Any:
-        """Write rows as a `datasets.Dataset` to a new folder, and open it: see `to_parquet`; bits are integers here."""
+        """Write rows as a `datasets.Dataset` to a new folder, and open it. See `to_parquet`; bits become integers."""
         return to_datasets(path, [self[site] for site in sites or self], dtype=dtype, bits=bits)
 
     def verify(self) -> Verified:
-        """Read every byte and compare checksums; a StoreError names every damaged file."""
+        """Read every byte and compare checksums; raise a StoreError that names every damaged file."""
         return verify(self._parts)
 
     def stats(self) -> Stats:
-        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site; memory stays bounded."""
+        """Return mean, std, min, max, norm and the shares of zeros, NaN and Inf of each site, in bounded memory."""
         return Stats.of({name: numbers_of_pieces(rows.scan(_PIECE)) for name, rows in self.items()})
 
     def _to_draw(self, where: Sequence[str | Site], call: int | None, sample: int | None) -> PlotValues:
-        """Return the rows of one sample, or evenly spaced rows of all, few enough for any memory."""
+        """Return the rows of one sample, or rows evenly spaced over all samples, few enough to fit in memory."""
         if call is not None:
             raise HooklineError("a store holds one value for each row, so call= has no meaning here")
         names = list(dict.fromkeys(name for one in where for name in self._matching(one))) if where else list(self)
@@ -206,7 +209,7 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         return both
 
     def _share(self) -> None:
-        """Make what the arrays share: mapped files, and tables of samples."""
+        """Create the objects that all arrays share: mapped files and tables of samples."""
         self._maps = MappedFiles()
         self._tables: dict[tuple[int, ...], SampleTable] = {}
         self._rows: dict[str, Rows] = {}
@@ -219,12 +222,12 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
         self._share()
 
     def _find(self, site: object) -> str:
-        """Return the name of an array by any spelling of it."""
+        """Return the name of the array that a site means, in any spelling."""
         names = self._parts[0].arrays
         if isinstance(site, str) and site in names:
             return site
         if isinstance(site, str):
-            wanted = [str(Site(site))]  # Text that equals a module's name is that module.
+            wanted = [str(Site(site))]  # Text that equals a module's name means that module.
             if wanted[0] not in names and (pattern := parse(site)).path is not None:
                 wanted.append(str(pattern.at(pattern.path)))
         elif isinstance(site, Site):
@@ -250,12 +253,12 @@ class Store(Tabular, Plottable, Mapping[str, Rows]):
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Return True if a folder, on this machine or elsewhere, holds a store."""
+    """Return True if a folder, local or remote, holds a store."""
     return has_manifest(open_storage(path))
 
 
 def _same_rows(mine: Rows, theirs: Rows) -> bool:
-    """Return True if rows, samples and positions are the same. They are read in pieces: units may differ."""
+    """Return True if rows, samples and positions are the same. The two stores may be divided into other units."""
     step = max(1, (64 << 20) * len(mine) // max(1, mine.nbytes))
     spans = [slice(start, start + step) for start in range(0, len(mine), step)]
     pairs: list[tuple[Any, Any]] = [(mine, theirs), (mine.samples, theirs.samples), (mine.positions, theirs.positions)]
@@ -263,7 +266,7 @@ def _same_rows(mine: Rows, theirs: Rows) -> bool:
 
 
 def _evenly(rows: Rows, nbytes: int, most: int) -> Tensor:
-    """Return a few rows, evenly spaced."""
+    """Return at most `most` rows and about `nbytes` bytes, evenly spaced."""
     fit = nbytes // max(1, rows.nbytes // max(1, len(rows)))
     few = max(1, min(most, fit))
     return rows[:: max(1, -(-len(rows) // few))]
@@ -287,7 +290,7 @@ def _open_part(root: Storage, partial: bool) -> StorePart:
 
 
 def _joined(found: Sequence[StorePart]) -> list[StorePart]:
-    """Return parts of the same arrays with their samples numbered on."""
+    """Return parts with the same arrays, with their samples numbered from part to part."""
     joined, first = [], 0
     for part in found:
         _check_same(found[0], part)
@@ -297,10 +300,10 @@ def _joined(found: Sequence[StorePart]) -> list[StorePart]:
 
 
 def _check_same(one: StorePart, other: StorePart) -> None:
-    """Raise unless two parts hold the same arrays, in whatever order."""
+    """Raise unless two parts have the same arrays, in any order."""
     if one.arrays == other.arrays:
         return
     names = [name for name in {**one.arrays, **other.arrays} if one.arrays.get(name) != other.arrays.get(name)]
     first = names[0]
     each = [f"'{part.storage}' has {part.arrays.get(first) or f'no {first!r}'}" for part in (one, other)]
-    raise StoreError(f"only stores of the same arrays can be one: {each[0]}, but {each[1]}")
+    raise StoreError(f"only stores with the same arrays can be joined: {each[0]}, but {each[1]}")

@@ -1,4 +1,4 @@
-"""Rows as torch datasets: by number, as whole samples, or shuffled in windows if they are larger than memory."""
+"""Rows as torch datasets: by number, as whole samples, or shuffled in windows that fit in memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from hookline._store.rows import Rows
 from hookline.errors import HooklineError, StoreError
 
 _ENTRY = struct.Struct("<qq")
-_SET = -1  # An entry (_SET, epoch) sets the next epoch; any other entry names an iteration.
-_ALONE = -2
+_SET = -1  # An entry (_SET, epoch) sets the next epoch. Any other entry names an iteration.
+_ALONE = -2  # An entry (_ALONE, random number) names an iteration outside of DataLoader workers.
 _WINDOW = 256 << 20
 _BLOCKS = 64  # Blocks in a window, each from another place in the store.
-_LARGEST = 4 << 20  # Bytes of a block: reading it takes far longer than seeking to it.
-_PIECE = 2 << 20  # Bytes read at a time: they are still in the CPU's cache when they are copied.
+_LARGEST = 4 << 20  # The most bytes of a block. Reading so many takes far longer than seeking to them.
+_PIECE = 2 << 20  # Bytes read at a time, few enough to be in the CPU's cache when they are copied.
 _READERS = 8  # Pieces read at once over a network.
 _AT_ONCE = 1024  # Rows taken out of a window together.
-# Each worker makes its own batches, so its share is a multiple of common batch sizes, if possible.
+# Each worker makes its own batches, so its share should be a multiple of common batch sizes.
 _MULTIPLES = (1_024_000, 8192, 1024, 128, 16)
 
 
@@ -94,7 +94,7 @@ class RowsDataset(Dataset[Any]):
 
 
 class GatheredRows(Sequence[Tensor]):
-    """The gathered rows of a batch. DataLoader joins them with `torch.stack`, which costs nothing here."""
+    """The rows of a batch in one tensor. When DataLoader calls `torch.stack` on them, it gets that tensor."""
 
     def __init__(self, gathered: Tensor) -> None:
         self._gathered = gathered
@@ -112,7 +112,7 @@ class GatheredRows(Sequence[Tensor]):
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Give other torch functions a list of rows."""
+        """Return the tensor for `torch.stack`, and call other functions with a list of rows."""
         options = dict(kwargs or {})
         if function is torch.stack and len(args) == 2 and args[1] == 0 and not options.keys() - {"out"}:
             out, gathered = options.get("out"), args[0]._gathered
@@ -135,7 +135,7 @@ class SamplesDataset(Dataset[Any]):
         return _one_or_all([rows.sample(number) for rows in self._rows])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch, as DataLoader asks for them: one gather of each array."""
+        """Return the samples of a batch, as DataLoader asks for them, with one gather per array."""
         numbers = self.numbers[torch.tensor(indices, dtype=torch.int64)].tolist()
         arrays = []
         for rows in self._rows:
@@ -149,10 +149,10 @@ class SamplesDataset(Dataset[Any]):
 
 
 class ShuffledRows(IterableDataset[Any]):
-    """Every row once per epoch, in a new order each time: read in blocks, shuffled in a window of many blocks.
+    """Every row once per epoch, in a new order each time. Rows are read in blocks and shuffled in a window of many.
 
-    Workers and ranks share the rows without overlap. `set_epoch` sets the epoch of the next iteration; without it, each
-    iteration is the next epoch.
+    Workers and ranks divide the rows without overlap. `set_epoch` sets the epoch of the next iteration; without it,
+    each iteration is the next epoch.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ShuffledRows(IterableDataset[Any]):
         self._starts, self._counts = _blocks(rows[0].bounds, most)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, also in persistent workers."""
+        """Set the epoch of the next iteration, in persistent workers as well."""
         self._epochs.set(epoch)
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class ShuffledRows(IterableDataset[Any]):
                 place.copy_(found)
 
     def _share(self) -> range:
-        """Return this rank's part of the epoch's order."""
+        """Return this rank's range of places in the epoch's order."""
         rows = len(self._rows[0])
         if self._even:
             each = rows // self._world
@@ -233,7 +233,7 @@ def _representation(dataset: object, rows: Sequence[Rows], what: str) -> str:
 
 
 def _blocks(bounds: Sequence[int], most: int) -> tuple[Tensor, Tensor]:
-    """Return the starts and lengths of blocks of at most `most` rows. No block crosses units."""
+    """Return the starts and lengths of blocks of at most `most` rows. No block spans two units."""
     starts = [torch.arange(begin, end, most) for begin, end in itertools.pairwise(bounds)]
     joined = torch.cat([torch.empty(0, dtype=torch.int64), *starts])
     ends = torch.cat([joined[1:], torch.tensor(bounds[-1:], dtype=torch.int64)]) if len(joined) else joined
@@ -241,14 +241,14 @@ def _blocks(bounds: Sequence[int], most: int) -> tuple[Tensor, Tensor]:
 
 
 def _part_of(share: range, worker: int, workers: int) -> range:
-    """Return a worker's part of a rank's share: a multiple of common batch sizes, if the shares stay about equal."""
+    """Return a worker's part of a rank's share: a multiple of common batch sizes, if the parts stay about equal."""
     multiple = next((one for one in _MULTIPLES if one * workers * 8 <= len(share)), 1)
     cuts = [len(share) // multiple * number // workers * multiple for number in range(workers)] + [len(share)]
     return share[cuts[worker] : cuts[worker + 1]]
 
 
 def _rows_between(starts: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
-    """Return the row numbers from `begin` to `end` of blocks laid end to end."""
+    """Return the row numbers at the places from `begin` to `end` in a sequence of blocks."""
     ends = counts.cumsum(0)
     first, last = torch.searchsorted(ends, torch.tensor([begin, end - 1]), right=True).tolist()
     starts, counts, before = starts[first : last + 1], counts[first : last + 1], ends[first : last + 1]
@@ -260,7 +260,7 @@ def _rows_between(starts: Tensor, counts: Tensor, begin: int, end: int) -> Tenso
 
 
 def _shuffled(window: list[Tensor], chance: torch.Generator) -> Iterator[Any]:
-    """Yield the rows of a window in random order. A row that is kept holds only a small block in memory."""
+    """Yield the rows of a window in random order, from small copies: a row that the user keeps holds only its copy."""
     for some in torch.randperm(len(window[0]), generator=chance).split(_AT_ONCE):
         taken = [_select(array, some).unbind() for array in window]
         yield from taken[0] if len(taken) == 1 else zip(*taken, strict=True)
@@ -275,10 +275,10 @@ def _select(rows: Tensor, numbers: Tensor) -> Tensor:
 
 
 class Epochs:
-    """A count of epochs, shared with its copies in other processes through a file."""
+    """A counter of epochs. A file shares it with its copies in other processes."""
 
     def __init__(self) -> None:
-        self._passes = 0  # Iterations in this worker: a persistent worker has one seed for all epochs.
+        self._passes = 0  # Iterations in this worker. A persistent worker has one seed for all epochs.
         self._make()
 
     def set(self, epoch: int) -> None:
@@ -286,7 +286,7 @@ class Epochs:
         self._append(_SET, epoch)
 
     def begin(self) -> int:
-        """Return the epoch of the iteration that begins now; all workers of a DataLoader get the same."""
+        """Return the epoch of the iteration that begins now. All workers of a DataLoader get the same one."""
         worker = get_worker_info()
         if worker is None:
             name = (_ALONE, int.from_bytes(os.urandom(7), "little"))
@@ -314,7 +314,7 @@ class Epochs:
             elif entry not in known:
                 known.add(entry)
                 epoch += 1
-        raise AssertionError("an iteration is in the file before it is looked for")
+        raise AssertionError("_append writes the iteration before this searches for it")
 
     def _make(self) -> None:
         descriptor, self._path = tempfile.mkstemp(prefix="hookline-epochs-")
@@ -326,7 +326,7 @@ class Epochs:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if not os.path.exists(self._path):  # It was unpickled on another machine, or later.
+        if not os.path.exists(self._path):  # Unpickled on another machine, or after the original was deleted.
             self._make()
 
 

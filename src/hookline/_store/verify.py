@@ -1,4 +1,4 @@
-"""Verify a store: file sizes when it is opened, every byte on request."""
+"""Verify a store: check file sizes when it is opened, and every byte on request."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from hookline.errors import StoreError
 _PIECE = 4 << 20  # Bytes read at a time.
 _READERS = 4  # Files read at once.
 _MOST_NAMED = 20
-_WITHOUT_ROWS = 1 << 24  # Samples of a part that may take no bytes on disk; they would fill a table in memory.
-_REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which makes that unit again"
+_WITHOUT_ROWS = 1 << 24  # How many samples of a part may take no bytes on disk. More could fill the memory.
+_REMEDY = "remove the record of its unit (units/<unit>.json) and run the harvest again, which redoes that unit"
 
 
 class Verified(NamedTuple):
-    """What was verified."""
+    """The numbers of units, files and bytes that were verified."""
 
     units: int
     files: int
@@ -40,7 +40,7 @@ class Verified(NamedTuple):
 
 
 def check_units(storage: Storage, index: UnitIndex, most: int | None) -> None:
-    """Raise if there are too many units or samples, or a unit does not begin where the one before it ended."""
+    """Raise if there are too many units or samples, or if a unit does not begin where the one before it ends."""
     if len(index) and most is not None and index.attempts[-1][0] >= most:
         unit = index.attempts[-1][0]
         raise StoreError(
@@ -49,7 +49,7 @@ def check_units(storage: Storage, index: UnitIndex, most: int | None) -> None:
         )
     if index.samples() > index.nbytes() + _WITHOUT_ROWS:
         found = f"{count(index.samples(), 'sample')}, but {count(index.nbytes(), 'byte')} of files"
-        raise StoreError(f"'{storage}/{UNITS}' is damaged: its records are of {found}; restore it, or harvest again")
+        raise StoreError(f"'{storage}/{UNITS}' is damaged: its records list {found}; restore it, or harvest again")
     units, firsts, samples = (index.unit(column).tolist() for column in ("unit", "first", "samples"))
     expected = [(0, 0)] + [(unit + 1, first + span) for unit, first, span in zip(units, firsts, samples, strict=True)]
     for unit, first, (next_unit, next_first) in zip(units, firsts, expected, strict=False):
@@ -61,7 +61,7 @@ def check_units(storage: Storage, index: UnitIndex, most: int | None) -> None:
 
 
 def check_sizes(storage: Storage, manifest: Manifest, index: UnitIndex) -> None:
-    """Raise if a data file is missing, or not as long as its record says."""
+    """Raise if a data file is missing or does not have the size in its record."""
     files = list(_files(manifest, index))
     sizes = _sizes(storage, files)
     problems = [(name, _wrong_size(sizes.get(name), file, array)) for name, file, array in files]
@@ -86,11 +86,11 @@ def verify(parts: Sequence[StorePart]) -> Verified:
 
 
 def _fresh(part: StorePart, problems: list[str]) -> UnitIndex:
-    """Read the manifest and the records again, and note where they have changed since the store was opened."""
+    """Read the manifest and the records again; add a problem if they have changed since the store was opened."""
     records = []
     try:
         if read_manifest(part.storage).hash != part.manifest.hash:
-            problems.append(f"'{part.storage}/harvest.json' is another one than when the store was opened")
+            problems.append(f"'{part.storage}/harvest.json' has changed since the store was opened; open it again")
     except StoreError as error:
         problems.append(str(error))
     units = part.index.unit("unit").tolist()
@@ -101,7 +101,7 @@ def _fresh(part: StorePart, problems: list[str]) -> UnitIndex:
             problems.append(str(error))
     fresh = from_records(records, len(part.manifest.arrays))
     if len(records) == len(units) and not fresh.equal(part.index):
-        problems.append(f"'{part.storage}/{UNITS}' has other records than when the store was opened; open it again")
+        problems.append(f"'{part.storage}/{UNITS}' has changed since the store was opened; open it again")
     return fresh
 
 
@@ -128,7 +128,7 @@ def _wrong_size(size: int | None, file: File, array: Array) -> str:
 
 
 def _damage(storage: Storage, name: str, file: File, array: Array, size: int | None) -> str:
-    """Describe what is wrong with a data file; an empty text if nothing is."""
+    """Return a description of what is wrong with a data file; "" if nothing is."""
     try:
         problem = _wrong_size(size, file, array) or _wrong_bytes(storage, name, file, array)
     except StoreError as error:
@@ -151,4 +151,4 @@ def _raise_problems(problems: list[str]) -> None:
     if problems:
         more = f"\n… and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         named = "\n".join(problems[:_MOST_NAMED])
-        raise StoreError(f"{named}{more}\nTo mend a damaged file, {_REMEDY}.")
+        raise StoreError(f"{named}{more}\nTo repair a damaged file, {_REMEDY}.")

@@ -2,7 +2,7 @@
 
 A unit is stored as a whole or not at all, even if several processes write it. Data is written first and the record
 last: a unit is done if and only if its record exists. Attempts at one unit share no files, so a late writer can't touch
-what is done. `remove_leftovers` removes what killed writers left.
+a finished unit. `remove_leftovers` removes the files of killed writers.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from hookline._store.disk_format import (
 from hookline._store.storage import Storage
 from hookline.errors import StoreError, did_you_mean
 
-_DIGESTS = ("digest", "fingerprint", "first", "weights")  # Compared last: they say least.
+_DIGESTS = ("digest", "fingerprint", "first", "weights")  # Compared last: a message about them says least.
 _WORDS = {
     "model.weights": "its model has other weights or modules",
     **{
-        one: f"its {one} is another, or has other values (if it changes as it runs, give it a method fingerprint())"
+        one: f"its {one} differs, or has other values (if it changes as it runs, give it a method fingerprint())"
         for one in ("transform", "call", "loss")
     },
-    **{f"data.{one}": "its data are others" for one in ("digest", "fingerprint", "first")},
+    **{f"data.{one}": "its data differ" for one in ("digest", "fingerprint", "first")},
 }
 _FILE = re.compile(r"([0-9]{8,15})-([0-9a-f]{16})(-[0-9]+)?\.safetensors")
 _SYNCS = 4  # Files that wait for the disk at once.
@@ -64,14 +64,14 @@ def begin(storage: Storage, manifest: Manifest) -> Manifest:
     found = read_manifest(storage)
     if found.hash != manifest.hash:
         remedy = "give another path" if committed(storage) else "nothing is in it yet: remove it, or give another path"
-        raise StoreError(f"{str(storage)!r} is of another harvest: {_difference(found, manifest)}; {remedy}")
+        raise StoreError(f"{str(storage)!r} holds another harvest: {_difference(found, manifest)}; {remedy}")
     return found
 
 
 def begin_part(storage: Storage, manifest: Manifest) -> tuple[Storage, Manifest]:
-    """Begin to append to a store, or resume a part: return its storage and its manifest.
+    """Begin to append a part to a store, or resume a part; return its storage and its manifest.
 
-    Without a store, this begins one. The earlier parts must be complete, and may differ only in their data.
+    If there is no store, this begins one. The earlier parts must be complete, and may differ only in their data.
     """
     if not has_manifest(storage):
         storage.create(MANIFEST, manifest.to_json())
@@ -81,16 +81,16 @@ def begin_part(storage: Storage, manifest: Manifest) -> tuple[Storage, Manifest]
         if found.hash == manifest.hash:
             return part, found
         _check_complete(part, found)
-    one, other = (replace(each, spec={**each.spec, "data": None}) for each in (first, manifest))  # Data may differ.
+    one, other = (replace(each, spec={**each.spec, "data": None}) for each in (first, manifest))
     if one.hash != other.hash:
         raise StoreError(f"{str(storage)!r} can't be appended to: {_difference(one, other)}; give another path")
     number = len(parts(storage)) + 1
     storage.child(f"{MORE}/{number:04d}").create(MANIFEST, manifest.to_json())
-    return begin_part(storage, manifest)  # Another process may have been faster: then its part comes first.
+    return begin_part(storage, manifest)  # Looks again: another process may have created this part first.
 
 
 class Unit:
-    """One attempt at one unit. At the end of a `with` block it is discarded, unless it was committed."""
+    """One attempt at one unit. At the end of a `with` block, it is discarded unless it was committed."""
 
     def __init__(self, storage: Storage, manifest: Manifest, unit: int) -> None:
         self.unit = unit
@@ -110,7 +110,7 @@ class Unit:
         self._write(self._shards, array, data_name(array, self.unit, self.attempt), expected, rows)
 
     def positions(self, group: int, positions: Tensor) -> None:
-        """Write the positions of the rows of a group of arrays in their samples, if they are not 0, 1, 2, ...."""
+        """Write the positions, in their samples, of the rows of a group of arrays. Not needed for 0, 1, 2, ...."""
         name = positions_name(self.unit, self.attempt, group)
         self._write(self._positions, group, name, POSITIONS, positions.to("cpu", torch.int64))
 
@@ -128,11 +128,11 @@ class Unit:
         """Finish the files, wait for the disk, then create the record; return False if another attempt was faster.
 
         Args:
-            samples: How many sample numbers the unit spans, those in `skipped` included.
-            lengths: For each array the number of rows of each stored sample, in stored order, or one number for all.
+            samples: How many sample numbers the unit spans, including those in `skipped`.
+            lengths: For each array, the number of rows of each stored sample in stored order, or one number for all.
             order: The stored samples as offsets from `first`, if they are not ascending.
-            groups: For each array the group of its positions. Without it, arrays with equal lengths are one group,
-                and groups are numbered as they come.
+            groups: For each array, the group of its positions. Without it, arrays with equal lengths are one group,
+                and groups are numbered in order of appearance.
         """
         try:
             different, uses = _distinct_lengths(lengths)
@@ -152,7 +152,7 @@ class Unit:
         return self._publish(record.to_json())
 
     def discard(self) -> None:
-        """Remove what was written, unless it was committed. May be called again."""
+        """Remove the files, unless the unit was committed. May be called again."""
         self._is_over = True
         for shard in self._all():
             shard.close() if self._is_kept else shard.discard()
@@ -172,16 +172,16 @@ class Unit:
         try:
             if key not in shards:
                 shards[key] = Shard(self._storage, name, array)
-            if self._is_over:  # Another thread may have discarded the unit while the file was made.
+            if self._is_over:  # Another thread may have discarded the unit while the file was created.
                 shards[key].discard()
-                raise StoreError(f"unit {self.unit} takes no more rows: it was committed or given up")
+                raise StoreError(f"unit {self.unit} takes no more rows: it was committed or discarded")
             shards[key].append(rows)
         except BaseException:
             self.discard()
             raise
 
     def _finish(self) -> tuple[list[File], dict[int, File]]:
-        """Finish every file, several at once: most of the time is spent waiting for the disk."""
+        """Finish all files, several at once, since most of the time is spent waiting for the disk."""
         ordered = [self._shards[array] for array in range(len(self._arrays))] + list(self._positions.values())
         if len(ordered) == 1:
             files = [ordered[0].finish()]
@@ -192,21 +192,21 @@ class Unit:
         return files[:count], dict(zip(self._positions, files[count:], strict=True))
 
     def _publish(self, record: bytes) -> bool:
-        """Create the record. If that is interrupted and the record may exist, its files stay."""
+        """Create the record; return False if another attempt was faster. After an error, keep files it may name."""
         self._is_kept = True
         try:
             self._is_kept = self._storage.create(unit_name(self.unit), record)
         except BaseException as error:
             found = self._is_committed()
             self._is_kept = found is not False
-            if not (found and isinstance(error, StoreError)):  # Over a network, only the answer may have been lost.
+            if not (found and isinstance(error, StoreError)):  # Over a network, perhaps only the answer was lost.
                 raise
         finally:
             self.discard()
         return self._is_kept
 
     def _is_committed(self) -> bool | None:
-        """Return True if the record is of this attempt, None if that can't be found out."""
+        """Return True if the unit's record is from this attempt, None if it can't be read."""
         try:
             return self.attempt.encode() in self._storage.read(unit_name(self.unit))
         except FileNotFoundError:
@@ -222,12 +222,12 @@ class Unit:
 
 
 def end(storage: Storage, units: int) -> bool:
-    """Record the number of units, if it was not known at the beginning; return False if it was recorded already."""
+    """Record the number of units, if it was unknown at the beginning; return False if it was recorded already."""
     created = storage.create(END, end_to_json(units))
     before = unit_count(storage, read_manifest(storage))
     if before != units:
         raise StoreError(
-            f"{str(storage)!r} ended after {before} units before, and now after {units}: is it the same data?"
+            f"{str(storage)!r} ended after {before} units in another run, and after {units} now: is it the same data?"
         )
     return created
 
@@ -253,11 +253,11 @@ def _check_complete(storage: Storage, manifest: Manifest) -> None:
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:
-    """Describe the first difference between two manifests."""
+    """Return a description of the first difference between two manifests."""
     ways = found.spec.get("digests"), wanted.spec.get("digests")
-    if ways[0] != ways[1]:  # Then other digests say nothing.
-        return ("another version of hookline or of Python began it, and knows models and functions by other digests "
-                f"({ways[0] or 1}, those of this run {ways[1]}): only that version goes on with it")  # fmt: skip
+    if ways[0] != ways[1]:  # Digests of different kinds can't be compared.
+        return ("another version of hookline or of Python began it, with other digests of models and functions "
+                f"({ways[0] or 1}, those of this run {ways[1]}): only that version can go on with it")  # fmt: skip
     return _difference_of_arrays(found, wanted) or _difference_of_specs(found.spec, wanted.spec)
 
 
@@ -288,12 +288,12 @@ def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()
     if name == "batches.batch_size" and isinstance(found, int) and isinstance(listed, int):
         return (
             f"its batches are of {found} samples (batch_size={found} goes on with it), those of this run of {listed}; "
-            "what is kept may depend on who shares a batch: a mean loss, batch statistics, rounding"
+            "values may depend on which samples share a batch: a mean loss, batch statistics, rounding"
         )
     if name.startswith("model.code."):
-        return f"the code of its {name.removeprefix('model.code.')} is another ({name} {both})"
+        return f"the code of its {name.removeprefix('model.code.')} differs ({name} {both})"
     if name.startswith(("model.attributes.", "model.variables.")):
-        return f"its {name} is {both} (a module that changes as it runs is known by a method fingerprint())"
+        return f"its {name} is {both} (give a module that changes as it runs a method fingerprint())"
     if name in _WORDS:
         return f"{_WORDS[name]} ({name} {both})"
     return f"its {name} is {both}"
@@ -305,7 +305,7 @@ def _short(value: object) -> str:
 
 
 def _unclaimed_files(storage: Storage, folder: str) -> list[re.Match[str]]:
-    """Return the files of units that are not done or have several attempts; checking all files would take long."""
+    """Return the files of units that are not done or have several attempts. Checking all files would take long."""
     files = [found for name in storage.names(folder) if (found := _FILE.fullmatch(name))]
     done, attempts = committed(storage), Counter((found[1], found[3]) for found in files)
     return [found for found in files if int(found[1]) not in done or attempts[found[1], found[3]] > 1]
@@ -321,9 +321,9 @@ def _is_of_record(storage: Storage, found: re.Match[str]) -> bool:
 
 
 def _distinct_lengths(lengths: Sequence[int | Sequence[int]]) -> tuple[tuple[int | tuple[int, ...], ...], list[int]]:
-    """Return the different lengths, and for each array which of them."""
+    """Return the distinct lengths, and for each array the index of its own."""
     numbers: dict[int | tuple[int, ...], int] = {}
-    seen: dict[int, int] = {}  # By id: usually all arrays are given the same list.
+    seen: dict[int, int] = {}  # By id, since usually all arrays share one list.
     uses = []
     for one in lengths:
         if id(one) not in seen:
