@@ -39,7 +39,7 @@ def test_the_summary_for_a_script_is_all_of_stdout(folder):
 def test_a_file_that_is_there_is_left_alone_and_nothing_is_run(folder):
     (folder / "x.safetensors").write_text("mine")
     line = refused("capture", "nowhere:model", "--at", "0", "--shape", "1", "--to", "x.safetensors")
-    assert line == "'x.safetensors' is there already; --overwrite replaces it"
+    assert line == "'x.safetensors' exists already; --overwrite replaces it"
     said(*ONE, "--at", "lm_head", "--overwrite")
     assert list(hl.Cache.load("x.safetensors")) == ["lm_head"]
 
@@ -72,7 +72,7 @@ def test_other_losses(folder):
     said(*asked, "own.safetensors", "--loss", "mine:loss")
     torch.testing.assert_close(hl.Cache.load("own.safetensors")["head:grad_output"].sum(1), torch.ones(2))
     assert refused(*asked, "x.safetensors").startswith("'head:grad_output' needs a loss, and the output has none")
-    assert refused(*asked, "x.safetensors", "--loss", "mean") == "--loss mean: it is lm, sum, or module:function"
+    assert refused(*asked, "x.safetensors", "--loss", "mean") == "--loss mean: give lm, sum, or module:function"
     assert refused(*asked, "x.safetensors", "--loss", "lm").startswith("--loss lm is for texts")
 
 
@@ -82,7 +82,7 @@ def test_a_second_input_is_kept_beside_the_first(folder):
     clean, other = hl.Cache.load("x.safetensors"), hl.Cache.load("x.against.safetensors")
     assert (clean - other)["lm_head"][0, 0].count_nonzero() == 0  # Only what follows the changed word differs.
     assert (clean - other)["lm_head"][0, 1].count_nonzero() > 0
-    assert "'x.safetensors' is there" in refused(*ONE, "--at", "lm_head")
+    assert "'x.safetensors' exists already" in refused(*ONE, "--at", "lm_head")
 
 
 @pytest.mark.parametrize("at", ["transformer.h.*.attn/softmax", "transformer.h.1.attn/softmax"])
@@ -112,8 +112,8 @@ def test_a_wrong_name_says_what_is_near(folder):
 
 
 def test_nothing_to_go_in_and_a_wrong_number_of_calls_are_refused(folder):
-    assert refused("capture", "gpt2", "--at", "lm_head", "--to", "x").startswith("nothing goes in: give --input FILE")
-    assert refused(*ONE, "--at", "lm_head", "--keep", "some") == "--keep some: it is last, all, or a number"
+    assert refused("capture", "gpt2", "--at", "lm_head", "--to", "x").startswith("the model needs an input: give --in")
+    assert refused(*ONE, "--at", "lm_head", "--keep", "some") == "--keep some: give last, all, or a number"
 
 
 def test_every_call_may_be_kept(folder):
@@ -138,7 +138,7 @@ def test_a_place_that_can_not_be_written_is_told_before_anything_runs(to, why, f
 def test_a_folder_without_a_tokenizer_is_not_given_an_empty_one(folder):
     of(gpt2).save_pretrained("bare")
     line = refused("capture", "bare", "--at", "lm_head", "--text", "the cat sat", "--to", "x.safetensors")
-    assert line == "'bare' has no tokenizer that knows any word; name one with --processor"
+    assert line == "'bare' has no tokenizer with a vocabulary; name one with --processor"
     assert said(
         "capture", "bare", "--at", "lm_head", "--text", "the cat", "--to", "x.safetensors", "--processor", "gpt2"
     )

@@ -110,8 +110,8 @@ def test_the_page_has_the_ablation_the_gradients_and_what_was_measured(model, da
 def test_the_whole_demo_tells_what_it_measured(data, capsys, tmp_path):
     demo_command.main(epochs=1, to=tmp_path / "digits.html")
     output = capsys.readouterr().out
-    assert re.search(r"1,347 digits 1 time and reads [789]\d\.\d% of the others", output)
-    assert re.search(r"what was captured goes down to -\d\.\d", output)
+    assert re.search(r"1,347 digits for 1 epoch; test accuracy [789]\d\.\d%", output)
+    assert re.search(r"the captured inputs go down to -\d\.\d", output)
     assert "return hl.sweep(model, " in output
     assert re.search(r"^head +10\.\d +-\d\d\.\d", output, flags=re.MULTILINE)
     assert "5 of 20 modules ran to their end: stem, h.0.norm, h.0.relu, h.0.conv, h.0.\nThe value is the same" in output

@@ -127,8 +127,8 @@ def test_a_browser_that_was_asked_for_and_is_not_there_is_an_error(folder, monke
 
 def test_what_can_not_be_explored_is_refused_in_one_line(folder):
     assert refused("explore", "none.safetensors") == "'none.safetensors' is not a file or folder"
-    assert refused("explore", "mine:net").startswith("'mine:net' is a model: give what goes in, with --input")
-    assert refused("explore", "gpt2").startswith("'gpt2' is a model: give what goes in")
+    assert refused("explore", "mine:net").startswith("'mine:net' is a model: give its input with --input")
+    assert refused("explore", "gpt2").startswith("'gpt2' is a model: give its input")
     assert refused("explore", "acts.safetensors", "--text", "a").startswith(
         "'acts.safetensors' is not a model: --input,"
     )
@@ -139,11 +139,11 @@ def test_what_can_not_be_explored_is_refused_in_one_line(folder):
     [
         (
             ("acts.safetensors", "--dtype", "float16"),
-            "--dtype is for one that is to run",
+            "--dtype is for running a model",
         ),
-        (("acts.safetensors", "--samples", "1"), "--samples is for one that is to run"),
+        (("acts.safetensors", "--samples", "1"), "--samples is for running a model"),
         (("gpt2", "--text", "the cat", "--model", "gpt2"), "'gpt2' is a model itself; leave --model out"),
-        (("page.html", "--to", "y.html"), "'page.html' is a page already, which is opened as it is; leave --to out"),
+        (("page.html", "--to", "y.html"), "'page.html' is a page, which is opened as it is; leave --to out"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(folder, asked, problem):

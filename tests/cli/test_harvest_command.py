@@ -62,13 +62,13 @@ def test_the_command_says_how_much_it_will_be_and_shows_the_store(folder, tmp_pa
 
     again = run(folder, *line)
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == f"hookline: {acts!r} has a store already; --resume goes on with it, --append adds to it\n"
+    assert again.stderr == f"hookline: {acts!r} has a store already; --resume continues it, --append adds to it\n"
 
 
 def test_a_store_is_gone_on_with_only_when_asked(folder, tmp_path):
     to = tmp_path / "acts"
     harvest_command.plan_of(task(folder, to, unit=2)).run_unit(1)
-    with pytest.raises(hl.StoreError, match="has a store already; --resume goes on with it"):
+    with pytest.raises(hl.StoreError, match="has a store already; --resume continues it"):
         list(said_by(task(folder, to, unit=2)))
     list(said_by(task(folder, to, resume=True)))
     near(hl.Store(to).rows("transformer.h.1", sample=4), alone(of(gpt2), "transformer.h.1", SENTENCES[4]))
@@ -99,7 +99,7 @@ def test_of_several_ranks_one_speaks_and_none_is_refused(folder, tmp_path, monke
         ({"model": "nomodule:make"}, "'nomodule:make': No module named 'nomodule'"),
         ({"model": "math:floo"}, r"'math:floo': 'math' \(.*\) has no 'floo'; did you mean 'floor'"),
         ({"model": "math:pi"}, "'math:pi' is float, not a function to call"),
-        ({"model": "time:time"}, "'time:time' gives float, no model"),
+        ({"model": "time:time"}, "'time:time' gives float, not a model"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

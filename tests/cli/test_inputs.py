@@ -43,7 +43,7 @@ def test_tensors_that_are_no_arguments_are_refused_with_what_is_near(folder):
 
 def test_an_array_is_the_first_argument_and_floats_become_the_models(folder):
     result = run("capture", "mine:net", "--at", "stem:input", "--input", "batch.npy", "--to", "x.safetensors")
-    assert "the input is float64; it is given as float32, as the model's weights are" in result.stderr
+    assert "the input is float64; it is cast to float32, the dtype of the model's weights" in result.stderr
     assert hl.Cache.load("x.safetensors")["stem:input"].equal(torch.from_numpy(numpy.load("batch.npy")).float())
 
 
@@ -126,8 +126,8 @@ def test_numbers_of_a_shape(folder):
     assert ids.shape == (2, 6)
     asked = ("scan", "mine:net", "--shape")
     assert refused(*asked, "1,3,x") == "--shape 1,3,x: write 1,3,224,224 or ids=2,6:int64"
-    assert refused(*asked, "1,3", "--shape", "a=2") == "--shape: give all of them a name, or none"
-    assert refused(*asked, "1,3", "--text", "a") == "--shape stands alone: without --input and --text"
+    assert refused(*asked, "1,3", "--shape", "a=2") == "--shape: name all of the shapes, or none"
+    assert refused(*asked, "1,3", "--text", "a") == "--shape can't be combined with --input or --text; give one of them"
     assert refused(*asked, "1,3:int46").startswith("--shape int46 is not a dtype; did you mean")
 
 
@@ -136,8 +136,8 @@ def test_numbers_of_a_shape(folder):
     [
         ("gpt2", ("--input", "none.txt"), "'none.txt' is not a file or folder; give a .safetensors, .npy"),
         ("gpt2", ("--input", "mine.py"), "'mine.py' is not an input that hookline reads; give a .safetensors, .npy"),
-        ("gpt2", ("--input", "acts.safetensors"), "'acts.safetensors' is a cache of hookline, and no input"),
-        ("gpt2", ("--input", "texts.txt", "--text", "a"), "--text goes with images, and 'texts.txt' is none"),
+        ("gpt2", ("--input", "acts.safetensors"), "'acts.safetensors' is a hookline cache, not an input"),
+        ("gpt2", ("--input", "texts.txt", "--text", "a"), "--text goes with images, and 'texts.txt' is not one"),
         ("mine:net", ("--input", "texts.txt"), "'texts.txt' needs a processor, and 'mine:net' has none; name one with"),
         ("mine:net", ("--text", "a cat"), "'--text a cat' needs a processor, and 'mine:net' has none; name one with"),
         ("gpt2", ("--input", "pairs.jsonl", "--column", "answer"), "not JSON with a field 'answer'"),
@@ -153,8 +153,8 @@ def test_damaged_files_and_empty_ones_are_refused(folder):
     (folder / "none.txt").write_text("\n\n")
     numpy.save("words.npy", numpy.array(["a", "b"]))
     assert "'bad.safetensors' can't be read" in refused("scan", "mine:net", "--input", "bad.safetensors")
-    assert "'bad.npy' holds no array that torch has" in refused("scan", "mine:net", "--input", "bad.npy")
-    assert "'words.npy' holds no array that torch has" in refused("scan", "mine:net", "--input", "words.npy")
+    assert "'bad.npy' holds no array that torch can read" in refused("scan", "mine:net", "--input", "bad.npy")
+    assert "'words.npy' holds no array that torch can read" in refused("scan", "mine:net", "--input", "words.npy")
     assert refused("scan", "gpt2", "--input", "none.txt") == "'none.txt' is empty"
 
 

@@ -41,7 +41,7 @@ def test_random_weights_are_the_same_each_time_and_the_seed_outside_is_left_alon
 def test_a_config_is_a_model_of_the_class_it_names_and_says_that_its_weights_are_random(folder):
     result = run("capture", "plain/config.json", "--at", "lm_head", "--text", "the cat", "--to", "x.safetensors")
     assert result.exit_code == 0, result.stderr
-    assert "is a config without weights: random ones are made, with seed 0" in result.stderr
+    assert "is a config without weights: they are random, with seed 0" in result.stderr
     assert type(built("plain")).__name__ == "GPT2LMHeadModel"
     assert type(model_of("plain", PLAIN)) is ConfigModel
     assert type(model_of("gpt2", PLAIN)) is PretrainedModel
@@ -75,7 +75,7 @@ def test_what_makes_a_model_travels_and_is_found_from_another_folder(folder, tmp
     [
         ("mine:nett", "'mine:nett': 'mine' has no 'nett'; did you mean 'net'?"),
         ("mine:Wide", "'mine:Wide': missing a required argument: 'width'; name a function that needs none"),
-        ("mine:images", "'mine:images' gives Tensor, no model"),
+        ("mine:images", "'mine:images' gives Tensor, not a model"),
         ("other.py:net", "'other.py:net': [Errno 2] No such file or directory"),
         ("nowhere:net", "'nowhere:net': No module named 'nowhere'"),
         ("pictures", "AutoConfig can't load "),
@@ -92,7 +92,7 @@ def test_a_config_that_names_no_model_is_refused(folder):
 
 def test_attention_is_for_models_that_have_a_choice(folder):
     line = refused("scan", "mine:net", "--shape", "1,3,8,8", "--attention", "eager")
-    assert line == "--attention is for models of transformers, and 'mine:net' gives Net"
+    assert line == "--attention is for transformers models, and 'mine:net' gives Net"
 
 
 def test_a_device_and_a_dtype_that_are_not_there_are_refused(folder):
@@ -184,7 +184,7 @@ def test_code_of_a_checkpoint_does_not_run_unless_it_is_asked_for(line, foreign)
     result = run(*line.split(), input="y\n" * 5)
     assert not foreign.exists()
     assert result.exit_code == 1
-    assert "brings Python code of its own; look at it, and give --trust-remote-code to run it" in result.stderr
+    assert "comes with Python code; read it, and give --trust-remote-code to run it" in result.stderr
 
 
 def test_code_of_a_checkpoint_runs_where_it_is_trusted(foreign):

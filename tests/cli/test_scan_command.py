@@ -43,7 +43,7 @@ def test_models_of_transformers_need_no_input(build):
 
 def test_another_model_is_told_what_to_be_given(folder):
     line = refused("scan", "mine:net")
-    assert line == "Net.forward takes 'images': give --input FILE, or --shape 1,3,224,224 for the first of them"
+    assert line == "Net.forward takes 'images': give --input FILE, or --shape 1,3,224,224 for the first"
 
 
 def test_places_are_listed_functions_among_them(folder):

@@ -1,1 +1,1 @@
-"""The commands of `hookline`, a file each: the function's docstring is the help, its parameters are the options."""
+"""The commands of `hookline`, one file each: a function's docstring is the help text, its parameters the options."""

@@ -1,4 +1,4 @@
-"""`hookline capture`: run a model once, and keep what passes in a file."""
+"""`hookline capture`: run a model once and save the captured values to a file."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ hookline capture mine:net --at 'blocks.*[:, 0]' --input batch.npy \\
 
 def capture(
     model: Model,
-    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. Several if you like.")],
+    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. May be repeated.")],
     to: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: acts.safetensors.")],
     input: Input = None,
     text: Text = None,
     shape: Shape = None,
     against: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A second input, kept beside: acts.against.safetensors.")
+        str | None, typer.Option(metavar="FILE", help="A second input, saved to acts.against.safetensors.")
     ] = None,
     against_text: Annotated[
-        list[str] | None, typer.Option(metavar="WORDS", help="The same as words: the corrupted text, say.")
+        list[str] | None, typer.Option(metavar="WORDS", help="A second input as text, such as a corrupted one.")
     ] = None,
     loss: Loss = None,
     keep: Annotated[
-        str, typer.Option(metavar="WHICH", help="Of a place that is called several times: last, all, or a number.")
+        str, typer.Option(metavar="WHICH", help="Which call to keep if a place is called more than once: last, all, N.")
     ] = "last",
     processor: Processor = None,
     column: Column = None,
@@ -76,13 +76,13 @@ def capture(
     dtype: Dtype = None,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a model once, and keep what passes in a file.
+    """Run a model once and save the captured values to a file.
 
-    Any place will do, those inside forwards and gradients among them. The file is a plain safetensors file: `hookline
-    show` and `hookline explore` read it, and hl.Cache.load.
+    --at takes any place, including functions inside forwards and gradients. The file is a plain safetensors file:
+    `hookline show`, `hookline explore` and hl.Cache.load read it.
     """
     left = names_the_last(at)
     wanted = InputRequest(
@@ -112,7 +112,7 @@ def capture_to_files(
     keep: str,
     overwrite: bool,
 ) -> list[tuple[Path, hl.Cache]]:
-    """Run a model on each input, and write what passed to files. Files that can't be written are refused first."""
+    """Run a model on each input, and write the values to files. Files that can't be written are refused first."""
     for path, wanted in runs:
         _check(path, wanted, overwrite)
     calls = _calls(keep)
@@ -133,7 +133,7 @@ def capture_to_files(
 def capture_values(
     net: nn.Module, entry: ModelInput, at: Sequence[str], loss: LossFunction | None = None, keep: Any = "last"
 ) -> hl.Cache:
-    """Return what passes in one run."""
+    """Return the values of one run."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", HooklineWarning)
         try:
@@ -151,7 +151,7 @@ def capture_values(
 
 
 def _check_passed(where: str, acts: hl.Cache, warned: Sequence[str]) -> None:
-    """Refuse a pattern that matches places of which none fired."""
+    """Raise if none of the places that a pattern matches fired."""
     try:
         acts.select(where)
     except NotCaptured as error:
@@ -159,7 +159,7 @@ def _check_passed(where: str, acts: hl.Cache, warned: Sequence[str]) -> None:
 
 
 def _hinted(text: str) -> str:
-    """Replace the Python that an error message suggests with the option of the command line."""
+    """Replace the Python code that an error message suggests with the command line option."""
     return re.sub(
         r"Choose the eager implementation: model\.set_attn\w+\(.*?when the model is made",
         "Choose --attention eager",
@@ -174,9 +174,9 @@ def beside(path: Path) -> Path:
 
 def _check(path: Path, wanted: InputRequest, overwrite: bool) -> None:
     if not wanted:
-        raise HooklineError("nothing goes in: give --input FILE, --text WORDS or --shape SIZES")
+        raise HooklineError("the model needs an input: give --input FILE, --text WORDS or --shape SIZES")
     if path.exists() and not overwrite:
-        raise StoreError(f"{str(path)!r} is there already; --overwrite replaces it")
+        raise StoreError(f"{str(path)!r} exists already; --overwrite replaces it")
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"can't be written: there is no folder {str(path.parent)!r}"
         raise StoreError(f"{str(path)!r} {what}; give another --to")
@@ -186,5 +186,5 @@ def _calls(keep: str) -> Any:
     if keep.isdecimal():
         return int(keep)
     if keep not in ("last", "all"):
-        raise HooklineError(f"--keep {keep}: it is last, all, or a number")
+        raise HooklineError(f"--keep {keep}: give last, all, or a number")
     return keep

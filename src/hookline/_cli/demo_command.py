@@ -29,12 +29,12 @@ RULE_WIDTH = 80
 
 
 class ResidualBlock(nn.Module):
-    """A residual block: what its convolution says is added to what came in."""
+    """A residual block: the output of its convolution is added to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)  # Overwrites the output of `norm`; what was captured there stays right.
+        self.relu = nn.ReLU(inplace=True)  # Overwrites the output of `norm`, but not its captured value.
         self.conv = nn.Conv2d(width, width, kernel_size=3, padding=1)
 
     def forward(self, value: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class ResidualBlock(nn.Module):
 
 
 class DigitNet(nn.Module):
-    """Images of 8 × 8 to ten logits: a stem, four residual blocks `h.0` to `h.3`, a head."""
+    """A net from images of 8 × 8 to ten logits: a stem, four residual blocks `h.0` to `h.3`, a head."""
 
     def __init__(self, width: int = 24, depth: int = 4) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def digits() -> Digits:
 
 
 def trained(data: Digits, epochs: int = EPOCHS) -> DigitNet:
-    """Return a net that has seen the training digits `epochs` times: always the same one, whatever the seed outside."""
+    """Return a net trained for `epochs` epochs. It is always the same, whatever the global seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = DigitNet()
@@ -95,20 +95,20 @@ def trained(data: Digits, epochs: int = EPOCHS) -> DigitNet:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Digits) -> float:
-    """Return the share of the test digits that the model reads right."""
+    """Return the share of test digits that the model classifies correctly."""
     right = model(data.test_images).argmax(dim=1) == data.test_labels
     return float(right.float().mean())
 
 
 def see(model: nn.Module, data: Digits) -> hl.Cache:
-    """Capture what each layer gives, and what goes into the in-place ReLU of each block."""
+    """Capture the output of each layer, and the input of the in-place ReLU in each block."""
     with hl.capture(model, "stem", "h.*", "h.*.relu:input", "head") as acts:
         model(data.test_images)
     return acts
 
 
 def zero_each_layer(model: nn.Module, data: Digits) -> Mapping[str, float]:
-    """Return the accuracy that is left when one layer after the other gives nothing but zeros."""
+    """Return the accuracy with each layer's output set to zero in turn."""
     return hl.sweep(model, ["stem", "h.*.conv", "head"], lambda: accuracy(model, data), patch=0.0)
 
 
@@ -136,7 +136,7 @@ def keep(acts: hl.Cache, path: Path) -> hl.Cache:
 
 
 def browse(model: nn.Module, data: Digits, left: Mapping[str, float], to: Path) -> os.PathLike[str]:
-    """Write a page with all that passed, gradients too, beside a run in which the block that matters most is zeroed."""
+    """Write a page with all values and gradients, next to a run in which the most important block is zeroed."""
     worst = min(hl.sites(model, "h.*.conv"), key=lambda site: left[str(site)])
     with hl.patch(model, {worst: 0.0}), hl.capture(model, "**", "stem:grad_output", "h.*:grad_output") as zeroed:
         F.cross_entropy(model(data.test_images), data.test_labels).backward()
@@ -154,14 +154,14 @@ def browse(model: nn.Module, data: Digits, left: Mapping[str, float], to: Path) 
 
 
 def main(epochs: int = EPOCHS, to: str | os.PathLike[str] = PAGE) -> None:
-    """Run every step and show its code above what it gives; the last one writes a page to browse."""
+    """Run every step, and show its code and its result; the last step writes a page to browse."""
     started = time.perf_counter()
     data = digits()
     model = trained(data, epochs)
     whole = accuracy(model, data)
-    print(f"A net has seen {len(data.images):,} digits {count(epochs, 'time')} and reads {whole:.1%} of the others.")
+    print(f"A net was trained on {len(data.images):,} digits for {count(epochs, 'epoch')}; test accuracy {whole:.1%}.")
     acts = see(model, data)
-    show("See what passes", see, see_report(acts))
+    show("See the values", see, see_report(acts))
     left = zero_each_layer(model, data)
     show("Zero each layer in turn", zero_each_layer, accuracy_table(left, whole))
     show("Follow gradients", follow_gradients, gradient_table(follow_gradients(model, data)))
@@ -173,28 +173,28 @@ def main(epochs: int = EPOCHS, to: str | os.PathLike[str] = PAGE) -> None:
 
 
 def show(title: str, step: Callable[..., object], result: str) -> None:
-    """Print the code of a step as it stands in this file, so that what you read is what ran, and its result."""
+    """Print the source code of a step, which is the code that ran, and its result."""
     print(f"\n── {title} {'─' * (RULE_WIDTH - len(title))}\n\n{inspect.getsource(step)}\n{result}")
 
 
 def see_report(acts: hl.Cache) -> str:
-    """Lay out what was captured, and show that an in-place ReLU did not spoil it."""
+    """Return tables of the captured values, and show that an in-place ReLU did not overwrite them."""
     lowest = min(float(value.min()) for value in acts.select("h.*.relu:input").values())
     return (
         f"{acts}\n\n{acts.stats()}\n\n"
-        f"The ReLUs have overwritten those inputs, no negative is left; what was captured goes down to {lowest:.1f}."
+        f"The ReLUs have overwritten their inputs with numbers ≥ 0; the captured inputs go down to {lowest:.1f}."
     )
 
 
 def accuracy_table(left: Mapping[str, float], whole: float) -> str:
-    """Lay out how far accuracy falls without each layer."""
+    """Return a table of how far accuracy falls without each layer."""
     rows = [("(nothing)", f"{100 * whole:.1f}", "", bar(whole))]
     rows += [(site, f"{100 * share:.1f}", f"{100 * (share - whole):+.1f}", bar(share)) for site, share in left.items()]
     return str(Table(["zeroed", "accuracy %", "change", ""], rows))
 
 
 def gradient_table(grads: hl.Cache) -> str:
-    """Lay out the norm of the gradient at each site, by depth: the last layer's came first."""
+    """Return a table of the gradient norm at each site, by depth. (The last layer's gradient was captured first.)"""
     norms = {site: float(grads[site].norm()) for site in reversed(list(grads))}
     most = max(norms.values())
     rows = [(site, f"{norm:.2e}", bar(norm / most)) for site, norm in norms.items()]
@@ -202,7 +202,7 @@ def gradient_table(grads: hl.Cache) -> str:
 
 
 def stop_report(model: nn.Module, data: Digits, acts: hl.Cache) -> str:
-    """Say what ran before the stop, whether it gave the same value, and the time it took."""
+    """Say which modules ran before the stop, whether the value is the same, and how long it took."""
     stopped, ran = stop_early(model, data)
     same = "the same" if torch.equal(stopped["h.0"], acts["h.0"]) else "ANOTHER"
     modules = sum(1 for _ in model.modules())
@@ -213,7 +213,7 @@ def stop_report(model: nn.Module, data: Digits, acts: hl.Cache) -> str:
 
 
 def keep_report(acts: hl.Cache) -> str:
-    """Say whether a cache comes back from disk as it was."""
+    """Say whether a cache that is read back from disk is equal."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "digits.safetensors"
         again = keep(acts, path)
@@ -223,12 +223,12 @@ def keep_report(acts: hl.Cache) -> str:
 
 
 def bar(share: float) -> str:
-    """Draw a share of 1 as text."""
+    """Return a share between 0 and 1 as a bar of text."""
     return "█" * round(BAR_WIDTH * share)
 
 
 def time_ratio(model: nn.Module, data: Digits, repeats: int = 15) -> float:
-    """Return the time of a forward that stops after `h.0` as a share of a whole one: medians, taken by turns."""
+    """Return the time of a forward that stops after `h.0` divided by that of a whole one (medians, interleaved)."""
     whole, stopped = [], []
     with torch.no_grad():
         for _ in range(repeats):
@@ -257,13 +257,11 @@ hookline demo --epochs 1 --to digits.html
 
 
 def demo(
-    epochs: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many times the net sees the training digits.")
-    ] = EPOCHS,
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="How many epochs the net is trained for.")] = EPOCHS,
     to: Annotated[str, typer.Option(metavar="PAGE", help="Where to write the page to browse.")] = PAGE,
 ) -> None:
     """Train a small net on digits and look inside it.
 
-    On handwritten digits, offline, on the CPU, under a minute.
+    It uses handwritten digits, runs offline on the CPU, and takes under a minute.
     """
     main(epochs, to)

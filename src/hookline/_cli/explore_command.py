@@ -1,4 +1,4 @@
-"""`hookline explore`: what a model did, as one page for the browser."""
+"""`hookline explore`: write the values of a model as one page for the browser."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def explore(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A file of `capture`, a folder of `harvest`, a MODEL, or a page.")
     ],
-    to: Annotated[Path | None, typer.Option(metavar="PAGE", help="The page to write; else named as FILE is.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="PAGE", help="The page to write; by default named after FILE.")
+    ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="FILE", help="A second run to compare: another FILE, or a MODEL's input.")
     ] = None,
@@ -59,10 +61,10 @@ def explore(
         list[str] | None, typer.Option(metavar="WORDS", help="A second run of a MODEL, on these words.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The model of FILE: gives types and parameters; it is not run.")
+        str | None, typer.Option(metavar="MODEL", help="The model of FILE, for types and parameters; it is not run.")
     ] = None,
     at: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places; of a MODEL, else every module.")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places; by default every module of a MODEL.")
     ] = None,
     input: Input = None,
     text: Text = None,
@@ -76,16 +78,16 @@ def explore(
     dtype: Dtype = None,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="What stands at the top of the page.")] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the page.")] = None,
     open: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Show it in the browser; else where somebody looks.")
+        bool | None, typer.Option("--open/--no-open", help="Open the page; by default if there is a screen.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a page to look at what a model did, and open it.
+    """Write a page for browsing a model's values, and open it.
 
-    It needs no network, and can be sent to others. FILE may be a model, too: it is run on --input, --text or --shape,
-    and every module's output is on the page.
+    The page needs no network, and can be sent to others. FILE may also be a model: it runs on --input, --text or
+    --shape, and every module's output is on the page.
     """
     trusted = trust_remote_code
     wanted = InputRequest(file, input, text or (), shape or (), processor, column, samples, max_length, trusted=trusted)
@@ -96,7 +98,7 @@ def explore(
             page = _there(file)
             also = {"--to": to, "--against": against, "--model": model, "--at": at, "--title": title}
             for option in (name for name, value in also.items() if value is not None):
-                raise HooklineError(f"{file!r} is a page already, which is opened as it is; leave {option} out")
+                raise HooklineError(f"{file!r} is a page, which is opened as it is; leave {option} out")
         elif is_model(file):
             if model is not None:
                 raise HooklineError(f"{file!r} is a model itself; leave --model out")
@@ -117,7 +119,7 @@ def explore(
 
 
 def is_model(file: str) -> bool:
-    """Return True if a name is that of a model, and not of a file or store with values of one."""
+    """Return True if `file` names a model, and not a file or a store of captured values."""
     if is_function(file):
         return True
     path = Path(file)
@@ -156,8 +158,8 @@ def run_page(
 
 
 def _what_is_missing(file: str) -> str:
-    """Say what to give with a model, or that there is no such model."""
-    remedy, path = "give what goes in, with --input, --text or --shape", Path(file)
+    """Say that a model needs an input, or that there is no such model."""
+    remedy, path = "give its input with --input, --text or --shape", Path(file)
     if not file:
         return "FILE is empty; give a file of `capture`, a folder of `harvest`, or a model"
     if is_function(file) or (path / "config.json").exists() or path.is_file():
@@ -170,7 +172,7 @@ def _what_is_missing(file: str) -> str:
 
 
 def short_names(*names: str) -> list[str]:
-    """Return names for the runs of a page: long texts are cut, and begin at the word where they differ.
+    """Return names for the runs of a page. Long texts are cut, so that they begin at the word where they differ.
 
     >>> short_names("the cat sat", "the dog sat")
     ['the cat sat', 'the dog sat']
@@ -204,7 +206,7 @@ def file_page(
 
 
 def open_in_browser(page: Path, wanted: bool | None) -> bool:
-    """Open a page in the browser, if it is wanted or somebody is there to look; return whether it was."""
+    """Open a page in the browser if `wanted`, or if it is None and somebody is there to look. Return True if opened."""
     if wanted is False or (wanted is None and not is_watched()):
         return False
     opened = webbrowser.open(page.absolute().as_uri())
@@ -214,21 +216,21 @@ def open_in_browser(page: Path, wanted: bool | None) -> bool:
 
 
 def is_watched() -> bool:
-    """Return True if a person sits at this machine: there is a terminal and a screen."""
+    """Return True if somebody is probably at this machine: there is a terminal and a screen."""
     has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return has_screen and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def _refuse_runs(file: str, wanted: InputRequest, against_text: list[str] | None, loss: str | None) -> None:
-    """Refuse what only a model can be given."""
+    """Raise for options that only a model takes."""
     if wanted or against_text or loss:
-        raise HooklineError(f"{file!r} is not a model: --input, --text, --shape and --loss are for one that is to run")
+        raise HooklineError(f"{file!r} is not a model: --input, --text, --shape and --loss are for running a model")
 
 
 def _refuse_idle(file: str, options: dict[str, Any]) -> None:
-    """Refuse options that say how a model runs, where none does."""
+    """Raise for options that say how a model runs, if no model runs."""
     for option in (name for name, value in options.items() if value is not None):
-        raise HooklineError(f"{file!r} is not a model: {option} is for one that is to run")
+        raise HooklineError(f"{file!r} is not a model: {option} is for running a model")
 
 
 def _there(file: str) -> Path:

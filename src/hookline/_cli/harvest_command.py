@@ -1,4 +1,4 @@
-"""`hookline harvest`: make a model and data from names and files, and run the harvest."""
+"""`hookline harvest`: load a model and data from names and files, and run the harvest."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def harvest(
     data: Annotated[
         str,
         typer.Option(
-            metavar="DATA", help="Texts (a line each, .jsonl, .parquet), a folder of images, or module:function."
+            metavar="DATA", help="Texts (one per line, .jsonl, .parquet), a folder of images, or module:function."
         ),
     ],
-    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. Several if you like.")],
+    at: Annotated[list[str], typer.Option(metavar="PATTERN", help="A place, as in 'h.*.mlp'. May be repeated.")],
     to: Annotated[str, typer.Option(metavar="FOLDER", help="The folder of the store, or s3://... and the like.")],
     rows: Annotated[
-        str | None, typer.Option(metavar="ROWS", help="What a row is: tokens (of texts, without padding), or batch.")
+        str | None, typer.Option(metavar="ROWS", help="What a row is: tokens (of texts, no padding), or batch.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Cast floats to this: bfloat16, float16, ...")
@@ -67,7 +67,7 @@ def harvest(
     processor: Processor = None,
     column: Column = None,
     targets: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column (or file) that a decoder is given.")
+        str | None, typer.Option(metavar="NAME", help="The column (or file) with the decoder's input.")
     ] = None,
     also: Annotated[
         list[str] | None, typer.Option(metavar="ENTRY", help="An entry of the batch to keep, as in input_ids.")
@@ -76,7 +76,7 @@ def harvest(
     generate: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Also let the model generate N tokens.")
     ] = None,
-    sort_by_length: Annotated[bool, typer.Option("--sort-by-length", help="Batch texts of like length.")] = False,
+    sort_by_length: Annotated[bool, typer.Option("--sort-by-length", help="Batch texts of similar length.")] = False,
     unit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in a unit of work.")] = None,
     device: Device = None,
     attention: Attention = None,
@@ -85,18 +85,18 @@ def harvest(
         bool, typer.Option("--skip-errors", help="Leave out samples that fail, and list them.")
     ] = False,
     engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="Who runs it: ray. By default, this process.")
+        str | None, typer.Option(metavar="ENGINE", help="What runs the harvest: ray. By default, this process.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many processes Ray is to have.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a store that is there.")] = False,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many processes Ray starts.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished store.")] = False,
     append: Annotated[bool, typer.Option("--append", help="Add to a store that is complete.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the estimate.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a dataset through a model, onto disk.
+    """Run a dataset through a model and write the values to disk.
 
-    It writes rows while the model runs. First comes an estimate, and --dry-run stops there; a run that was interrupted
-    goes on with --resume. Under torchrun the ranks share the work.
+    Rows are written while the model runs. An estimate is printed first, and --dry-run stops there. --resume continues
+    an interrupted run. Under torchrun the ranks share the work.
     """
     asked = {name: value for name, value in locals().items() if name != "json"}
     show_progress()
@@ -116,7 +116,7 @@ def harvest(
 
 @dataclass(frozen=True)
 class Task:
-    """What was asked on the command line."""
+    """The arguments of the command line."""
 
     model: str
     data: str
@@ -167,7 +167,7 @@ def as_json(part: Estimate | Store) -> dict[str, Any]:
 
 
 def show_progress() -> None:
-    """Log progress to stderr, if no bar shows it."""
+    """Send the progress log to stderr, unless it has a handler. (A harvest logs progress only if it shows no bar.)"""
     log = logging.getLogger("hookline")
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
@@ -175,7 +175,7 @@ def show_progress() -> None:
 
 
 def plan_of(task: Task) -> Harvest:
-    """Return the plan for a task. It holds names and no weights, so that it can be sent to other machines."""
+    """Return the plan for a task. It holds names instead of weights, so that it can be sent to other machines."""
     call = None if task.generate is None else Generation(max_new_tokens=task.generate)
     data = data_of(task)
     return Harvest(
@@ -216,7 +216,7 @@ def _column(name: str, call: Generation | None) -> Any:
 
 
 def rows_of(task: Task, data: Any) -> Rule | dict[str, Rule]:
-    """Return the row rule without --rows: for texts a token, unless the place names one position."""
+    """Return the default of --rows: for texts a row is a token, unless the place selects positions."""
     if not isinstance(data, Texts):
         return "batch"
     rules: dict[str, Rule] = {where: "tokens" if position_of(where) is None else "batch" for where in task.at}
@@ -249,10 +249,10 @@ def data_of(task: Task) -> Any:
 
 
 def _check_target(task: Task) -> None:
-    """Refuse an existing store without --resume or --append. Several ranks may find one that another just began."""
+    """Raise if a target exists without --resume or --append. With several ranks, another may have just created it."""
     if task.resume or task.append or rank_and_world()[1] > 1:
         return
     if is_store(task.to):
-        raise StoreError(f"{task.to!r} has a store already; --resume goes on with it, --append adds to it")
+        raise StoreError(f"{task.to!r} has a store already; --resume continues it, --append adds to it")
     if open_storage(task.to).names(""):
         raise StoreError(f"{task.to!r} is neither empty nor a store; give another --to")

@@ -1,8 +1,8 @@
 """The input of the model on a command line: --input, --text and --shape become its arguments.
 
-`InputRequest` is what was asked for, `ModelInput` what the model is called with; `model_input` makes it. Texts and
-images go through the model's own processor (`samples_of`). Where nothing was asked for, `example_input` makes numbers
-of the shape that a model of transformers expects.
+`InputRequest` holds the options, `ModelInput` the arguments that `model_input` makes from them. Texts and images go
+through the model's processor (`samples_of`). Without these options, `example_input` makes tensors of the shape that a
+transformers model expects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hookline._tables import count
 from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, did_you_mean
 
-_SAVED = ("state.json", "dataset_dict.json")  # What `datasets` leaves in a folder.
+_SAVED = ("state.json", "dataset_dict.json")  # Files that `datasets` writes into a folder of a saved dataset.
 _READERS = {".parquet": "from_parquet", ".csv": "from_csv"}
 
 
@@ -40,10 +40,10 @@ def processor_of(model: str, named: str | None, kind: str, data: str, *, trusted
 
 
 def tokenizer_of(model: str, named: str | None, data: str, *, left: bool, trusted: bool = False) -> Any:
-    """Return the tokenizer of a model, which pads on the left if asked to."""
+    """Return the tokenizer of a model, which pads on the left if `left` is True."""
     tokenizer = processor_of(model, named, "AutoTokenizer", data, trusted=trusted)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # An empty one, for a folder without.
-        raise HooklineError(f"{named or model!r} has no tokenizer that knows any word; name one with --processor")
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # For a folder without one, it is empty.
+        raise HooklineError(f"{named or model!r} has no tokenizer with a vocabulary; name one with --processor")
     if left:
         tokenizer.padding_side = "left"
     return tokenizer
@@ -60,7 +60,7 @@ def samples_of(
     left: bool = False,
     trusted: bool = False,
 ) -> Texts | Images:
-    """Return the samples of a file or folder as the model takes them."""
+    """Return the samples of a file or folder, with the processor that prepares them for the model."""
     source = _table(path)
     features = getattr(source, "features", None) or {}
     is_image = path.suffix.lower() in SUFFIXES
@@ -74,17 +74,17 @@ def samples_of(
 
 
 def names_the_last(at: Sequence[str]) -> bool:
-    """Return True if a place takes a position from the end, as "h.3[:, -1]" does: then padding must be on the left."""
+    """Return True if a place counts a position from the end, as in "h.3[:, -1]": then padding must be on the left."""
     return any(isinstance(position, int) and position < 0 for position in map(position_of, at))
 
 
 def position_of(where: str) -> int | slice | None:
-    """Return the positions that a place like "h.3[:, -1]" takes of [batch, sequence, ...]; None for all."""
+    """Return the positions that a place like "h.3[:, -1]" selects from [batch, sequence, ...]; None for all."""
     return named_positions(parse(where).at(""))
 
 
 def _table(path: Path) -> Any:
-    """Return a file or folder that `datasets` reads, or None."""
+    """Return the dataset of a file or folder that `datasets` can read, or None."""
     is_saved = path.is_dir() and any((path / name).exists() for name in _SAVED)
     if not is_saved and path.suffix.lower() not in _READERS:
         return None
@@ -97,7 +97,7 @@ def _table(path: Path) -> Any:
     return getattr(datasets.Dataset, _READERS[path.suffix.lower()])(str(path))
 
 
-_MOST = 64  # Samples that go through as one batch, unless more are asked for.
+_MOST = 64  # The most samples in one batch, unless --samples gives another number.
 _TEXTS = (".txt", ".text", ".jsonl", ".ndjson", ".parquet", ".csv")
 _SHAPE = re.compile(r"(?:(?P<name>[^\W\d]\w*)=)?(?P<sizes>\d+(?:,\d+)*)(?::(?P<dtype>[\w.]+))?")
 _ACCEPTED = (
@@ -111,7 +111,7 @@ TENSORS = (".safetensors", ".npy", ".npz")  # Files that hold tensors.
 
 @dataclass(frozen=True)
 class InputRequest:
-    """What was asked to go into a model."""
+    """The options of the command line that choose a model's input."""
 
     model: str
     input: str | None = None
@@ -121,8 +121,8 @@ class InputRequest:
     column: str | None = None
     samples: int | None = None
     max_length: int | None = None
-    left: bool = False  # True: pad texts on the left, so that they end together.
-    trusted: bool = False  # True: the code that comes with a processor may run.
+    left: bool = False  # True to pad texts on the left, so that they end at the same position.
+    trusted: bool = False  # True if the code that comes with a processor may run.
 
     @property
     def name(self) -> str:
@@ -135,12 +135,12 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model is called with: arguments or keywords; for texts also a list of tokens for each."""
+    """The arguments of a model, positional or keyword; for texts also the list of tokens of each text."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     tokens: list[list[str]] | None = None
-    is_processed: bool = False  # True if the model's own processor made it.
+    is_processed: bool = False  # True if the model's processor made the arguments.
 
     @property
     def run(self) -> Any:
@@ -152,13 +152,13 @@ class ModelInput:
         return model(*self.args, **(self.kwargs or {}))
 
     def without_cache(self, model: nn.Module) -> ModelInput:
-        """Return the same with use_cache=False: nothing is generated after the forward, so nothing need be cached."""
+        """Return the input with use_cache=False: nothing is generated after the forward, so a cache is not needed."""
         if self.kwargs is None or not hasattr(model, "config") or "use_cache" not in arguments_of(model).names:
             return self
         return replace(self, kwargs={"use_cache": False, **self.kwargs})
 
     def fitted(self, model: nn.Module) -> ModelInput:
-        """Return the same on the model's device, its floats in the model's dtype."""
+        """Return the input on the model's device, its floats in the model's dtype."""
         weights = next((one for one in model.parameters() if one.is_floating_point()), None)
         if weights is None:
             return self
@@ -167,7 +167,7 @@ class ModelInput:
         }
         if cast and not self.is_processed:
             to = dtype_name(weights.dtype)
-            note(f"the input is {', '.join(sorted(cast))}; it is given as {to}, as the model's weights are")
+            note(f"the input is {', '.join(sorted(cast))}; it is cast to {to}, the dtype of the model's weights")
         device = "cpu" if weights.is_meta else weights.device
         args, kwargs = map_tensors(
             lambda one: one.to(device, weights.dtype if one.is_floating_point() else one.dtype),
@@ -177,10 +177,10 @@ class ModelInput:
 
 
 def model_input(wanted: InputRequest, model: nn.Module) -> ModelInput:
-    """Return the input that was asked for, on the model's device."""
+    """Return the input that the options describe, on the model's device."""
     kinds = [wanted.input is not None or bool(wanted.text), bool(wanted.shape)]
     if all(kinds):
-        raise HooklineError("--shape stands alone: without --input and --text")
+        raise HooklineError("--shape can't be combined with --input or --text; give one of them")
     if wanted.column is not None and wanted.text and wanted.input is None:
         raise HooklineError("--column is for a file, and --text has no columns; leave it out")
     if wanted.shape:
@@ -194,7 +194,7 @@ def model_input(wanted: InputRequest, model: nn.Module) -> ModelInput:
 
 
 def add_labels(entry: ModelInput, loss: str | None) -> ModelInput:
-    """Return an input with labels for --loss lm: its own tokens, without padding."""
+    """Return an input with labels for --loss lm: the input's tokens, without padding."""
     if loss != "lm" or "labels" in (entry.kwargs or {}):
         return entry
     if entry.kwargs is None or "input_ids" not in entry.kwargs:
@@ -206,7 +206,7 @@ def add_labels(entry: ModelInput, loss: str | None) -> ModelInput:
 
 
 def _refuse_for_tensors(wanted: InputRequest, name: str) -> None:
-    """Refuse options about texts and images for tensors, which go in as they are."""
+    """Raise for options about texts and images if the input is tensors, which are not processed."""
     options = {
         "--samples": wanted.samples,
         "--max-length": wanted.max_length,
@@ -219,7 +219,7 @@ def _refuse_for_tensors(wanted: InputRequest, name: str) -> None:
 
 
 def _of_name(wanted: InputRequest, name: str, model: nn.Module) -> ModelInput:
-    """Read an input by the kind of its file."""
+    """Read the input of --input, depending on the kind of its file."""
     path, suffix = Path(name), Path(name).suffix.lower()
     if is_function(name) or suffix in TENSORS:
         _refuse_for_tensors(wanted, name)
@@ -261,7 +261,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(str(path), "pt") as file:
             if "hookline" in (file.metadata() or {}):
-                raise HooklineError(f"{str(path)!r} is a cache of hookline, and no input; `hookline show` shows it")
+                raise HooklineError(f"{str(path)!r} is a hookline cache, not an input; `hookline show` shows it")
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise HooklineError(f"{str(path)!r} can't be read: {error}") from error
@@ -279,11 +279,11 @@ def _arrays(path: Path) -> Tensor | dict[str, Tensor]:
         return {name: torch.from_numpy(found[name]) for name in found.files}
     except (ValueError, TypeError, EOFError, OSError) as error:
         first = str(error).partition("\n")[0]
-        raise HooklineError(f"{str(path)!r} holds no array that torch has: {first}") from error
+        raise HooklineError(f"{str(path)!r} holds no array that torch can read: {first}") from error
 
 
 def _of_tensors(name: str, tensors: dict[str, Tensor], model: nn.Module) -> ModelInput:
-    """Return tensors as the arguments that their names mean."""
+    """Return tensors as the arguments that they are named after."""
     takes = arguments_of(model)
     strange = [one for one in tensors if one not in takes.names]
     some_fit = len(strange) < len(tensors) or not takes.names
@@ -298,7 +298,7 @@ def _of_tensors(name: str, tensors: dict[str, Tensor], model: nn.Module) -> Mode
 
 
 def _of_samples(wanted: InputRequest, name: str, data: Texts | Images, model: nn.Module) -> ModelInput:
-    """Return all samples, or as many as were asked for, as one batch."""
+    """Return all samples, or the first --samples of them, as one batch."""
     taken = len(data) if wanted.samples is None else min(wanted.samples, len(data))
     if wanted.samples is None and taken > _MOST:
         raise HooklineError(
@@ -322,7 +322,7 @@ def _of_texts(wanted: InputRequest, model: nn.Module) -> ModelInput:
         return _of_samples(wanted, shown, Texts(texts, tokenizer, max_length=wanted.max_length), model)
     path = Path(wanted.input)
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
-        raise HooklineError(f"--text goes with images, and {wanted.input!r} is none; give one of the two")
+        raise HooklineError(f"--text goes with images, and {wanted.input!r} is not one; give --text or --input")
     processor = processor_of(wanted.model, wanted.processor, "AutoProcessor", shown, trusted=wanted.trusted)
     images = Images(path if path.is_dir() else [path], processor).opened()
     found = dict(processor(text=texts, images=images, return_tensors="pt", padding=True))
@@ -332,7 +332,7 @@ def _of_texts(wanted: InputRequest, model: nn.Module) -> ModelInput:
 
 
 def _with_decoder_start(keywords: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return keywords with a first token for the decoder, if the model has one and got nothing for it."""
+    """Return keywords with a first token for the decoder, if the model has a decoder and there are no labels."""
     config = getattr(model, "config", None)
     start = getattr(config, "decoder_start_token_id", None)
     if not getattr(config, "is_encoder_decoder", False) or start is None or "labels" in keywords:
@@ -341,7 +341,7 @@ def _with_decoder_start(keywords: Mapping[str, Any], model: nn.Module) -> dict[s
 
 
 def _of_shapes(shapes: Sequence[str]) -> ModelInput:
-    """Return numbers of these shapes: floats from a normal distribution with a fixed seed, integers as zeros."""
+    """Return tensors of these shapes: normally distributed floats with a fixed seed, or zeros for other dtypes."""
     numbers = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
     for text in shapes:
@@ -355,13 +355,13 @@ def _of_shapes(shapes: Sequence[str]) -> ModelInput:
         found[read["name"] or str(len(found))] = made
     unnamed = [one.isdecimal() for one in found]
     if any(unnamed) and not all(unnamed):
-        raise HooklineError("--shape: give all of them a name, or none")
+        raise HooklineError("--shape: name all of the shapes, or none")
     return ModelInput(tuple(found.values())) if all(unnamed) else ModelInput(kwargs=found)
 
 
 @dataclass(frozen=True)
 class ForwardArguments:
-    """What the forward of a model takes."""
+    """The arguments that the forward of a model takes."""
 
     owner: str
     names: tuple[str, ...]
@@ -373,7 +373,7 @@ class ForwardArguments:
 
 
 def arguments_of(model: nn.Module) -> ForwardArguments:
-    """Return what the forward of a model takes."""
+    """Return the arguments that the forward of a model takes."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     needs = [one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD,)]
@@ -389,13 +389,13 @@ _TOKENS = 8
 
 
 def example_input(model: nn.Module) -> ModelInput:
-    """Return an input that fits the config of a model, or refuse and say what to give."""
+    """Return an input that fits the config of a model, or raise and say which option to give."""
     config = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
     makers = {"input_ids": _tokens, "pixel_values": _pixels, "input_features": _features, "input_values": _sound}
     made = makers[main](config) if main in makers and config is not None else {}
     if not made:
-        raise HooklineError(f"{arguments_of(model)}: give --input FILE, or --shape 1,3,224,224 for the first of them")
+        raise HooklineError(f"{arguments_of(model)}: give --input FILE, or --shape 1,3,224,224 for the first")
     return ModelInput(kwargs=_with_example_decoder(made, config), is_processed=True).without_cache(model)
 
 

@@ -1,8 +1,8 @@
 """The command line: `hookline scan`, `capture`, `show`, `explore`, `harvest`, `demo`.
 
-Each command is a function in a file of its own: `scan` in `scan_command.py`. This file puts them together. Whatever
-goes wrong becomes one line on stderr and an exit status: 1 if hookline refused or something failed, 2 if the command
-line makes no sense, 130 if it was interrupted. typer is an optional dependency: `main` checks that it is installed.
+Each command is a function in its own file: `scan` in `scan_command.py`. This file puts them together. Every error
+becomes one line on stderr and an exit status: 1 if hookline raised or something failed, 2 if the command line is
+invalid, 130 if it was interrupted. typer is an optional dependency: `main` checks that it is installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ hookline explore acts.safetensors
 """
 _OPTION = re.compile(r"\b(?P<name>[a-z]\w+)=(?P<quote>['\"]?)(?P<value>\w+)?(?P=quote)")
 _LOOK = re.compile(r"`?hl\.(sites|scan)\(model(, (?P<at>'[^']*'|\"[^\"]*\"))?(, [\w=.]+(\(\.\.\.\))?)*\)`?")
-FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # 128 + the signal, as shells do.
+FAILED, INTERRUPTED, PIPE_CLOSED = 1, 130, 141  # The last two are 128 + the signal, as in shells.
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     if not HAS_TYPER:
         sys.exit("hookline: the command line needs typer: pip install 'hookline[cli]'")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # As in `hookline show x >&-`.
+        if getattr(sys, name) is None:  # A closed stream, as in `hookline show x >&-`.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
-    """Return the application with these commands; others are not imported."""
+    """Return the application with these commands; other commands are not imported."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(epilog=_examples(EXAMPLES))(options)
     for name in names:
@@ -69,7 +69,7 @@ def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that reports errors in one line, or with --debug with a traceback."""
+    """Return a command that reports an error in one line, or as a traceback with --debug."""
     hints = typing.get_type_hints(command, include_extras=True)
     debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -118,12 +118,12 @@ def _show_version(asked: bool) -> None:
 
 
 def _examples(lines: str) -> str:
-    """Return examples as the end of a help text; after \b, typer leaves the lines as they are."""
+    """Return examples for the end of a help text; after \b, typer does not rewrap the lines."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines.strip().splitlines())])
 
 
 def _line(error: Exception, asked: Collection[str]) -> str:
-    """Return an error as one line; if it is not hookline's, with its type and how to see more."""
+    """Return an error as one line; an error that is not hookline's gets its type, and a hint at --debug."""
     text = " ".join(str(error).split())
     if isinstance(error, HooklineError):
         text = _in_shell(text)
@@ -132,7 +132,7 @@ def _line(error: Exception, asked: Collection[str]) -> str:
 
 
 def _in_shell(text: str) -> str:
-    """Return a message with the Python call that it suggests replaced by the command."""
+    """Return a message with the Python call that it suggests replaced by the shell command."""
     return _LOOK.sub(lambda found: f"`hookline scan MODEL{' --at ' + found['at'] if found['at'] else ''}`", text)
 
 
@@ -155,7 +155,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Write a warning of hookline as one line, without the line of code; others as Python does."""
+    """Write a hookline warning as one line, without the line of code; write others as Python does."""
     if issubclass(category, HooklineWarning):
         typer.echo(f"hookline: warning: {_in_shell(' '.join(str(message).split()))}", err=True)
     else:
@@ -163,7 +163,7 @@ def _show_warning(
 
 
 def _flush() -> None:
-    """Write out what is left. Say nothing if the reader has gone, as in `hookline show x | head`."""
+    """Flush stdout. Say nothing if the reader of a pipe is gone, as in `hookline show x | head`."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -172,7 +172,7 @@ def _flush() -> None:
 
 
 def _close_pipe() -> None:
-    """Discard what is still to be written, or Python would complain when it closes stdout."""
+    """Discard the rest of the output: Python would complain when it closes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

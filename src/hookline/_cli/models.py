@@ -1,7 +1,7 @@
-"""MODEL on a command line: `module:name`, or a checkpoint or config.json of transformers.
+"""MODEL on a command line: `module:name`, or a transformers checkpoint or config.json.
 
-Each becomes a small object that makes the model where it is called, and can be pickled. `import_name`
-imports what `module:name` means, for --data, --input and --loss too.
+Each becomes a small object that can be pickled and that returns the model when it is called. `import_name` imports
+the object named by `module:name`, which --data, --input and --loss take too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_function(name: str) -> bool:
 
 
 def import_name(name: str) -> Any:
-    """Import what `module:name` means; modules of the current folder are found too."""
+    """Import the object named by `module:name`; the module may be in the current folder."""
     in_a_file = _IN_A_FILE.fullmatch(name)
     module, path = in_a_file.group(1, 2) if in_a_file else name.split(":")
     _find_modules_of(os.getcwd())
@@ -60,14 +60,14 @@ def import_name(name: str) -> Any:
 
 
 def _elsewhere(module: ModuleType) -> str:
-    """Say where a module is, if that is not in the current folder."""
+    """Say where a module is, if it is not in the current folder."""
     file = getattr(module, "__file__", None)
     is_here = file is not None and Path(file).is_relative_to(Path.cwd())
     return "" if is_here else f" ({file or 'built into Python'})"
 
 
 def _loaded_file(path: Path) -> ModuleType:
-    """Import a file: as the module that `import` would give, or under a name that nothing else has."""
+    """Import a file: under its own name if `import` would find this file, otherwise under a unique name."""
     file = path.absolute()
     _find_modules_of(str(file.parent))
     if _imports(file.stem, file):  # Other processes can import it by this name too.
@@ -86,10 +86,10 @@ def _loaded_file(path: Path) -> ModuleType:
 
 
 def _imports(name: str, file: Path) -> bool:
-    """Return True if importing a name gives this file, and not a module of Python or of a package."""
+    """Return True if importing a name loads this file, and not a standard or installed module of the same name."""
     try:
         found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # A name with dots, or a module that was not found by a search.
+    except (ImportError, ValueError):  # The name has dots, or is a loaded module without a spec.
         return False
     return found is not None and found.origin is not None and Path(found.origin) == file
 
@@ -116,18 +116,18 @@ def transformers() -> Any:
 
 
 def load_pretrained(kind: Any, name: str, *, trusted: bool, **options: Any) -> Any:
-    """Load something with transformers, and shorten its error messages to a line.
+    """Load something with transformers, and shorten its error messages to one line.
 
-    Code that comes with a checkpoint is run only if it is trusted. Otherwise transformers would ask the user.
+    Code that comes with a checkpoint runs only if `trusted` is True; with None, transformers would ask the user.
     """
     try:
         return kind.from_pretrained(name, trust_remote_code=trusted, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         if "trust_remote_code" in str(error):
-            remedy = "brings Python code of its own; look at it, and give --trust-remote-code to run it"
+            remedy = "comes with Python code; read it, and give --trust-remote-code to run it"
             raise HooklineError(f"{name!r} {remedy}") from error
         first = str(error).strip().partition("\n")[0]
-        where = "" if os.path.exists(name) else "there is no such folder here, and elsewhere: "
+        where = "" if os.path.exists(name) else "there is no such folder here, and on the Hub: "
         raise HooklineError(f"{kind.__name__} can't load {name!r}: {where}{first}") from error
 
 
@@ -137,12 +137,12 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is to run: device, dtype, attention implementation."""
+    """The options for running a model: device, dtype, attention implementation."""
 
     device: str | None = None
     dtype: str | None = None
     attention: str | None = None
-    trusted: bool = False  # True: the code that comes with a checkpoint may run.
+    trusted: bool = False  # True if the code that comes with a checkpoint may run.
 
     @property
     def for_transformers(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ModelOptions:
         return {"trusted": self.trusted, **attention}
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """Return a model ready to run: on a GPU if there is one; each process of a launcher takes another."""
+        """Return a model ready to run, on a GPU if there is one; each process of a launcher takes a different GPU."""
         device = self.device
         if device is None and torch.cuda.is_available():
             local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
@@ -164,13 +164,13 @@ class ModelOptions:
         return self.cast(model)
 
     def cast(self, model: nn.Module) -> nn.Module:
-        """Return a model in the dtype that was asked for."""
+        """Return a model in the dtype of --dtype."""
         return model if self.dtype is None else model.to(dtype_of(self.dtype))
 
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """A pretrained transformers model, loaded as the class it was saved as, so that its module names stay."""
+    """A pretrained transformers model, loaded as the class it was saved as, so that its module names are the same."""
 
     name: str
     options: ModelOptions
@@ -187,13 +187,13 @@ class PretrainedModel:
 
 @dataclass(frozen=True)
 class ConfigModel:
-    """A model from a transformers config, with random weights: the same each time."""
+    """A model from a transformers config, with random weights, which are the same each time."""
 
     name: str
     options: ModelOptions
 
     def __call__(self) -> nn.Module:
-        note(f"{Path(self.name).name!r} is a config without weights: random ones are made, with seed {_SEED}")
+        note(f"{Path(self.name).name!r} is a config without weights: they are random, with seed {_SEED}")
         with _seeded():
             return self.options.placed(_built(_config(self.name, self.options), self.options.trusted))
 
@@ -204,20 +204,20 @@ class ConfigModel:
 
 @dataclass(frozen=True)
 class UserModel:
-    """A model of the user: an instance, or a function or class that makes one."""
+    """A user's model: an instance, or a function or class that returns one."""
 
     name: str
     options: ModelOptions
 
     def __call__(self) -> nn.Module:
-        with _seeded():  # Importing a module may make a model.
+        with _seeded():  # Importing a module may create a model.
             found = import_name(self.name)
         if not isinstance(found, nn.Module):
             _refuse_arguments(self.name, found)
             with _seeded():
                 found = found()
         if not isinstance(found, nn.Module):
-            raise HooklineError(f"{self.name!r} gives {type(found).__name__}, no model")
+            raise HooklineError(f"{self.name!r} gives {type(found).__name__}, not a model")
         if self.options.attention is not None:
             _choose_attention(self.name, found, self.options.attention)
         return self.options.placed(found)
@@ -227,7 +227,7 @@ Model = PretrainedModel | ConfigModel | UserModel
 
 
 def model_of(name: str, options: ModelOptions) -> Model:
-    """Return an object that makes the model when it is called."""
+    """Return an object that returns the model when it is called."""
     if is_function(name):
         return UserModel(name, options)
     path = Path(name)
@@ -251,25 +251,25 @@ def _kind(config: Any) -> Any:
     """Return the class that a model was saved as."""
     package = transformers()
     saved = next(iter(getattr(config, "architectures", None) or []), None)
-    own = getattr(config, "auto_map", None) or {}  # Classes of the checkpoint, by their Auto class.
+    own = getattr(config, "auto_map", None) or {}  # The checkpoint's own classes, by Auto class.
     maker = next((auto for auto, path in own.items() if str(path).rpartition(".")[2] == saved), "AutoModel")
     return getattr(package, saved or maker, getattr(package, maker, package.AutoModel))
 
 
 def _built(config: Any, trusted: bool) -> nn.Module:
-    """Make a model from a config, as the class it was saved as."""
+    """Create a model from a config, as the class it was saved as."""
     kind = _kind(config)
     try:
         is_auto = hasattr(kind, "from_config")
         model: nn.Module = kind.from_config(config, trust_remote_code=trusted) if is_auto else kind(config)
     except (ValueError, ImportError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise HooklineError(f"{type(config).__name__} makes no model: {first}") from error
+        raise HooklineError(f"{type(config).__name__} can't be made into a model: {first}") from error
     return model
 
 
 def _refuse_arguments(name: str, maker: Callable[..., Any]) -> None:
-    """Refuse a function that needs arguments."""
+    """Raise for a function that needs arguments."""
     try:
         signature = inspect.signature(maker)
     except (TypeError, ValueError):  # A builtin has no signature.
@@ -283,7 +283,7 @@ def _refuse_arguments(name: str, maker: Callable[..., Any]) -> None:
 def _choose_attention(name: str, model: nn.Module, attention: str) -> None:
     choose = getattr(model, "set_attn_implementation", None)
     if choose is None:
-        raise HooklineError(f"--attention is for models of transformers, and {name!r} gives {type(model).__name__}")
+        raise HooklineError(f"--attention is for transformers models, and {name!r} gives {type(model).__name__}")
     choose(attention)
 
 

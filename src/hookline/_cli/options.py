@@ -1,4 +1,4 @@
-"""Options that several commands share, `--loss` among them."""
+"""The options that several commands share, and the loss function of `--loss`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="module:name (a function, class or model), or a folder, name or config.json of transformers.",
+        help="module:name (a function, class or model), or a transformers folder, name or config.json.",
     ),
 ]
 Input = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="What goes in: .safetensors (tensors by argument), .npy, texts (.txt, .jsonl), an image or a folder of "
-        "them, or module:function.",
+        help="The input: .safetensors (tensors by argument), .npy, texts (.txt, .jsonl), an image, a folder of images, "
+        "or module:function.",
     ),
 ]
-Text = Annotated[list[str] | None, typer.Option(metavar="WORDS", help="A text to go in. May be given several times.")]
+Text = Annotated[list[str] | None, typer.Option(metavar="WORDS", help="A text as input. May be repeated.")]
 Shape = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="SIZES", help="Numbers of this shape go in: 1,3,224,224 or ids=2,6:int64. Once for each argument."
+        metavar="SIZES", help="Numbers of this shape as input: 1,3,224,224 or ids=2,6:int64. Repeat for each argument."
     ),
 ]
 Processor = Annotated[
@@ -41,7 +41,7 @@ Column = Annotated[str | None, typer.Option(metavar="NAME", help="The column or 
 Samples = Annotated[int | None, typer.Option(metavar="N", min=1, help="Take only the first N texts or images.")]
 MaxLength = Annotated[int | None, typer.Option(metavar="N", min=1, help="Cut texts after N tokens.")]
 Attention = Annotated[
-    str | None, typer.Option(metavar="KIND", help="eager, sdpa, ...: eager makes the pattern, at '**/softmax'.")
+    str | None, typer.Option(metavar="KIND", help="eager, sdpa, ...: eager has the attention pattern, at '**/softmax'.")
 ]
 Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="Run the model in this: bfloat16, float64, ...")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the model runs; a GPU if there is one.")]
@@ -52,11 +52,11 @@ Loss = Annotated[
     str | None,
     typer.Option(
         metavar="LOSS",
-        help="Run backward, too, from: lm (each token predicts the next), sum (of the output), or module:function of "
-        "the output.",
+        help="Run backward too, from this loss: lm (each token predicts the next), sum (of the output), or a "
+        "module:function of the output.",
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Every row of a table: no blocks shown as one, none left out.")]
+All = Annotated[bool, typer.Option("--all", help="Show every row of a table: no merged or omitted rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON for a script, and nothing else.")]
 
 
@@ -80,7 +80,7 @@ def loss_of(name: str | None, at: Sequence[str]) -> LossFunction | None:
     if is_function(name):
         found: LossFunction = import_name(name)
         return found
-    raise HooklineError(f"--loss {name}: it is lm, sum, or module:function")
+    raise HooklineError(f"--loss {name}: give lm, sum, or module:function")
 
 
 def _needed(why: str) -> LossFunction:
@@ -97,7 +97,7 @@ def _needed(why: str) -> LossFunction:
 
 
 def _sum(output: Any) -> Tensor:
-    """Return the sum of the output; of several tensors, of the first with floats."""
+    """Return the sum of the first tensor of floats in the output."""
     found = next((one for one in leaves(output) if one.is_floating_point()), None)
     if found is None:
         raise HooklineError("--loss sum: the output holds no floats")

@@ -21,7 +21,7 @@ from hookline._tables import Table, Tabular, table_of
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Send what models print (also from C code and programs) to stderr: stdout is for the result."""
+    """Send everything that models print, also from C code and subprocesses, to stderr: stdout is for the result."""
     with redirect_stdout(sys.stderr), _redirected_file():
         yield
 
@@ -54,7 +54,7 @@ def _descriptors() -> tuple[int, int, int] | None:
 
 
 def say(result: Any, *, whole: bool = False) -> None:
-    """Write a result: in a terminal with rich, if that is installed; otherwise as plain text."""
+    """Write a result: with rich if that is installed and stdout is a terminal, otherwise as plain text."""
     shown = replace(table_of(result), every="--all") if isinstance(result, Tabular) else result
     if whole and isinstance(shown, Table):
         shown = shown.text(whole=True)
@@ -77,9 +77,9 @@ def note(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON, every number exact. NaN and Inf, which JSON lacks, become the texts nan, inf, -inf.
+    """Return a value for JSON with exact numbers. NaN and Inf, which JSON lacks, become the texts nan, inf, -inf.
 
-    Integers of thousands of digits, which Python does not write in decimal, become hexadecimal texts.
+    Integers of thousands of digits, which Python refuses to write in decimal, become hexadecimal texts.
 
     >>> plain({"h.0": (torch.tensor([1.5, float("nan")]), 2)})
     {'h.0': [[1.5, 'nan'], 2]}

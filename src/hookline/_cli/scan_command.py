@@ -49,7 +49,7 @@ def scan(
     shape: Shape = None,
     at: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="List these places, functions inside forwards too: 'h.0.attn/*'."),
+        typer.Option(metavar="PATTERN", help="List these places, also functions inside forwards: 'h.0.attn/*'."),
     ] = None,
     processor: Processor = None,
     column: Column = None,
@@ -63,8 +63,8 @@ def scan(
 ) -> None:
     """Show what every module of a model would do.
 
-    Calls, shapes, parameters and hazards, in the order of execution. It runs on fake tensors, so that a checkpoint is
-    not even read. A model of transformers needs no input.
+    The table has calls, shapes, parameters and hazards, in the order of execution. The model runs on fake tensors, so
+    the weights of a checkpoint are not read. A transformers model needs no input.
     """
     trusted = trust_remote_code
     wanted = InputRequest(
@@ -90,18 +90,18 @@ def scan_model(wanted: InputRequest, model_options: ModelOptions, at: Sequence[s
         return net, scan_or_list(net, entry, at)
     except HooklineError:
         raise
-    except Exception:  # The model may need real numbers. If the input is wrong, the error comes again.
+    except Exception:  # The model may need real numbers. If the input is wrong, the next line raises the error again.
         net = maker()
         return net, scan_or_list(net, entry.fitted(net), at)
 
 
 def input_for(wanted: InputRequest, net: nn.Module) -> ModelInput:
-    """Return the input that was asked for, or one that fits the model's config."""
+    """Return the input that the options describe, or one that fits the model's config."""
     return model_input(wanted, net) if wanted else example_input(net)
 
 
 def scan_or_list(net: nn.Module, entry: ModelInput, at: Sequence[str]) -> Scan | Sites:
-    """Scan all modules, or list what passes at some places."""
+    """Scan all modules, or list the values at some places."""
     if at:
         return hl.sites(net, *at, run=entry.run)
     return hl.scan(net, *entry.args, **(entry.kwargs or {}))

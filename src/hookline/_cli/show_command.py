@@ -1,4 +1,4 @@
-"""`hookline show`: what a file of captured values, or a store, holds."""
+"""`hookline show`: show the contents of a file of captured values, or of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hookline._tables import Table
 from hookline._untrusted_files import dtype_name
 from hookline.errors import HooklineError, NotCaptured, SiteError, StoreError, did_you_mean
 
-_PIECE = 1 << 20  # Bytes of a store read at a time.
+_PIECE = 1 << 20  # The bytes of a store that are read at a time.
 
 EXAMPLES = """
 hookline show acts.safetensors
@@ -33,14 +33,14 @@ hookline show store/ --stats --json
 def show(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `capture`, or the folder of a `harvest`.")],
     at: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places: 'h.*[:, -1]'. Several if you like.")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only these places: 'h.*[:, -1]'. May be repeated.")
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Mean, std, min, max, norm, zeros, NaN, Inf.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="The numbers themselves; in JSON, all of them.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Show mean, std, min, max, norm, zeros, NaN, Inf.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Show the numbers; in JSON, all of them.")] = False,
     rows: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With --values, N rows of a store; 4 by default.")
     ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="A store that is not finished, as far as it is.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Show the finished part of an unfinished store.")] = False,
     all: All = False,
     json: Json = False,
 ) -> None:
@@ -59,12 +59,12 @@ def show(
 
 
 def names_store(file: str) -> bool:
-    """Return True if FILE is a store, and not a file of `capture`; what is not on this machine can only be a store."""
+    """Return True if FILE is a store, and not a file of `capture`. Anything with a URL is a store."""
     return "://" in file or (Path(file).is_dir() and is_store(file))
 
 
 def load_cache(file: str) -> hl.Cache:
-    """Read a cache, or say what the file is instead."""
+    """Read a cache, or raise and say what the file is instead."""
     path = Path(file)
     if path.suffix.lower() in (".html", ".htm"):
         raise StoreError(f"{file!r} is a page: `hookline explore {file}` opens it")
@@ -76,7 +76,7 @@ def load_cache(file: str) -> hl.Cache:
 
 
 def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: bool, json: bool) -> None:
-    """Write what a cache holds."""
+    """Write the contents of a cache."""
     if json:
         found = [entry_of(acts, site, stats=stats, values=values) for site in acts]
         say_json({"file": file, "kind": "cache", "sites": found})
@@ -92,7 +92,7 @@ def show_cache(file: str, acts: hl.Cache, *, stats: bool, values: bool, whole: b
 
 
 def _text(value: Any) -> str:
-    """Return a value as Python writes it; Python refuses integers of thousands of digits."""
+    """Return a value as text, or a note if Python refuses it, as it does for integers of thousands of digits."""
     try:
         return str(value)
     except ValueError as error:
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 def show_store(
     file: str, store: hl.Store, names: Sequence[str], *, stats: bool, values: int, whole: bool, json: bool
 ) -> None:
-    """Write what a store holds, with `values` of its rows."""
+    """Write the contents of a store, with the first `values` rows of each array."""
     numbers = {name: numbers_of_pieces(store[name].scan(_PIECE)) for name in names} if stats else {}
     if json:
         found = []
@@ -127,7 +127,7 @@ def show_store(
 
 
 def names_matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
-    """Return the names that these patterns match, or all."""
+    """Return the names that these patterns match; without patterns, all names."""
     if not at:
         return list(store)
     names = hl.Cache({name: torch.empty(store[name].shape, device="meta") for name in store})
@@ -144,7 +144,7 @@ def names_matching(store: Mapping[str, Any], at: Sequence[str]) -> list[str]:
 
 
 def entry_of(acts: hl.Cache, site: str, *, stats: bool = False, values: bool = False) -> dict[str, Any]:
-    """Return what a cache holds of a site, for JSON."""
+    """Return the entry of a cache for a site, for JSON."""
     value = acts[site]
     tensors = leaves(value)
     entry: dict[str, Any] = {
@@ -153,7 +153,7 @@ def entry_of(acts: hl.Cache, site: str, *, stats: bool = False, values: bool = F
         "dtype": [dtype_name(one.dtype) for one in tensors],
         "shape": [list(one.shape) for one in tensors],
     }
-    if isinstance(value, Tensor):  # In the usual case, no list around it.
+    if isinstance(value, Tensor):  # The usual case needs no list.
         entry |= {"dtype": entry["dtype"][0], "shape": entry["shape"][0]}
     if stats:
         entry["stats"] = acts.select(site).stats()[site]._asdict()
@@ -163,7 +163,7 @@ def entry_of(acts: hl.Cache, site: str, *, stats: bool = False, values: bool = F
 
 
 def array_of(store: hl.Store, name: str) -> dict[str, Any]:
-    """Return what a store holds of a site, for JSON."""
+    """Return the description of a store's array, for JSON."""
     rows = store[name]
     return {
         "site": name,
