@@ -1,4 +1,4 @@
-"""patch and edit: what is put in the place of a passing value, what is refused, and that nothing else changes."""
+"""patch and edit: which values replace a passing one, which are refused, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_any_other_shape_is_refused_without_a_word_about_tokens(
 
 
 class Packs(nn.Module):
-    """A recurrent layer that takes a tensor, or the same as a PackedSequence."""
+    """A recurrent layer that takes a tensor or a PackedSequence of the same values."""
 
     def __init__(self) -> None:
         super().__init__()

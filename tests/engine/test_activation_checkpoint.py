@@ -1,4 +1,4 @@
-"""Activation checkpointing: seen once, and changed on the recomputation exactly as in the first pass."""
+"""Activation checkpointing: a call is captured once, and its recomputation gets exactly the same edits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Checkpointed(nn.Module):
         return checkpoint(inner, x, use_reentrant=self.reentrant)
 
     def by_hand(self, x: Tensor, change: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The same without checkpoints, with the output of the Tanh changed; and those outputs."""
+        """Run without checkpoints and with `change` at the Tanh; return the output and the changed values."""
         seen = []
         for number in range(2):
             seen.append(change(torch.tanh(self.body[0](x)), number))
@@ -249,7 +249,7 @@ def test_a_graph_that_is_kept_is_recomputed_in_the_same_way_again(reentrant: boo
 
 
 def backward_or_refusal(loss: Tensor) -> str:
-    """Run the backward; return why hookline refused it, or nothing."""
+    """Run the backward; return hookline's error message, or "" if there was none."""
     try:
         loss.backward()
     except hl.HooklineError as error:
@@ -274,7 +274,7 @@ def test_an_edit_that_depends_on_its_own_state_is_replayed_or_refused_but_never_
 
 
 class OwnCheckpoint(torch.autograd.Function):
-    """Recomputation by other means than torch's, as reversible networks and other frameworks do."""
+    """Recompute without torch's checkpoint, as reversible networks and other frameworks do."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

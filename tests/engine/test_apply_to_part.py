@@ -1,4 +1,4 @@
-"""Changes of a part of a value: broadcast into it, and the rest is left as it was."""
+"""Changes of a part of a value: they are broadcast into the part, and the rest stays the same."""
 
 from __future__ import annotations
 

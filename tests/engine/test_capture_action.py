@@ -1,4 +1,4 @@
-"""The options of a capture, and what it keeps: values of the graph, what a transform returns, odd objects."""
+"""The options of a capture and the values it keeps: attached to the graph, returned by a transform, odd objects."""
 
 from __future__ import annotations
 
@@ -153,4 +153,4 @@ def test_an_object_that_is_patched_in_without_the_check_is_that_object() -> None
     with hl.patch(model, {"0": (tensor, given)}, check=False), pytest.raises(hl.HooklineError):
         model(0)
     with hl.patch(model, {"0": tensor}, check=False):
-        assert model(0) is not tensor  # It is the caller's, and the model may write into what it gets.
+        assert model(0) is not tensor  # The model gets a copy, because it may write into it.

@@ -1,4 +1,4 @@
-"""What capturing costs in memory, to the byte: what is kept, and nothing else."""
+"""The memory cost of capturing, to the byte: only the kept values count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hookline as hl
 from benchmarks.allocations import Bytes, allocated_by
 
-VALUE = 4 * 64 * 256  # The bytes of each activation.
+VALUE = 4 * 64 * 256  # Bytes per activation.
 DEPTH = 6
 x = torch.randn(64, 256)
 
@@ -22,7 +22,7 @@ def model_of(inplace: bool = False) -> nn.Sequential:
 
 
 def references(model: nn.Module) -> Callable[[], dict[str, Tensor]]:
-    """Torch's own hooks, that hold the model's own tensors."""
+    """Return a function that runs the model with plain torch hooks, which keep the model's tensors."""
 
     def run() -> dict[str, Tensor]:
         kept: dict[str, Tensor] = {}
@@ -69,7 +69,7 @@ def test_what_the_model_overwrites_is_all_that_is_copied():
     with torch.no_grad():
         held = allocated_by(references(model))
         ours = allocated_by(captured(model))
-    assert held.left == DEPTH * VALUE  # The output of each layer is overwritten, so this is half of what passed.
+    assert held.left == DEPTH * VALUE  # Each ReLU overwrites the output of its Linear, so half of the values are left.
     assert ours.left == 2 * DEPTH * VALUE
 
 
@@ -78,7 +78,7 @@ def test_what_is_kept_for_backward_costs_nothing_to_capture(options):
     model = model_of()
 
     def capturing() -> tuple[Tensor, hl.Cache]:
-        with hl.capture(model, nn.ReLU, **options) as acts:  # Of a ReLU autograd holds the output.
+        with hl.capture(model, nn.ReLU, **options) as acts:  # Autograd saves the output of a ReLU.
             output = model(x)
         return output, acts
 
@@ -102,7 +102,7 @@ def test_with_a_limit_and_a_disk_no_more_than_that_is_held(values):
     with torch.no_grad():
         peak, left = allocated_by(captured(model_of(), limit=values * VALUE, spill=True))
     assert left == values * VALUE
-    assert peak <= (values + 2) * VALUE  # The two are the model's own.
+    assert peak <= (values + 2) * VALUE  # Two more for the input and output of the running layer.
 
 
 def test_reading_what_is_on_disk_keeps_one_value_at_a_time_in_memory():

@@ -1,4 +1,4 @@
-"""Compiled models: hooks act in the graph, one graph serves a block however often it is entered, and none is wrong."""
+"""Compiled models: hooks act in the graph, a block entered again reuses its graph, and the values are right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMES = 100
 
 
 class Counted:
-    """A model, the same model compiled, and how many graphs dynamo has made of it."""
+    """A model, its compiled version, and the number of graphs that dynamo has made of it."""
 
     def __init__(self, model: nn.Module, x: Any, **options: Any) -> None:
         self.model, self.x = model, x
@@ -142,7 +142,7 @@ def test_hooks_added_before_compiling_are_in_the_first_graph() -> None:
 
 
 def test_a_number_that_an_edit_closes_over_costs_two_graphs_at_most() -> None:
-    """The first is made for that number, the second for any; both are dynamo's choice."""
+    """Dynamo makes the first graph for that number and the second for any number."""
     case = compiled_gpt()
     case.compiled(case.x)
     for time in range(20):
@@ -374,7 +374,7 @@ HOW: dict[str, Callable[[nn.Module, Any], Any]] = {
 
 @pytest.mark.parametrize("how", HOW)
 def test_where_the_blocks_are_compiled_one_graph_serves_the_same_hook_on_each(how: str) -> None:
-    """Two of each kind, as without hooks: the first block's input needs no gradient."""
+    """Each kind of hook needs two graphs, as a run without hooks does: the first block's input needs no gradient."""
     model, x, backend = GPT(depth=12), tokens(), CompileCounterWithBackend("eager")
     _, expected = hl.run(model, x, capture="h.*")
     for number, block in enumerate(model.h):
@@ -394,7 +394,7 @@ def test_where_the_blocks_are_compiled_one_graph_serves_the_same_hook_on_each(ho
 
 
 class Other(GPT):
-    """Another class."""
+    """A subclass that dynamo compiles separately."""
 
 
 def test_models_of_different_classes_do_not_use_up_each_others_graphs() -> None:
@@ -416,7 +416,7 @@ def test_more_sets_of_hooks_than_torch_makes_graphs_for_are_told_and_right() -> 
         with pytest.warns(hl.HooklineWarning, match=advice):
             _, acts = hl.run(case.compiled, case.x, capture="h.2")
         assert_same(acts["h.2"], hl.run(case.model, case.x, capture="h.2")[1]["h.2"])
-        hl.run(case.compiled, case.x, capture="h.1")  # Its graph is there still.
+        hl.run(case.compiled, case.x, capture="h.1")  # Dynamo still has the graph for this hook.
         assert_same(case.compiled(case.x), plain)
         assert case.graphs == 3
 

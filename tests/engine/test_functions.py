@@ -1,4 +1,4 @@
-"""Functions as sites: what runs inside a module's own forward, named as it is written there."""
+"""Functions as sites: the functions that a module's forward calls, by the names used in its source."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_star_among_subscripts_makes_a_site_of_each_head() -> None:
 
 
 class Repeats(nn.Module):
-    """Calls one module several times, which multiplies twice in each call."""
+    """Calls one module several times; each call multiplies matrices twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_a_number_counts_the_calls_of_a_name_within_one_call_of_the_module() -> 
     with hl.capture(model, *sites, keep="all") as acts:
         model(x)
     products = [one @ one for one in inputs]
-    assert same(acts.calls("step/matmul#1"), products)  # Times the identity.
+    assert same(acts.calls("step/matmul#1"), products)  # The second product is by the identity.
     assert same(acts.calls("step#2/matmul#0"), products[2:])
     assert same(acts.calls("step#1/matmul"), [products[1], products[1]])
     assert same(acts.calls("step/matmul"), [one for one in products for _ in range(2)])

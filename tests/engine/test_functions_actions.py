@@ -1,4 +1,4 @@
-"""What is done at functions: patch, skip, stop, results written in place, hooks kept around; what hl.sites shows."""
+"""Actions at functions: patch, skip, stop, results written in place, hooks switched off and on; and hl.sites."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_skipped_function_is_not_computed_and_passes_its_first_argument_on() -
     stages = stages_of_attention(attention, x)
     mixed = (stages["div#0"] @ stages["transpose#2"]).transpose(1, 2).flatten(2)
     torch.testing.assert_close(hl.run(attention, x, skip="/softmax"), attention.out(mixed))
-    failing = Returns(lambda x: torch.linalg.cholesky(x) + 1)  # What is not computed can't fail.
+    failing = Returns(lambda x: torch.linalg.cholesky(x) + 1)  # A skipped function can't raise.
     assert hl.run(failing, -torch.eye(2), skip="/cholesky").equal(1 - torch.eye(2))
     assert hl.run(failing, -torch.eye(2), skip={"/cholesky": torch.zeros(2, 2)}).equal(torch.ones(2, 2))
     twice = Returns(lambda x: (x * 2) * 3)
@@ -58,7 +58,7 @@ def test_a_forward_stops_after_a_function() -> None:
     assert not later
     assert acts["h.0.attn/softmax"].equal(plain["h.0.attn/softmax"])
     with pytest.raises(hl.SiteError, match=r"'h.0.attn/mat\*'.*name those to stop after"):
-        hl.run(model, x, capture="h.0.attn/mat*", stop=True)  # Who knows how many there will be.
+        hl.run(model, x, capture="h.0.attn/mat*", stop=True)  # The number of matching functions is unknown in advance.
     hooks = hl.Hooks(model)
     hooks.stop_after("h.0.attn/matmul#1")
     assert model(x) is None
@@ -78,7 +78,7 @@ def test_hooks_at_functions_are_switched_off_and_on_narrowed_and_removed() -> No
     assert not blind.equal(plain)
     assert acts["h.1.attn/softmax"].sum() > 0  # Captures and edits act in the order they were added.
     assert [hook.kind for hook in hooks.at("h.1.attn/softmax")] == ["capture", "edit"]
-    assert len(hooks.at("h.0.attn")) == 2  # A module stands for everything at it.
+    assert len(hooks.at("h.0.attn")) == 2  # The capture of the module and the one of its softmax.
     hooks["blind"].deactivate()
     assert model(x).equal(plain)
     with hooks["blind"].activated():
@@ -128,7 +128,7 @@ def test_a_changed_result_of_a_function_that_writes_is_seen_by_everyone_who_hold
 ) -> None:
     name, write = IN_PLACE[form]
     if form == "out" and training:
-        return  # Torch differentiates no function with out=.
+        return  # Torch can't differentiate functions with out=.
 
     def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = x * 1
@@ -141,14 +141,14 @@ def test_a_changed_result_of_a_function_that_writes_is_seen_by_everyone_who_hold
 
 
 def check_in_place(model: nn.Module, x: Tensor, name: str) -> None:
-    """Hook a function that writes, of a model which returns what it wrote and two aliases of that."""
+    """Hook a function that writes in place. The model returns the written tensor and two aliases of it."""
     torch.manual_seed(1)
     plain = model(x)
     torch.manual_seed(1)
     output, acts = hl.run(model, x, capture=[f"/{name}", "/view#0"])
     assert same(output, plain)
     assert acts[f"/{name}"].equal(plain[0])
-    assert acts["/view#0"].equal(x.view(4, 3))  # As it was before the write.
+    assert acts["/view#0"].equal(x.view(4, 3))  # The value before the write.
     value = torch.randn(2, 2, 3)
     for hooked in (
         {"patch": {f"/{name}": value}},
@@ -208,7 +208,7 @@ def test_sites_lists_what_would_run_in_order_with_shapes_and_lines_and_touches_n
     model = Transformer().train()
     before, seed = state_of(model), torch.get_rng_state()
     sites = hl.sites(model, "h.0.attn/*", run=run)
-    names = [name.removesuffix("#0") if name[0] in "cdsf" else name for name in ORDER]  # The only ones of their name.
+    names = [name.removesuffix("#0") if name[0] in "cdsf" else name for name in ORDER]  # These functions run once.
     assert [str(site) for site in sites] == [f"h.0.attn/{name}" for name in names]
     assert state_of(model) == before
     assert torch.get_rng_state().equal(seed)

@@ -1,4 +1,4 @@
-"""Gradients at functions, against autograd on a forward written by hand; and functions in checkpointed segments."""
+"""Gradients at functions, compared with autograd on a forward by hand; and functions in checkpointed segments."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_gradient_of_a_view_is_that_of_its_value_or_is_refused_where_it_is_o
 ) -> None:
     site, look = VIEWS[view]
     if overwritten and view == "one of several":
-        return  # Torch forbids writing into it.
+        return  # Torch forbids writing into one of several views.
     after: Callable[[Tensor], Tensor] = (lambda y: y.exp_()) if overwritten else (lambda y: y.exp())
     model, x = Returns(lambda x: after(look(x * 1)) * 2), torch.randn(2, 3, requires_grad=True)
     function, _, part = site.partition("[")
@@ -168,7 +168,7 @@ def test_the_gradient_of_a_view_is_that_of_its_value_or_is_refused_where_it_is_o
     try:
         with hl.capture(model, port, site) as acts:
             model(x).sum().backward()
-    except hl.NeverFired as error:  # Autograd gives a view that is overwritten a history of its base's.
+    except hl.NeverFired as error:  # Autograd rebases the history of an overwritten view on its base.
         refusal = str(error)
     if refusal:
         assert overwritten
@@ -245,7 +245,7 @@ def test_a_gradient_that_cannot_exist_says_so() -> None:
 
 
 class Checkpointed(nn.Module):
-    """Runs a module in a checkpointed segment, or a part of its own forward in one."""
+    """Runs a module, or a part of its own forward, in a checkpointed segment."""
 
     def __init__(self, reentrant: bool, own: bool = False) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Checkpointed(nn.Module):
         return x
 
     def by_hand(self, x: Tensor, change: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The same without checkpoints, and with what the tanh gives changed."""
+        """Run without checkpoints and with `change` at the tanh; return the output and the changed values."""
         seen = []
         for number in range(2):
             seen.append(change(torch.tanh(self.layer(x)), number))

@@ -1,4 +1,4 @@
-"""Methods that are called by themselves while no forward of the model runs: the functions inside are their module's."""
+"""Methods called outside any forward of the model: the functions inside belong to the method's module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.states import state_of
 
 
 class Encoder(nn.Module):
-    """Has methods beside its forward."""
+    """Has methods besides forward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which functions are a module's own: those of helpers and methods are, those of other modules' forwards are not."""
+"""Which functions belong to a module: those called in its helpers and methods do, those in other forwards do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def helper(x: Tensor) -> Tensor:
 
 
 class Forwards:
-    """Something with a forward that is not a module."""
+    """Has a forward, but is not a module."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, -1)

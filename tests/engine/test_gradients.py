@@ -1,4 +1,4 @@
-"""Gradients at every port, against torch.autograd.grad on a forward written by hand."""
+"""Gradients at every port, compared with torch.autograd.grad on a forward by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.models import GPT, Scaled, WritesThenReads, loss_of, tokens
 
 
 def stages_of_gpt(model: GPT, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """The forward of GPT by hand, with every value of interest as a tensor of its own."""
+    """Run the forward of GPT by hand. Every value of interest is a separate tensor."""
     values: dict[str, Tensor] = {}
     for number, block in enumerate(model.h):
         name = f"h.{number}"
@@ -113,7 +113,7 @@ def test_a_module_that_uses_its_input_before_and_after_overwriting_it_gets_the_s
     model, x = WritesAndIsUsed(), torch.ones(2, requires_grad=True)
     with hl.capture(model, "inner:grad_input") as acts:
         model(x).sum().backward()
-    # 3 before the write, 5 after it by the module, and 5 by the caller, who goes on with what was written.
+    # The module adds 3 before the write and 5 after it; the caller adds 5, because it uses the written tensor again.
     assert acts["inner:grad_input"].tolist() == [13.0, 13.0]
     assert x.grad is not None
     assert x.grad.tolist() == [40.0, 40.0]
@@ -156,7 +156,7 @@ def test_an_edited_gradient_of_a_module_that_overwrites_its_input_takes_effect()
 
 
 class Views(nn.Module):
-    """Returns two views of one activation, which it uses in a third way too."""
+    """Returns two views of one activation and uses the activation a third time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random chains of modules that write in place, return views and aliases: every gradient is right, or refused."""
+"""Random chains of modules that write in place and return views and aliases: gradients are right or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def double_the_first_half(x: Tensor) -> Tensor:
     return x
 
 
-# What a module does, and the same without writing in place, without views and without aliases.
+# The operation of a module, and the same operation without in-place writes, views and aliases.
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "relu_": (Tensor.relu_, Tensor.relu),
     "mul_": (lambda x: x.mul_(1.5), lambda x: x * 1.5),
@@ -44,13 +44,13 @@ class Step(nn.Module):
 
 
 def chain_of(kinds: list[str]) -> nn.Sequential:
-    """A linear layer, whose output on three dimensions is a view, and then these steps; torch must allow it."""
+    """Return a Linear, whose output in three dimensions is a view, and these steps. Discard chains torch refuses."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), *map(Step, kinds))
     try:
         loss_of(model(torch.randn(3, 2, 4))).backward()
     except RuntimeError:
-        assume(False)  # An in-place write to what the backward needs.
+        assume(False)  # An in-place write to a tensor that the backward needs.
     model.zero_grad()
     return model
 
@@ -58,7 +58,7 @@ def chain_of(kinds: list[str]) -> nn.Sequential:
 def stages(
     model: nn.Sequential, x: Tensor, change: Callable[[str, Tensor], Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Run a chain by its meaning, with the value at every site passed through `change`; return those values too."""
+    """Run a chain without in-place writes and with `change` at every site; return the changed values and the output."""
     found: dict[str, Tensor] = {}
     for number, module in enumerate(model):
         if number:
@@ -85,7 +85,7 @@ def test_every_captured_gradient_is_the_oracles_or_refused(kinds: list[str], dat
     except hl.NeverFired:
         refused = True
     if refused:
-        assert "transpose" in kinds  # A view in another order than its base, written to.
+        assert "transpose" in kinds  # Only a write into a transposed view is refused.
         return
     for site in sites:
         torch.testing.assert_close(acts[site], expected[site], msg=lambda text, site=site: f"{site} of {kinds}: {text}")
@@ -114,7 +114,7 @@ def test_every_edited_gradient_acts_where_it_stands_or_is_refused(kinds: list[st
         refused = True
     hooks.remove()
     if refused:
-        assert {"transpose", "residual_"} & set(kinds)  # As above; or a gradient that comes in two parts.
+        assert {"transpose", "residual_"} & set(kinds)  # As above, or a gradient that arrives in two parts.
         return
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, msg=lambda text: f"{factors} of {kinds}: {text}")

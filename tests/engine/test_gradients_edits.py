@@ -1,4 +1,4 @@
-"""Gradients are changed as values are: whole or in part, by a function or a value, in the order of the hooks."""
+"""Edits of gradients work like edits of values: whole or part, a function or a value, in the order of the hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies on their way to host memory, as far as they are without a CUDA device; the rest is in test_gpu_offload.py."""
+"""Asynchronous copies to host memory, tested without a CUDA device; test_gpu_offload.py tests them on one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = Site("h")
 
 
 class Event:
-    """Stands for the event of a CUDA stream: the copy it is for happens when somebody waits."""
+    """Stands in for the event of a CUDA stream. The copy happens when somebody waits for it."""
 
     def __init__(self, tensor: Tensor, value: Tensor) -> None:
         self.tensor = tensor
@@ -37,7 +37,7 @@ class Event:
 
 
 def on_its_way(value: Tensor, **options: Any) -> tuple[offload.Copy, Event]:
-    """A copy that is not there yet."""
+    """Return a copy that has not arrived yet, and its event."""
     tensor = torch.zeros_like(value)
     event = Event(tensor, value)
     kept = offload.Copy(tensor, options.get("dtype"), options.get("shape"))
@@ -201,14 +201,14 @@ def test_a_copy_of_what_is_kept_has_the_value(again: Any) -> None:
 
 
 class Stream:
-    """Stands for a CUDA stream, in whose order everything happens anyway."""
+    """Stands in for a CUDA stream. On the host everything runs in order anyway."""
 
     def wait_stream(self, _stream: Stream) -> None:
         """Return at once."""
 
 
 class Done:
-    """Stands for an event of such a stream; a forked process has none."""
+    """Stands in for an event of a CUDA stream, which raises in a forked process."""
 
     def record(self, _stream: Stream) -> None:
         self.process = os.getpid()
@@ -223,7 +223,7 @@ class Done:
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the host be the device too: what is sent, when, and what it holds, is then as with CUDA."""
+    """Pretend that the host is a CUDA device: copies are sent, batched and counted as with CUDA."""
     empty_like = torch.empty_like
     for name, stand_in in {
         "current_device": lambda: -1,
@@ -301,10 +301,10 @@ def test_small_values_wait_for_each_other_and_large_ones_for_nobody() -> None:
     offload.flush()
     assert len({id(copy.event) for copy in small if copy is not None}) == 1
     sizes = sorted(size for _, size in offload.pinned.held.values())
-    assert sizes == [64, 1 << 19]  # 3 values of 16 bytes, as torch rounds them: nobody held the last one.
+    assert sizes == [64, 1 << 19]  # 3 values of 16 bytes, rounded up as torch does; `gone` is freed.
     values = [copy.read(HERE) for copy in small[1:] if copy is not None]
     del small, large
-    assert offload.pinned.count() == 0  # Each has memory of its own.
+    assert offload.pinned.count() == 0  # Values that were read have memory of their own.
     assert [value[0].item() for value in values] == [1, 2]
 
 
@@ -332,13 +332,13 @@ def test_no_more_than_the_limit_is_held(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(offload.pinned, "limit", 4 << 20)
     copies, most = [], 0
     for number in range(40):
-        copies.append(offload.send(torch.full((100000,), float(number))))  # Of half a mebibyte.
+        copies.append(offload.send(torch.full((100000,), float(number))))  # Half a MiB each.
         most = max(most, offload.pinned.count())
     assert 1 << 20 < most <= 4 << 20
     assert [copy.read(HERE)[-1].item() for copy in copies if copy is not None] == [*range(40)]
     assert offload.send(torch.ones(2 << 20)) is None  # Larger than the limit.
     held = [copy.read(HERE) for copy in map(offload.send, [torch.ones(100000)] * 20) if copy is not None]
-    assert len(held) < 9  # What was read does not move.
+    assert len(held) < 9  # Values that were read stay in pinned memory and use up the limit.
 
 
 @pytest.mark.usefixtures("pretended")
@@ -348,7 +348,7 @@ def test_a_forked_process_reads_what_was_on_its_way() -> None:
     copies = [offload.send(torch.full((size,), float(size))) for size in (3, 4, 100000)]
     child = os.fork()
     if child == 0:
-        torch.set_num_threads(1)  # The threads of OpenMP stayed with the parent.
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork.
         right = [copy is not None and bool((copy.read(HERE) == copy.tensor.numel()).all()) for copy in copies]
         os._exit(0 if right == [True] * 3 and offload.pinned.immortal else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -358,7 +358,7 @@ def test_a_forked_process_reads_what_was_on_its_way() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
 def test_every_spelling_of_the_host_is_meant(device: Any) -> None:
     assert Save(CaptureOptions(device=device)).offloads
-    assert not Save(CaptureOptions(device=device, detach=False)).offloads  # Its graph goes through the copy.
+    assert not Save(CaptureOptions(device=device, detach=False)).offloads  # The graph must include the copy.
     assert not Save(CaptureOptions(device="cuda")).offloads
     assert not Save().offloads
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers as sites: `W_enc/matmul`, `W_enc/*`, the results of the operations that take them."""
+"""Parameters and buffers as sites: `W_enc/matmul` and `W_enc/*` are results of operations that take `W_enc`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_results_of_operations_on_bare_parameters_are_seen() -> None:
         "b_dec/sub#0", "W_enc/matmul", "b_enc/add", "W_dec/matmul[:, 0]", "scale/mul", "b_dec/add#0",
     ]  # fmt: skip
     assert torch.equal(acts["b_dec/sub#0"], centred)
-    assert torch.equal(acts["b_dec/sub"], centred), "a cache answers without the number where there is only one"
+    assert torch.equal(acts["b_dec/sub"], centred), "the number may be left out if the operation runs once"
     assert torch.equal(acts["W_enc/matmul"], centred @ model.W_enc)
     assert torch.equal(acts["b_enc/add"], centred @ model.W_enc + model.b_enc)
     assert torch.equal(acts["W_dec/matmul[:, 0]"], (model.encode(x) @ model.W_dec)[:, 0])
@@ -158,7 +158,7 @@ def test_what_is_made_of_the_result_is_no_longer_an_operation_on_the_parameter()
     model, x = Uses(lambda w, x: ((x @ w).relu_() + 1) @ (w * 2).T), torch.randn(3, 4)
     _, acts = hl.run(model, x, capture="W/*")
     assert list(acts) == ["W/matmul#0", "W/mul#0"]
-    assert torch.equal(acts["W/matmul"], x @ model.W), "what was captured is not overwritten"
+    assert torch.equal(acts["W/matmul"], x @ model.W), "the captured value was overwritten"
 
 
 def test_numbers_count_the_operations_of_one_name_in_one_forward() -> None:

@@ -1,4 +1,4 @@
-"""`head.weight:param`: a parameter as the forward reads it, seen and changed without touching the real one."""
+"""`head.weight:param`: the value a forward reads, captured and changed without touching the real parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.states import state_of
 
 
 def with_weight(model: nn.Module, name: str, value: Tensor) -> nn.Module:
-    """A copy of the model whose parameter has another value: the oracle of a patch."""
+    """Return a copy of the model with another value for one parameter: the expected effect of a patch."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.get_parameter(name).copy_(value)
@@ -53,7 +53,7 @@ def test_what_was_captured_stays_what_it_was_when_the_model_is_trained_on() -> N
     optimizer.step()
     assert torch.equal(acts["0.weight:param"], weight)
     assert not torch.equal(model[0].weight, weight)
-    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses, "where others look for them"
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses, "the parameters moved in memory"
 
 
 VALUES: dict[str, tuple[Callable[[nn.Module], hl.Hooks], Callable[[Tensor], Tensor]]] = {
@@ -94,7 +94,7 @@ def test_a_parameter_is_changed_for_a_block_and_its_gradients_go_to_the_real_one
         found = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         assert torch.allclose(found, torch.zeros_like(found) if gradient is None else gradient)
     model.zero_grad()
-    assert state_of(model) == before, "not even written and restored"
+    assert state_of(model) == before, "the model changed, or a parameter was written to"
     assert torch.equal(model(x), plain)
 
 
@@ -184,7 +184,7 @@ def test_buffers_that_the_forward_updates_are_updated_as_without_us() -> None:
             assert torch.equal(model(x), twin(x))
     assert torch.equal(model.running_mean, twin.running_mean)
     assert model.num_batches_tracked == 2
-    assert acts.calls("running_mean:param")[0].count_nonzero() == 0, "what was captured is not overwritten"
+    assert acts.calls("running_mean:param")[0].count_nonzero() == 0, "the captured value was overwritten"
     assert type(model) is nn.BatchNorm1d
 
 

@@ -1,4 +1,4 @@
-"""What a function is told of the call it takes part in, what it is given, and hooks that need not fire."""
+"""The Call that a hook's function gets with `with_call=True`, its other arguments, and hooks that may stay unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on a module with one plain capture, and what takes its place while there are others."""
+"""The forward that replaces a module's while it has one plain capture, and while it has other hooks as well."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make() -> nn.Sequential:
 
 
 class Forked(nn.Module):
-    """Takes one of two ways."""
+    """Calls one of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_a_capture_goes_on_when_another_hook_leaves_before_the_call() -> None:
         if len(leaving):
             leaving.remove()
 
-    with model[0].register_forward_pre_hook(leave):  # Torch has looked the forward up by then.
+    with model[0].register_forward_pre_hook(leave):  # Torch has already looked up the forward when it calls this hook.
         model(x)
     assert acts["0"].equal(model[0](x))
 

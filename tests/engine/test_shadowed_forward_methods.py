@@ -1,4 +1,4 @@
-"""Methods as sites: `h.0.attn.split_heads()`. What they are, every kind of them, and all that can be done there."""
+"""Methods as sites: `h.0.attn.split_heads()`. Every kind of method, and every action at one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names(model: nn.Module, *where: Any) -> list[str]:
 
 
 def values_by_hand(attn: AttentionInMethods, x: Tensor) -> dict[str, Any]:
-    """What passes at the methods of one attention, in a forward written by hand."""
+    """Return the values at the methods of one attention, from a forward by hand."""
     query, key = attn.split_heads(attn.proj(x)), attn.split_heads(x, scale=0.5)
     pattern = attn.pattern(query, key)
     return {
@@ -47,7 +47,7 @@ def test_a_method_is_seen_at_every_port_with_subscripts_and_numbers() -> None:
     assert set(acts) == {*expected, "h.0.attn.pattern():inputs"}
     for site, value in expected.items():
         assert torch.equal(torch.as_tensor(acts[site]), torch.as_tensor(value)), site
-    assert list(acts["h.0.attn.pattern():inputs"]) == ["query", "key"], "defaults are not among the arguments"
+    assert list(acts["h.0.attn.pattern():inputs"]) == ["query", "key"], "a default is recorded as an argument"
     assert state_of(model) == before
 
 
@@ -171,7 +171,7 @@ class Adder:
 
 
 class Parent(nn.Module):
-    """Where some of the methods of Kinds come from."""
+    """The base class of Kinds, with methods to inherit and to override."""
 
     shift = 3.0
 
@@ -183,7 +183,7 @@ class Parent(nn.Module):
 
 
 class Kinds(Parent):
-    """A method of every kind; forward calls the one it is told to."""
+    """Has a method of every kind; forward calls the one named `kind`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,10 +243,10 @@ def test_every_kind_of_method_is_seen_and_changed_and_left_as_found(kind: str) -
     with hl.capture(model, f"{kind}()", f"{kind}():input", f"{kind}():inputs", keep="all") as acts:
         assert torch.equal(model(x, kind), plain)
     assert torch.equal(acts[f"{kind}()"], plain)
-    assert len(acts.calls(f"{kind}()")) == 1, "an overridden one is seen once, with what the outer one gives"
+    assert len(acts.calls(f"{kind}()")) == 1, "an overridden method is one call, with the output of the override"
     assert torch.equal(acts[f"{kind}():input"], x)
     (first,) = acts[f"{kind}():inputs"].values()
-    assert first is not model, "self is not an argument of a method"
+    assert first is not model, "self was recorded as an argument"
     if kind in IN_THE_CLASS:
         assert list(acts[f"{kind}():inputs"]) == ["x"]
     assert hl.run(model, x, kind, patch={f"{kind}()": 0.0}).count_nonzero() == 0

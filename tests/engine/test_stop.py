@@ -1,4 +1,4 @@
-"""Stopping a forward: nothing after the last site that is wanted runs."""
+"""Stopping a forward: nothing after the last requested site runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_stop_in_a_method_that_goes_around_forward_ends_it_too() -> None:
 
 
 class Outer(nn.Module):
-    """Calls a model of its own, and goes on with or without its output."""
+    """Calls an inner model and carries on whether or not it gets an output."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         super().__init__()
