@@ -1,4 +1,4 @@
-"""On a CUDA device: copy-on-write, autograd's own threads, streams, graphs, kernels made by inductor, and memory."""
+"""On a CUDA device: copy-on-write, autograd's threads, streams, CUDA graphs, inductor's kernels, and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     # Dynamo asks every tensor that enters a graph for its `.grad`.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
-    # Torch records an empty graph to make the memory of others, and warms modules up on a stream of their own.
+    # Torch records an empty graph to create the memory pool of others, and warms modules up on a separate stream.
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning"),
 ]
@@ -72,7 +72,7 @@ def llama() -> nn.Module:
 
 
 def clones_of(model: nn.Module, **inputs: Tensor) -> tuple[Any, dict[str, Any]]:
-    """Run a model under torch's own hooks, which copy every output at once."""
+    """Run a model with plain torch hooks that copy every output immediately."""
     seen: dict[str, Any] = {}
 
     def hook(name: str) -> Callable[..., None]:
@@ -225,7 +225,7 @@ INSIDE = pytest.mark.parametrize("inside", [True, False], ids=["backward inside"
 @INSIDE
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_edits_act_on_the_recomputation_of_a_checkpoint_too(reentrant: bool, inside: bool, dropout: float) -> None:
-    """The recomputation runs on autograd's own thread, where no block is open."""
+    """The recomputation runs on a thread of autograd's, where no block is open."""
     model, x = Checkpointed(reentrant).to(DEVICE), tokens().to(DEVICE).requires_grad_()
     for block in model.h:
         block.mlp[1] = nn.Sequential(nn.Tanh(), nn.Dropout(dropout))
@@ -259,7 +259,7 @@ def test_edits_act_on_the_recomputation_of_a_checkpoint_too(reentrant: bool, ins
 
 
 class Recomputes(torch.autograd.Function):
-    """A checkpoint that is not torch's own, as training frameworks have."""
+    """A checkpoint that is not torch's, as some training frameworks have."""
 
     @staticmethod
     def forward(ctx: Any, module: nn.Module, x: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class Recomputes(torch.autograd.Function):
 
 
 class OwnCheckpoint(GPT):
-    """Runs each block in a checkpoint of its own kind."""
+    """Runs each block in a `Recomputes` checkpoint."""
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.h:
@@ -306,7 +306,7 @@ MODES = pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @MODES
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_captured_and_patched_call_after_call(mode: str) -> None:
-    """With CUDA graphs every call after the second is a replay into the same memory."""
+    """With CUDA graphs, every call after the second is a replay into the same memory."""
     model, x = small_gpt()
     compiled = torch.compile(model, mode=mode)
     batches = [x * scale for scale in (1.0, 2.0, 3.0, 4.0, 5.0)]
@@ -346,14 +346,14 @@ def test_a_value_that_was_read_is_not_overwritten_in_silence_by_the_next_call(mo
                 compiled(x * scale)
                 read.append(acts["h.0"])
     for value, right in zip(read, expected, strict=True):
-        # When a replay has taken its memory, torch says so.
+        # If a replay has overwritten the value, torch raises.
         assert is_right_or_told(lambda value=value: value + 0, right, "overwritten by a subsequent run")
 
 
 @MODES
 @pytest.mark.usefixtures("fresh_compiler")
 def test_every_call_of_a_compiled_model_is_kept_apart(mode: str) -> None:
-    """To keep all calls a module runs uncompiled, between graphs whose memory is used again."""
+    """With keep="all" the module runs uncompiled, between graphs that reuse their memory."""
     model, x = small_gpt(depth=3)
     compiled = torch.compile(model, mode=mode)
     scales = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -407,7 +407,7 @@ def test_gradients_of_a_compiled_model_are_captured_and_edited(mode: str) -> Non
 
 
 def test_a_recorded_graph_of_the_model_gives_right_values_or_says_that_it_cannot() -> None:
-    """What was captured while a graph is recorded lies in the graph's memory, which every replay writes."""
+    """Values captured while a graph is recorded are in the graph's memory, and every replay overwrites them."""
     model, x = small_gpt()
     stream = torch.cuda.Stream()
     with torch.no_grad():
@@ -437,7 +437,7 @@ def test_a_module_whose_forward_replays_a_graph_is_told_to_have_no_inside() -> N
     graphed = torch.cuda.make_graphed_callables(model, (x,))
     with pytest.raises(hl.NeverFired, match="'h.0' was not called"), hl.capture(graphed, "h.0"):
         graphed(x)
-    with hl.capture(graphed, "", clone=True) as acts:  # What a graph gives is overwritten by its next replay.
+    with hl.capture(graphed, "", clone=True) as acts:  # The next replay overwrites the output of a graph.
         graphed(x)
     graphed(x * 2)
     torch.testing.assert_close(acts[""], plain)

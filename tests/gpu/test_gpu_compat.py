@@ -1,4 +1,4 @@
-"""What the older libraries need of the core, on a CUDA device: values of the graph, own tensors, backward passes."""
+"""Features that hookline.compat needs, on a CUDA device: values attached to the graph, copies, backward passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model_and_input() -> tuple[nn.Sequential, Tensor]:
 
 
 class Overwrites(nn.Module):
-    """Writes into what its layer returned."""
+    """Writes into the output of its layer."""
 
     def __init__(self, write: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_a_foreach_write_into_a_value_of_the_graph_is_told_or_does_not_reach_it(
     model, x = Overwrites(write).to(DEVICE), torch.randn(5, 4, device=DEVICE)
     with hl.capture(model, "first", detach=False) as acts:
         model(x)
-    with contextlib.suppress(hl.StaleValue):  # Where the copy shares its memory.
+    with contextlib.suppress(hl.StaleValue):  # Raised if the captured copy shares its memory with the output.
         assert acts["first"].equal(model.first(x))
 
 

@@ -1,4 +1,4 @@
-"""On a CUDA device: compiled models with and without CUDA graphs, whose memory is used again by the next run."""
+"""On a CUDA device: compiled models with and without CUDA graphs, whose memory the next run reuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 MODES = ["default", "reduce-overhead"]
-RUNS = 5  # Two to warm up and record a CUDA graph, and then it is replayed.
+RUNS = 5  # Two runs to warm up and record a CUDA graph, then three replays.
 
 
 def made(mode: str) -> tuple[GPT, Any, Tensor]:
@@ -32,7 +32,7 @@ def made(mode: str) -> tuple[GPT, Any, Tensor]:
 
 
 def other() -> tuple[Any, Tensor]:
-    """Another compiled function, whose CUDA graph uses the same memory."""
+    """Return another compiled function, whose CUDA graph uses the same memory, and its input."""
     return torch.compile(lambda x: (x.sin(), x * 3, x - 1, x + 7), mode="reduce-overhead"), torch.randn(2, 5, 8).cuda()
 
 

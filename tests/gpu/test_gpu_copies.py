@@ -1,4 +1,4 @@
-"""On a CUDA device: a captured value stays what it was, whatever writes into it later, or says that it did not."""
+"""On a CUDA device: whatever is written later, a captured value stays the same, or reading it raises StaleValue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
     # Dynamo asks every tensor that enters a graph for its `.grad`.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
-    # Torch records an empty graph to make the memory of others, and warms modules up on a stream of their own.
+    # Torch records an empty graph to create the memory pool of others, and warms modules up on a separate stream.
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning"),
 ]
@@ -77,7 +77,7 @@ def test_a_write_that_changes_nothing_is_not_called_an_overwrite(count: Callable
 
 
 def test_torch_shows_nothing_by_which_a_foreach_write_differs_from_a_copy_onto_itself() -> None:
-    """If this fails, torch tells the two apart by now: then StaleValue need not be raised for the second."""
+    """If this fails, torch can now tell the two apart, and a copy onto itself need not raise StaleValue any more."""
 
     def left_by(write: Callable[[Tensor], object]) -> tuple[Any, ...]:
         own = torch.ones(5, 8, device=DEVICE)
@@ -94,7 +94,7 @@ def test_torch_shows_nothing_by_which_a_foreach_write_differs_from_a_copy_onto_i
 
 
 def test_a_buffer_copied_onto_itself_can_be_read() -> None:
-    """What the model holds from before the forward is copied when it is captured."""
+    """Tensors that the model held before the forward are copied when they are captured."""
 
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -114,7 +114,7 @@ def test_a_buffer_copied_onto_itself_can_be_read() -> None:
 
 
 def test_a_real_copy_stays_what_it_was_also_where_torch_counts_no_write() -> None:
-    """Of the foreach functions `_foreach_zero_` moves no version, so that nothing can tell the write."""
+    """`_foreach_zero_`, unlike other foreach functions, does not count up the version, so the write is undetectable."""
     model, x = Overwrites(lambda y: torch._foreach_zero_([y])).to(DEVICE), torch.randn(5, 8, device=DEVICE)
     with torch.no_grad():
         expected = model.first(x)
@@ -125,7 +125,7 @@ def test_a_real_copy_stays_what_it_was_also_where_torch_counts_no_write() -> Non
 
 
 class ReturnsParameter(nn.Module):
-    """Gives a part of a parameter, as learned positions are."""
+    """Returns a part of a parameter, as learned position embeddings do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class ReturnsParameter(nn.Module):
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("kind", ["foreach", "fused", "plain"])
 def test_a_captured_part_of_a_parameter_stays_what_it_was_when_an_optimizer_steps(kind: str, grad: bool) -> None:
-    """The fused optimizers write through a copy-on-write tensor and count no write."""
+    """The fused optimizers write through a copy-on-write tensor and do not count up its version."""
     model = nn.Sequential(ReturnsParameter()).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, foreach=kind == "foreach", fused=kind == "fused")
     x = torch.randn(3, 8, device=DEVICE)
@@ -152,7 +152,7 @@ def test_a_captured_part_of_a_parameter_stays_what_it_was_when_an_optimizer_step
 
 
 def test_a_foreach_function_in_inference_mode_does_not_change_a_captured_value_in_silence() -> None:
-    """There is no version to tell the write by."""
+    """Inference tensors have no version counter, so the write is undetectable."""
     model, x = Overwrites(foreach_add).to(DEVICE), torch.randn(5, 8, device=DEVICE)
     with torch.inference_mode():
         expected = model.first(x)
@@ -181,7 +181,7 @@ def test_a_foreach_function_does_not_write_into_what_the_caller_holds() -> None:
 
 
 class Residual(nn.Module):
-    """Gives its first layer's input to both sides of a sum."""
+    """Passes its first layer's input to both sides of a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def test_a_value_inside_a_transform_of_torch_func_is_refused() -> None:
 
 
 def test_a_gradient_that_clipping_writes_into_later_is_right_or_told() -> None:
-    """Clipping is a foreach function, and a leaf's gradient may share memory with the one that was captured."""
+    """Clipping uses foreach functions, and a leaf's gradient may share memory with the captured one."""
     model, x = nn.Linear(8, 8, device=DEVICE), torch.randn(5, 8, device=DEVICE, requires_grad=True)
     with hl.capture(model, ":grad_input") as acts:
         model(x).square().sum().backward()
@@ -248,7 +248,7 @@ def test_a_gradient_that_clipping_writes_into_later_is_right_or_told() -> None:
 
 
 def test_an_empty_value_is_never_stale() -> None:
-    """As an expert that no token was sent to."""
+    """An expert that gets no token returns such a value."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True)).to(DEVICE)
     with torch.no_grad(), hl.capture(model, "0") as acts:
         model(torch.empty(0, 8, device=DEVICE))

@@ -1,4 +1,4 @@
-"""hl.harvest on a CUDA device: the same rows as on the host, and the forward waits for nobody."""
+"""hl.harvest on a CUDA device: the same rows as on the host, and the forward never waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE = "cuda"
 
 
 class Tokens(nn.Module):
-    """A small model of tokens, which overwrites what it is given."""
+    """A small token model with an in-place activation."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

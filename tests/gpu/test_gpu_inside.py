@@ -1,4 +1,4 @@
-"""On a CUDA device: methods, functions and parameters, eager and compiled, with autograd's own threads."""
+"""On a CUDA device: methods, functions and parameters, eager and compiled, with autograd's threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ EDITS: dict[str, Any] = {"h.0/softmax": 0.25, "h.1.W_out:param": 0.1, "h.0.W_in/
 
 
 def twins() -> tuple[Model, Model, Tensor]:
-    """The same model on the device and, in the same precision, on the CPU, and an input."""
+    """Return the same model on the device and on the CPU, both in double precision, and an input."""
     torch.manual_seed(0)
     model = Model().double()
     return copy.deepcopy(model).cuda(), model, torch.randn(2, 5, 32, dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_patches_and_their_gradients_are_those_of_the_cpu(place: str, checkpoint
     for model, x in zip(twins()[:2], (twins()[2].cuda(), twins()[2]), strict=True):
         with hl.patch(model, {place: EDITS[place]}):
             output = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
-        (output**2).sum().backward()  # On the device, by threads of autograd's own, and after the block.
+        (output**2).sum().backward()  # On CUDA, autograd's threads run this, after the block.
         found.append((output.detach().cpu(), gradients(model)))
     torch.testing.assert_close(found[0], found[1])
 

@@ -16,7 +16,7 @@ pytestmark = [
     # Dynamo asks every tensor that enters a graph for its `.grad`.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
-    # Torch records an empty graph to make the memory of others, and warms modules up on a stream of their own.
+    # Torch records an empty graph to create the memory pool of others, and warms modules up on a separate stream.
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning"),
 ]

@@ -1,4 +1,4 @@
-"""capture(device="cpu") on a CUDA device: right whatever the model does meanwhile, nobody waits, memory is bounded."""
+"""capture(device="cpu") on a CUDA device: values are right, the forward never waits, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ LONG = 100_000_000  # Cycles: about 50 ms.
 
 
 def aside() -> torch.cuda.Stream:
-    """The stream on which large values leave."""
+    """Return the stream on which large values are copied."""
     return offload._asides.setdefault(0, torch.cuda.Stream(0))
 
 
 def hold_up(stream: torch.cuda.Stream, cycles: int = LONG) -> None:
-    """Let what comes next on a stream wait for a while."""
+    """Delay the next work on a stream."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(cycles)
 
 
 def copy_of(acts: hl.Cache, site: str) -> Any:
-    """What a cache holds for a site, unread."""
+    """Return the stored object of a site without reading its value."""
     return acts._find(site).value
 
 
@@ -64,12 +64,12 @@ def limited_to(size: int) -> Iterator[None]:
 
 
 def pinned_bytes() -> int:
-    """What hookline's values hold now."""
+    """Return the bytes of pinned memory that hookline's values hold."""
     return offload.pinned.count()
 
 
 class Passes(nn.Module):
-    """Returns what a function makes of its input."""
+    """Returns the result of a function of its input."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Passes(nn.Module):
 
 
 def kept_of(function: Callable[[Tensor], Any], x: Tensor, **options: Any) -> Any:
-    """What is captured of what a function makes of x."""
+    """Return the captured copy of function(x)."""
     model = nn.Sequential(Passes(function))
     with hl.capture(model, "0", device="cpu", **options) as acts:
         model(x)
@@ -152,7 +152,7 @@ def test_a_value_is_cast_as_torch_casts_it(source: torch.dtype, size: int) -> No
 @torch.no_grad()
 def test_a_forward_waits_for_nothing(dtype: torch.dtype | None) -> None:
     model, x = wide_model(nn.ReLU(inplace=True))
-    with hl.capture(model, "*", "*[0]", device="cpu", dtype=dtype):  # The first time memory is pinned.
+    with hl.capture(model, "*", "*[0]", device="cpu", dtype=dtype):  # The first capture pins memory.
         model(x)
     torch.cuda.synchronize()
     hold_up(torch.cuda.current_stream())
@@ -492,7 +492,7 @@ def test_a_slow_link_is_waited_for_before_the_device_is_full() -> None:
         hold_up(aside())
         with hl.capture(model, "*", device="cpu") as acts:
             model(x)
-        # Three values of the model, and at most four on their way. What is freed while a stream reads it is not reused.
+        # Three values of the model and at most four in transit. Memory freed while a stream reads it is not reused.
         assert torch.cuda.memory_reserved() / MEBIBYTE - before < 16 * 9
     assert torch.equal(acts["5"], torch.nn.Sequential(*model[:6])(x).cpu())
 
@@ -652,9 +652,9 @@ def test_a_process_that_is_forked_reads_what_was_on_its_way() -> None:
         child = os.fork()
         if child == 0:
             signal.alarm(20)
-            torch.set_num_threads(1)  # OpenMP's threads are not there.
+            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork.
             right = [torch.equal(kept.peek(), expected[at]) for kept, at in zip(copies, (..., 0, (0, 0)), strict=True)]
-            del copies, hooks, cache  # Freed, as far as this process is concerned.
+            del copies, hooks, cache  # Free them in this process.
             os._exit(0 if right == [True, True, True] else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert torch.equal(cache["0"], expected)
@@ -686,7 +686,7 @@ def test_small_values_leave_together() -> None:
             assert torch.equal(cache.calls(str(at))[number], expected[at].cpu())
             assert torch.equal(cache.calls(f"{at}[0]")[number], expected[at][0].cpu())
     assert torch.equal(first, expected[3][0].cpu())
-    assert pinned_bytes() < before  # Nobody holds the memory in which they came.
+    assert pinned_bytes() < before  # The memory of the shared transfer is free again.
 
 
 @torch.no_grad()
@@ -741,4 +741,4 @@ def test_random_programs_agree_with_plain_copies() -> None:
                 model(x)
         for site in sites:
             assert torch.allclose(acts[site], expected[site].cpu(), rtol=1e-3, atol=1e-3, equal_nan=True), (turn, site)
-        torch.cuda.synchronize()  # The other stream may still use what this turn made on the default one.
+        torch.cuda.synchronize()  # The other stream may still use tensors of this turn.

@@ -1,4 +1,4 @@
-"""On a CUDA device: a watch notes there what it sees, reads it once for each pass, and still knows what was first."""
+"""On a CUDA device: a watch records on the device, reads once per pass, and still knows which value was bad first."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def x() -> torch.Tensor:
 
 
 class Syncs:
-    """Counts how often Python waits for the device, as torch warns of it."""
+    """Counts how often Python waits for the device, from torch's warnings."""
 
     def __enter__(self):
         import warnings
@@ -101,7 +101,7 @@ def test_a_bad_forward_is_seen_again_with_what_went_in_and_the_function(again, t
                         model(given)
     error = raised.value
     assert (str(error.site), str(error.function)) == ("root", "root/sqrt#0")
-    assert error.forward == error.step == 3  # Of a model that is only used, each forward is a step.
+    assert error.forward == error.step == 3  # Without training, each forward is a step.
     assert error.inputs['root:inputs["x"]'].is_cuda
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
@@ -166,7 +166,7 @@ def test_an_overflow_of_float16_in_the_forward_is_told_in_the_same_autocast():
             model(x())
 
 
-# Torch says so of the first graph that it captures to warm up, whatever the model.
+# Torch warns about the first graph, which it captures to warm up, for any model.
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_compiled_model_is_read_after_its_forward_and_seen_again_uncompiled(mode):
@@ -220,7 +220,7 @@ def test_a_watch_holds_no_activations():
             return torch.cuda.max_memory_allocated()
 
     bare = peak(False)
-    assert peak(True) - bare <= given.nbytes + 2**20  # What was looked at last may come again from the next module out.
+    assert peak(True) - bare <= given.nbytes + 2**20  # A watch keeps the last value: a parent may return it.
 
 
 def test_statistics_are_those_of_the_cpu():
