@@ -1,4 +1,4 @@
-"""A browser, pages that hl.explore wrote, and what every one of them is held to: no errors, nothing fetched."""
+"""A browser and pages written by hl.explore. Every page must load without errors and fetch nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ QUIET = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    """A browser for the tests of one file: while it is there an event loop runs, which tests of asyncio would meet."""
+    """Start a browser for the tests of one file. It runs an event loop, which would disturb asyncio tests elsewhere."""
     program = os.environ.get("HOOKLINE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None and os.environ.get("CI", "").lower() == "true":
-        pytest.fail("no Chromium is installed, and CI has to try the explorer page: see .ci/run")
+        pytest.fail("no Chromium is installed, but CI must test the explorer page: see .ci/run")
     if program is None:
         pytest.skip("no Chromium is installed (or name one in HOOKLINE_BROWSER)")
     from playwright.sync_api import sync_playwright
@@ -41,7 +41,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def look(browser) -> Iterator[Callable[..., Window]]:
-    """Open pages; at the end, none has said an error, and none has fetched anything."""
+    """Return a function that opens pages. At the end, check that none logged an error or fetched anything."""
     windows: list[Window] = []
 
     def open_page(path: os.PathLike[str] | str, **options) -> Window:
@@ -57,7 +57,7 @@ def look(browser) -> Iterator[Callable[..., Window]]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory, worker_id) -> Path:
-    """A folder that all the workers of a run share."""
+    """A folder shared by all workers of a run."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "explorer-pages"
     folder.mkdir(exist_ok=True)

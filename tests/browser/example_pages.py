@@ -1,4 +1,4 @@
-"""The pages that the tests look at, written by hl.explore itself."""
+"""The pages that the tests open, written by hl.explore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keyboard: everything can be reached without a mouse, and seen to be."""
+"""The keyboard: everything can be reached without a mouse, and the focus is visible."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_tab_reaches_everything_and_the_focus_is_seen(look, digits):
         seen.add(kind.split(" ")[0])
         outlines.add((kind.split(" ")[0], style))
     assert {"INPUT.search", "DIV.tree", "CANVAS.picture", "BUTTON.icon"} <= seen
-    assert {kind for kind, style in outlines if style == "none"} <= {"DIV.tree", "BODY."}  # The tree outlines its row.
+    assert {kind for kind, style in outlines if style == "none"} <= {"DIV.tree", "BODY."}  # The tree outlines a row.
     window.press("t")
     window.press("ArrowDown")
     assert window.page.eval_on_selector(".row.active", "row => getComputedStyle(row).outlineStyle") == "solid"

@@ -1,4 +1,4 @@
-"""The overview, the warnings and the list of names: they say which run, which layers, and all of the model."""
+"""The overview, the warnings and the list of names: they name the run and the layers, and cover the whole model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hookline as hl
 
 
 class Stages(nn.Module):
-    """As a U-Net is: stages of three layers each, none of which is most of the model; one layer is not called."""
+    """Like a U-Net: stages of three layers each, none of which dominates; the spare layers are never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def stages(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """Two runs: both have what is constant, and the second alone has a NaN."""
+    """The page of two runs: both have a constant value, and only the second has a NaN."""
     torch.manual_seed(0)
     runs = [{"": torch.zeros(2, 4, 8), "tok": torch.randn(2, 4, 8), "last": torch.randn(2, 4, 8)} for _ in range(2)]
     runs[1]["tok"][0, 0, 0] = float("nan")

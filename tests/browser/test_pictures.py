@@ -1,4 +1,4 @@
-"""The pictures: what is under the cursor is what passed, within the error that the page states."""
+"""The pictures: the value under the cursor is the captured one, within the error that the page states."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SOFTMAX = "transformer.h.3.attn/softmax"
 
 
 def error_of(window) -> float:
-    """The largest error that the page states, of any run."""
+    """Return the largest error that the page states for any run."""
     texts = [text.removeprefix(" ± ").replace("e−", "e-") for text in window.texts(".tip .error")]
     return max(map(float, texts), default=0.0)
 
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    """Values of all kinds, in two runs, and the page of them."""
+    """Two runs with values of all kinds, and their page."""
     torch.manual_seed(0)
     shapes = {"maps": (2, 6, 5, 7), "tokens": (2, 4, 1500), "units": (3, 10), "line": (9,), "number": ()}
     runs = [{name: torch.randn(shape) ** 3 for name, shape in shapes.items()} for _ in range(2)]
@@ -62,7 +62,7 @@ def test_the_mouse_finds_every_cell_of_a_grid(look, values):
         true = float(runs[0]["maps"][index])
         assert (found is None) if math.isnan(true) else (found == pytest.approx(true, abs=error * 1.05 + 1e-9))
         if math.isfinite(true) and abs(true) > 2:
-            assert (red > 0) == (true > 0), f"{place} is {true}, and has the colour of another number"
+            assert (red > 0) == (true > 0), f"{place} is {true}, but has the colour of the other sign"
 
 
 def test_not_a_number_and_infinities_are_said_under_the_cursor(look, values):
@@ -72,7 +72,7 @@ def test_not_a_number_and_infinities_are_said_under_the_cursor(look, values):
     assert window.texts(".tip b")[0] == "NaN"
     window.press("ArrowRight")
     assert window.texts(".tip b")[0] == "∞"
-    assert window.texts(".legend .strange") == ["NaN", "Inf", "NaN", "Inf"]  # Of the runs, and of their difference.
+    assert window.texts(".legend .strange") == ["NaN", "Inf", "NaN", "Inf"]  # For the runs and their difference.
     assert look(values[1], site="tokens").texts(".legend .strange") == []
 
 
@@ -174,7 +174,7 @@ def test_pictures_are_described_to_those_who_do_not_see_them(look, gpt2):
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
-    """Two runs with prompts of different lengths, and the page of them."""
+    """Two runs with prompts of different lengths, and their page."""
     torch.manual_seed(0)
     runs = [
         {
@@ -196,7 +196,7 @@ def test_of_runs_with_different_shapes_each_number_is_of_the_place_that_is_named
     canvas = window.page.locator(".panels canvas").nth(run)
     canvas.focus()
     window.press("ArrowDown", "PageDown", *["ArrowDown"] * 3, *["ArrowRight"] * 4)
-    for _ in range(3):  # The last rows and columns are in the longer run only.
+    for _ in range(3):  # Only the longer run has the last rows and columns.
         place, _ = window.tip()
         index = tuple(int(part.split()[1]) for part in place.split(" · "))
         texts = window.texts(".tip b")

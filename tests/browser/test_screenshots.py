@@ -1,7 +1,7 @@
-"""The pictures of the page in docs/images: made here, and held roughly against those that are committed.
+"""The screenshots in docs/images: taken here, and compared roughly with the committed ones.
 
-HOOKLINE_IMAGES=1 writes them anew. Fonts and their smoothing differ from machine to machine, so what is compared is a
-small grey image of each: a page that is blank, broken or laid out otherwise differs from it, another font hardly does.
+HOOKLINE_IMAGES=1 rewrites them. Fonts and their smoothing differ between machines, so the comparison uses a small grey
+version of each: a blank, broken or differently laid out page differs from it, another font hardly does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REWRITE = bool(os.environ.get("HOOKLINE_IMAGES"))
 SMALL = (72, 45)
 SOFTMAX = "transformer.h.6.attn/softmax"
 
-# The page, the state in its address, light or dark, and where the mouse is: an element and a point of it.
+# The page, the state in its address, light or dark, and the position of the mouse: an element and a point in it.
 SHOTS = {
     "overview-light": ("gpt2", {}, "light", None),
     "overview-dark": ("digits", {}, "dark", None),
@@ -42,7 +42,7 @@ def test_the_page_looks_as_in_the_docs(look, request, tmp_path, name):
         window.hover(*mouse)
     committed = IMAGES / f"explorer-{name}.png"
     shot = committed if REWRITE else tmp_path / committed.name
-    window.page.evaluate("document.querySelector('.made').textContent = ''")  # The date of the page changes.
+    window.page.evaluate("document.querySelector('.made').textContent = ''")  # The page's date changes.
     window.page.screenshot(path=shot)
     if REWRITE:
         shrink(shot)
@@ -50,7 +50,7 @@ def test_the_page_looks_as_in_the_docs(look, request, tmp_path, name):
 
 
 def shrink(path: Path) -> None:
-    """Keep a screenshot with 256 colours: a third of the bytes, and nobody sees it."""
+    """Reduce a screenshot to 256 colours: a third of the bytes, with no visible change."""
     from PIL import Image
 
     few = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
@@ -58,7 +58,7 @@ def shrink(path: Path) -> None:
 
 
 def difference(one: Path, other: Path) -> float:
-    """How much two screenshots differ, where the lightness of each has been spread from 0 to 1."""
+    """Return the mean difference of two screenshots, after stretching the lightness of each to 0 to 1."""
     import numpy
     from PIL import Image, ImageOps
 
@@ -71,7 +71,7 @@ def difference(one: Path, other: Path) -> float:
     return float(numpy.abs(small[0] - small[1]).mean())
 
 
-@pytest.mark.skipif(REWRITE, reason="they are being written")
+@pytest.mark.skipif(REWRITE, reason="the screenshots are being rewritten")
 def test_the_comparison_sees_a_page_that_is_empty_or_another(tmp_path):
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""The search of the page: hookline's site language, held against hookline's own reading of it."""
+"""The page's search: its reading of hookline's site language, compared with hookline's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WRITTEN = [
 
 
 def patterns_of(*files: str) -> list[str]:
-    """Every text in quotes or backticks in these files: most are patterns, and all have to be read alike."""
+    """Return every quoted text in these files. Most are patterns; page and hookline must read all of them alike."""
     quoted = re.compile(r"\"([^\"\n]+)\"|`([^`\n]+)`|'([^'\n]+)'")
     return sorted(
         {"".join(match.groups("")) for file in files for match in quoted.finditer((ROOT / file).read_text("utf-8"))}
@@ -55,7 +55,7 @@ def patterns_of(*files: str) -> list[str]:
 
 
 def meant(text: str, names: list[str] = NAMES) -> list[str] | None:
-    """The sites that hookline itself chooses, as Cache.select does."""
+    """Return the sites that hookline selects, as Cache.select does, or None if the pattern is invalid."""
     try:
         pattern = parse(text)
         return [name for name in names if _rest(pattern, Site.parse(name)) is not None]
@@ -156,7 +156,7 @@ class Pair(NamedTuple):
 
 
 class Parts(nn.Module):
-    """Returns what modules return: tuples in tuples, named ones, dicts, and a None among them."""
+    """Returns nested tuples, named tuples, dicts and a None."""
 
     def forward(self, x):
         a, b, c = (x.clone() for _ in range(3))

@@ -52,7 +52,7 @@ def test_hostile_names_are_shown_and_not_run(look, tmp_path):
 
 
 def replaced(page, tmp_path, change):
-    """The page with other data in it."""
+    """Return a page whose data were passed through `change`."""
     text = page.read_text("utf-8")
     head, mark, rest = text.partition('id="hookline-data">')
     data, end, tail = rest.partition("</script>")

@@ -1,4 +1,4 @@
-"""The page as a reader meets it: quick, calm, and where the address says."""
+"""The whole page: it is ready quickly, fits the window, and keeps its state in the address."""
 
 from __future__ import annotations
 

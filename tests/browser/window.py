@@ -22,12 +22,12 @@ return points.flatMap(([x, y]) => {
 })}"""
 
 
-# What a key sets off may be done a little later: a dialog tells of its end in a task of its own.
+# The effect of a key may come a little later: a dialog reports its end in a separate task.
 SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
 
 
 class Window:
-    """One page, opened as a reader would, with what it said and asked for."""
+    """One page, opened as a user would, with the errors it logged and the URLs it requested."""
 
     def __init__(self, browser: Any, path: Path, scheme: str = "light", size=(1440, 900), **state: Any) -> None:
         self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
@@ -53,34 +53,34 @@ class Window:
 
     @property
     def ready(self) -> float:
-        """The milliseconds until the page could be used."""
+        """The milliseconds until the page was usable."""
         return self.page.evaluate(READY)
 
     @property
     def hash(self) -> str:
-        self.page.wait_for_timeout(150)  # The address follows a little later where many keys come at once.
+        self.page.wait_for_timeout(150)  # With many keys at once the address is updated later.
         return self.page.evaluate("location.hash")
 
     @property
     def heading(self) -> str:
-        """The name of what is chosen, or "" in the overview."""
+        """The name of the selected site or module, or "" in the overview."""
         heading = self.page.locator("main .heading h2")
         return heading.text_content() if heading.count() else ""
 
     @property
     def rows(self) -> list[str]:
-        """The names in the tree, as far as they are in sight."""
+        """The names in the visible part of the tree."""
         return self.page.locator(".tree .row .name").all_text_contents()
 
     def row(self, name: str) -> Any:
-        """The row of a site or module."""
+        """Return the row of a site or module."""
         return self.page.locator(f'.tree .row[data-name="{name}"]')
 
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_text_contents()
 
     def search(self, text: str) -> str:
-        """Type a search; return what the page says about it."""
+        """Type a search; return the page's status text."""
         self.page.fill("#search", text)
         return self.page.text_content(".search-status")
 
@@ -93,18 +93,18 @@ class Window:
         return self.page.evaluate("text => window.hookline.matches(text)", text)
 
     def hover(self, selector: str, x: float, y: float) -> None:
-        """Put the mouse at a point of an element."""
+        """Move the mouse to a point in an element."""
         element = self.page.locator(selector).first
         element.scroll_into_view_if_needed()
         box = element.bounding_box()
         self.page.mouse.move(box["x"] + x, box["y"] + y)
 
     def sweep(self, selector: str, points: list[tuple[float, float]]) -> list[tuple[str, float, int, float]]:
-        """Put the mouse at many points of an element: the place, the first run's value, how red it is, its error."""
+        """Move the mouse to many points: return each place, the first run's value, how red it is, and its error."""
         return [tuple(one) for one in self.page.eval_on_selector(selector, SWEEP, points)]
 
     def tip(self) -> tuple[str, list[float]]:
-        """What the box at the cursor says: the place, and the value of each run."""
+        """Return the contents of the box at the cursor: the place, and the value of each run."""
         values = self.page.eval_on_selector_all(
             ".tip b[data-value]", "all => all.map(one => Number(one.dataset.value))"
         )

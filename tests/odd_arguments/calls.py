@@ -1,6 +1,6 @@
 """A usual call of every public function and method, in which one argument can be replaced by an odd one.
 
-What comes of it is used as a user would use it, so that what is only noticed then is noticed here too.
+Each call uses its result as a user would, because some mistakes show only then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
 class World:
-    """What the calls are made on: a model, a cache, hooks, and a folder for what is written."""
+    """The objects that the calls need: a model, a cache, hooks, and a folder for files."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
@@ -49,7 +49,7 @@ class World:
 
 
 class Given:
-    """The odd argument, by name; all others are as usual."""
+    """The odd argument, by name. All other arguments keep their usual value."""
 
     def __init__(self, **odd: Any) -> None:
         self.odd = odd
@@ -244,19 +244,19 @@ CALLS: dict[str, Callable[[World, Given], Any]] = {
     "HookedModel.unwrap": lambda w, g: w.hooked.unwrap()(X),
 }
 
-# Not for users to call, or in need of more than a usual call has here; each has tests of its own.
+# Functions that users don't call, or that need more than World provides; each has tests elsewhere.
 LEFT_OUT = {
     "Texts": "needs a tokenizer: tests/harvest/test_texts_and_images.py",
     "Images": "needs a processor: tests/harvest/test_texts_and_images.py",
-    "Generation": "what harvest asks of it: tests/harvest/test_generation.py",
+    "Generation": "called by harvest: tests/harvest/test_generation.py",
     "Store.to_datasets": "needs datasets: tests/store/test_exports.py",
     "Store.to_parquet": "needs pyarrow: tests/store/test_exports.py",
-    "HookPoint.forward": "what torch calls",
-    "Harvest.live": "what an engine asks of a plan",
-    "Harvest.place": "what an engine asks of a plan",
-    "Harvest.source": "what an engine asks of a plan",
+    "HookPoint.forward": "called by torch",
+    "Harvest.live": "called by an engine",
+    "Harvest.place": "called by an engine",
+    "Harvest.source": "called by an engine",
 }
-# Arguments that go to the model, or to another library, as they are.
+# Arguments that are passed unchanged to the model or to another library.
 PASSED_ON = {"args", "kwargs", "_args", "_kwargs", "options", "ax", "optimizer", "scaler"}
 
 
@@ -265,7 +265,7 @@ def public() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in hl.__all__:
         thing = getattr(hl, name)
-        if not callable(thing):  # hl.pinned, which has one setting.
+        if not callable(thing):  # hl.pinned is an object with one setting.
             continue
         if not inspect.isclass(thing):
             found[name] = thing
@@ -284,6 +284,6 @@ def _is_left_out(name: str) -> bool:
 
 
 def parameters(name: str) -> dict[str, str]:
-    """Return the parameters of a public function that take an odd argument, each with what it is annotated as."""
+    """Return the annotations of the parameters of a public function that are tested with odd arguments."""
     taken = inspect.signature(public()[name]).parameters
     return {one: str(given.annotation) for one, given in taken.items() if one not in PASSED_ON and one != "self"}

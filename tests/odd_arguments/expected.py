@@ -1,11 +1,11 @@
-"""Which odd arguments are fine; all others are refused, or warned of. Labels are those of values.py."""
+"""The odd arguments that are accepted; all others raise or warn. The labels are those in values.py."""
 
 from __future__ import annotations
 
-# Where each argument costs a trial run of the model, and a look at all that the process holds: one of each kind.
+# Each of these arguments costs a trial run of the model and a scan of all objects, so only one of each kind is tested.
 FEWER: dict[str, str] = {"sites.run": "None, no text, dict, 0, tensor, other module, object"}
 
-# Taken as they are: the docs say so, or they are what they look like.
+# Accepted: the docs say so, or the meaning is obvious.
 FINE: dict[str, str] = {
     "Cache.values": "None, no dict, dict",
     "Cache.map.function": "other module",
@@ -114,7 +114,7 @@ FINE: dict[str, str] = {
     "explore.names": "None, no text, other text, number as text, text for a bool",
     "explore.measured": "None, no dict, dict",
     "explore.title": "None, no text, other text, number as text, text for a bool",
-    "explore.most": "0, huge",  # A page that is too large says so itself.
+    "explore.most": "0, huge",  # The page itself says that it is too large.
     "harvest.where": "tuple of names, names twice, class",
     "harvest.to": "other text, number as text, text for a bool, path",
     "harvest.rows": "no dict",
@@ -153,7 +153,7 @@ FINE: dict[str, str] = {
     "watch.to": "None",
 }
 
-# Given to the model, which raises an error of its own.
+# Passed to the model, which raises its own error.
 THEIRS: dict[str, str] = {
     "sites.run": "tensor, empty tensor",
 }

@@ -1,4 +1,4 @@
-"""What came of a call with an odd argument: it was done, it spoke, or it failed without a word of ours."""
+"""The outcome of a call with an odd argument: success, an error or warning of hookline's, or some other error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE, SPOKE, FAILED = "done", "spoke", "failed"
 
 
 def outcome(name: str, folder: Path, /, **odd: str) -> tuple[str, str]:
-    """Make the usual call of a public function, with one argument replaced; return what came of it, and the words."""
+    """Call a public function with one argument replaced; return the outcome and the text of the error or warning."""
     given = {parameter: ODD[label]() for parameter, label in odd.items()}
     before = os.getcwd()
     os.chdir(folder)
@@ -22,7 +22,7 @@ def outcome(name: str, folder: Path, /, **odd: str) -> tuple[str, str]:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             CALLS[name](World(folder), Given(**given))
-    except (hl.HooklineError, TypeError) as error:  # Python's own, for a wrong signature or type.
+    except (hl.HooklineError, TypeError) as error:  # Python raises TypeError for a wrong signature or type.
         return (SPOKE if str(error) else FAILED), str(error)
     except Exception as error:
         return FAILED, f"{type(error).__name__}: {error}"

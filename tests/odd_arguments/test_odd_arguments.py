@@ -1,4 +1,4 @@
-"""Every public function with odd but plausible arguments: it does what the docs say, or it speaks."""
+"""Every public function with odd but plausible arguments: it does what the docs say, or it raises or warns."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ pytest.importorskip("matplotlib").use("Agg")
 
 
 def labels(text: str) -> set[str]:
-    """Return the odd arguments that an entry of a table names."""
+    """Return the labels of odd arguments in a table entry."""
     return set(text.split(", ")) - {""}
 
 
 def wanted(place: str, annotation: str, label: str) -> set[str]:
-    """Return what may come of an odd argument."""
+    """Return the outcomes that are allowed for an odd argument."""
     if label in labels(THEIRS.get(place, "")):
         return {FAILED}
-    if annotation in ("bool", "bool | None"):  # One that is true may need another option, and says so.
+    if annotation in ("bool", "bool | None"):  # True may require another option, and the error says so.
         return {DONE, SPOKE} if label == "True" or (label == "None" and "None" in annotation) else {SPOKE}
     return {DONE} if label in labels(FINE.get(place, "")) else {SPOKE}
 

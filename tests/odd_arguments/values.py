@@ -1,4 +1,4 @@
-"""Odd but plausible arguments: what slips into a call by mistake. Each is made anew for each test."""
+"""Odd but plausible arguments that users pass by mistake. Each test gets new ones."""
 
 from __future__ import annotations
 
