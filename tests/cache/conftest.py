@@ -1,4 +1,4 @@
-"""Where these tests write to."""
+"""The file that these tests write, and a check that no scratch file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit on what captures keep in memory: what is too much is refused, or goes to disk and comes back as it was."""
+"""A limit on the memory of captures: values over it are refused, or are spilled to disk and come back unchanged."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class TestCounting:
             hooks.at("left").remove()
             hooks.cache._find("left").clear()
             model(x)
-            # Of a small value that others hold, a copy is kept at once.
+            # A small value that shares memory with others is copied at once.
             assert budget_of(hooks).held == (VALUE if options.get("clone") is False else VALUE // 2)
             hooks.remove()
 
@@ -210,7 +210,7 @@ class TestCounting:
         acts = hooks.capture("at.*", limit="1 kB")
         for size in (10, 20, 30):
             model(torch.ones(size))
-            acts["at.0"].add_(1)  # It gets memory of its own, and the next value may get that which it had.
+            acts["at.0"].add_(1)  # The write moves it to new memory, and a later value may get the old.
             model(torch.ones(size), 1)
         acts.clear()
         assert budget_of(hooks).held == 0

@@ -1,4 +1,4 @@
-"""What is spilled to disk: it reads the same, and nothing goes wrong in silence or stays there."""
+"""Values spilled to disk: they read the same, every failure is reported, and no file is left behind."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ class TestSpilling:
 
 
 def through_disk(value: Any) -> Any:
-    """Return what a value is after it was on disk."""
+    """Return a value as it is read back after a spill to disk."""
     with hl.capture(model := Echo(), "at.0", limit=0, spill=True) as acts:
         model(value)
     assert all(map(is_on_disk, kept_in(acts)))
@@ -582,7 +582,7 @@ print(acts["1"].equal(output))
 
 
 def python(code: str, folder: Path) -> str:
-    """Run code in a new interpreter that has its temporary files in a folder, and return what it prints."""
+    """Run code in a new interpreter whose temporary files go to `folder`, and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hl.__file__).parent.parent), "TMPDIR": str(folder)}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

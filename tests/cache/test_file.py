@@ -1,4 +1,4 @@
-"""The file format: what goes in comes out bit for bit, and whatever is wrong with a file or a disk is said."""
+"""The file format: values come back bit for bit, and every problem with a file or a disk is reported."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def round_trip(path: Path, value: Any) -> Any:
 
 
 def bits(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
-    """Make a tensor of any bits at all, NaNs of every kind among them."""
+    """Return a tensor of arbitrary bits, including NaNs of every kind."""
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return torch.empty(shape, dtype=dtype)
@@ -181,7 +181,7 @@ def test_any_nested_value_comes_back_bit_for_bit(path: Path, entries: dict[str, 
 
 def test_a_tensor_that_appears_twice_is_written_once_and_shared_again(path: Path) -> None:
     value = torch.randn(1000)
-    other = value[:]  # Another object, the same memory.
+    other = value[:]  # A different object with the same memory.
     files.write_file(path, {"a": [value, [other]], "b": [value.clone()], "c": [value.view(10, 100)]})
     back = files.read_file(path)
     assert path.stat().st_size < 3 * 4000 + 1000
@@ -222,7 +222,7 @@ def test_views_that_differ_only_in_a_sign_are_not_mistaken_for_each_other(path: 
 def test_a_value_made_while_it_is_read_is_not_mistaken_for_an_older_one(path: Path) -> None:
     class Fresh(collections.UserDict[str, Any]):
         def __getitem__(self, site: str) -> Any:
-            return [torch.full((100,), float(site))]  # Freed at once, so that the next one may take its address.
+            return [torch.full((100,), float(site))]  # Freed at once, so the next one may get the same address.
 
     files.write_file(path, Fresh({str(i): None for i in range(20)}))
     assert all(calls[0][0] == float(site) for site, calls in files.read_file(path).items())
@@ -380,7 +380,7 @@ def test_what_was_read_needs_the_file_no_more(path: Path) -> None:
         assert str(path) not in maps.read()
     path.write_bytes(b"")
     assert torch.equal(back, value)
-    back.resize_(200_000)  # Its memory is torch's own.
+    back.resize_(200_000)  # Works only if torch owns the memory.
 
 
 def test_reading_and_writing_do_not_depend_on_the_mode_around_them(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that are damaged, hostile, or another program's: each is refused, and none is believed."""
+"""Files that are damaged, hostile, or written by another program: each is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 
 def forge(path: Path, tensors: list[Any], sites: list[Any], data: bytes = b"", **more: Any) -> None:
-    """Write a file of a hostile manifest whose checksums are all right."""
+    """Write a file with a hostile manifest and correct checksums."""
     header = files._header({"format": files._FORMAT, "tensors": tensors, "sites": sites, **more})
     path.write_bytes(header + data)
 
@@ -96,7 +96,7 @@ def test_a_pickle_is_never_executed(path: Path, tmp_path: Path) -> None:
             files.read_file(path)
     assert not bomb.target.exists()
     pickle.loads(pickles[-1])
-    assert bomb.target.exists(), "the bomb would have gone off"
+    assert bomb.target.exists(), "loading the pickle ran no code, so the test shows nothing"
 
 
 def test_what_is_no_file_is_said(path: Path, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ TENSOR = ["tensor", 0, 0]
 @pytest.mark.parametrize(
     ("tensors", "sites", "data"),
     [
-        ([NOTE], [], bytes(4)),  # A tensor of no site.
-        ([], [["h", [TENSOR]]], b""),  # A tensor that is not there.
+        ([NOTE], [], bytes(4)),  # A tensor that belongs to no site.
+        ([], [["h", [TENSOR]]], b""),  # A tensor that is missing.
         ([NOTE], [["h", [["tensor", -1, 0]]]], bytes(4)),
         ([NOTE], [["h", [["tensor", "0", 0]]]], bytes(4)),
         ([NOTE], [["h", [TENSOR, ["tensor", 0]]]], bytes(4)),
@@ -167,7 +167,7 @@ TENSOR = ["tensor", 0, 0]
 def test_a_hostile_manifest_is_refused(path: Path, tensors: Any, sites: Any, data: bytes) -> None:
     try:
         forge(path, tensors, sites, data)
-    except (ValueError, TypeError, KeyError):  # Not even the forger can lay it out: put the manifest there as it is.
+    except (ValueError, TypeError, KeyError):  # `_header` can't lay it out: write the manifest directly.
         manifest = json.dumps({"format": files._FORMAT, "tensors": tensors, "sites": sites})
         text = json.dumps(
             {"__metadata__": {"hookline": manifest, "checksum": f"{zlib.crc32(manifest.encode()):08x}"}},

@@ -1,4 +1,4 @@
-"""What is kept of one site: how many calls, in which order, and whether they may still be read."""
+"""The record of one site: how many calls it holds, in which order, and whether they are still valid."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_copy_on_write_is_stale_only_while_it_still_shares_its_memory() -> Non
     source = torch.ones(2)
     apart = torch._lazy_clone(source)
     guarded = Guarded(apart, [(source, source._version, apart)])
-    source.add_(1)  # The writer gets the copy: what was captured is what it was.
+    source.add_(1)  # The write moves `source` to new memory; the captured value is unchanged.
     assert guarded.read(SITE).tolist() == [1.0, 1.0]
     together = source.detach()
     guarded = Guarded(together, [(source, source._version, together)])
@@ -115,7 +115,7 @@ def test_a_counted_write_that_made_no_copy_is_not_called_an_overwrite(count: Cal
     source = torch.ones(2)
     kept = torch._lazy_clone(source)
     held = Guarded(kept, [(source.detach(), source._version, kept)])
-    count(source)  # As a foreach function on CUDA does, which writes: nobody can tell.
+    count(source)  # Looks the same as a foreach function on CUDA, which does write.
     with pytest.raises(hl.StaleValue, match=r"'h.0' may have been overwritten .*x.copy_\(x\).*clone=True"):
         held.read(SITE)
 

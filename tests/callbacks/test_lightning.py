@@ -1,4 +1,4 @@
-"""The callback of Lightning, with the real package on a tiny model."""
+"""The Lightning callback, run by the real package on a tiny model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestLightning:
         module, got = self.module(lightning, calls_itself=True), []
         callback = LightningWatch(every=1, to=lambda step, _: got.append(step))
         trainer = self.trainer(lightning, tmp_path, callback, logger=False)
-        with pytest.raises(hl.BadValue) as raised:  # Two batches of validation are tried first.
+        with pytest.raises(hl.BadValue) as raised:  # Lightning runs two validation batches first.
             trainer.fit(module, DataLoader(Rows(bad=5), batch_size=2), DataLoader(Rows(), batch_size=4))
         assert (raised.value.step, raised.value.forward) == (2, 4)
         assert got == [0, 1]
@@ -96,6 +96,6 @@ class TestLightning:
         trainer.validate(module, DataLoader(Rows(), batch_size=4), verbose=False)
         with open(tmp_path / "lightning_logs" / "version_0" / "metrics.csv", newline="") as file:
             assert len([row for row in csv.DictReader(file) if row["rms/net.0"]]) == 2
-        LightningWatch.on_exception(LightningWatch(), trainer, module, ValueError())  # Nothing is open.
+        LightningWatch.on_exception(LightningWatch(), trainer, module, ValueError())  # No watch is open.
         trainer.validate(module, DataLoader(Rows(), batch_size=4), verbose=False)
         assert not hl.attached(module)

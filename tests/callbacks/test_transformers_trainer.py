@@ -1,4 +1,4 @@
-"""The callback of transformers' Trainer, with the real package on a tiny model."""
+"""The callback for transformers' Trainer, run by the real package on a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of models and data, made once, in which commands run."""
+"""A folder of models and data, created once, as the working directory of commands."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, in which this test is."""
+    """An empty folder, the working directory of the test."""
     path = tmp_path / "folder"
     path.mkdir()
     monkeypatch.chdir(path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield path
-    sys.modules.pop("mine", None)  # The next test has a file of this name elsewhere.
+    sys.modules.pop("mine", None)  # The next test has another `mine.py`.
 
 
 @pytest.fixture
 def folder(original: Path, empty: Path) -> Path:
-    """A copy of the folder of models and data, in which this test is."""
+    """A copy of the folder of models and data, the working directory of the test."""
     return shutil.copytree(original, empty, dirs_exist_ok=True)

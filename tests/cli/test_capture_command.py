@@ -49,7 +49,7 @@ def test_gradients_are_those_of_the_loss_of_a_language_model(folder):
          "--to", "x.safetensors")  # fmt: skip
     model, total = of(gpt2), 0.0
     loss = torch.zeros(())
-    for text in SENTENCES:  # By hand, without padding: the mean over all tokens that have a next one.
+    for text in SENTENCES:  # By hand, without padding: the mean over all tokens but the last.
         ids = torch.tensor(numbers(text))
         loss = loss + F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="sum")
         total += len(ids) - 1
@@ -80,7 +80,7 @@ def test_a_second_input_is_kept_beside_the_first(folder):
     found = told(*ONE, "--at", "lm_head", "--against-text", "the dog sat")
     assert found["against"]["file"] == "x.against.safetensors"
     clean, other = hl.Cache.load("x.safetensors"), hl.Cache.load("x.against.safetensors")
-    assert (clean - other)["lm_head"][0, 0].count_nonzero() == 0  # Only what follows the changed word differs.
+    assert (clean - other)["lm_head"][0, 0].count_nonzero() == 0  # The word before the changed one is the same.
     assert (clean - other)["lm_head"][0, 1].count_nonzero() > 0
     assert "'x.safetensors' exists already" in refused(*ONE, "--at", "lm_head")
 

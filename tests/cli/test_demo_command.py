@@ -1,4 +1,4 @@
-"""The demo's figures are those of the run: a short training, real data, every step."""
+"""The demo prints figures of a real run: a short training on real data, step by step."""
 
 from __future__ import annotations
 

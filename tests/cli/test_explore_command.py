@@ -18,14 +18,14 @@ from tests.support.real_models import gpt2, of
 
 
 def data_of(page: str) -> Any:
-    """Return what a page holds."""
+    """Return the data of a page."""
     text = Path(page).read_text(encoding="utf-8")
     return json.loads(text.partition('id="hookline-data">')[2].partition("</script>")[0])
 
 
 @pytest.fixture
 def browser(monkeypatch):
-    """The addresses that a browser was asked to open."""
+    """A stand-in for the browser: the list of addresses that it was told to open."""
     asked: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: asked.append(address) or True)
     return asked

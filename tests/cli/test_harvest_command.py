@@ -36,7 +36,7 @@ def task(folder: Path, to: Path, at: str = "transformer.h.1", **options: object)
 
 
 def said_by(asked: harvest_command.Task) -> Iterator[str]:
-    """Run a harvest, and return what it prints: the estimate, then the store."""
+    """Run a harvest, and return its output: the estimate, then the store."""
     return map(str, harvest_command.harvest_results(asked))
 
 
@@ -180,7 +180,7 @@ def test_json_with_targets_for_an_encoder_decoder(tmp_path):
         str(tmp_path / "t5"), str(tmp_path / "pairs.jsonl"), ["decoder.block.1"], str(tmp_path / "acts"),
         column="de", targets="en",
     )  # fmt: skip
-    with pytest.raises(hl.HooklineError, match="name the part"):  # A block of T5 gives a tuple.
+    with pytest.raises(hl.HooklineError, match="name the part"):  # A block of T5 returns a tuple.
         list(said_by(asked))
     list(said_by(task(tmp_path, tmp_path / "acts", "decoder.block.1[0]", model=asked.model, data=asked.data,
                           column="de", targets="en")))  # fmt: skip

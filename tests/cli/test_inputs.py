@@ -1,4 +1,4 @@
-"""What goes into a model."""
+"""The model's input: texts, images and tensors, as the command line takes them."""
 
 from __future__ import annotations
 

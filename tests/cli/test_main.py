@@ -1,4 +1,4 @@
-"""The command line as a whole: versions and help, errors and exit statuses, in process and as a real one."""
+"""The command line as a whole: version, help, errors and exit codes, in this process and in a new one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookline._cli import main as cli
 from hookline.errors import HooklineError
 from tests.support.running import python
 
-# A module that is None in sys.modules can't be imported: an environment in which that extra is missing.
+# Runs a command without one extra: a module that is None in sys.modules can't be imported.
 WITHOUT = """
 import sys
 sys.modules[{missing!r}] = None
@@ -76,7 +76,7 @@ def test_help_lists_every_command_with_its_first_line():
     assert len(cli.COMMANDS) == 6
     for name in cli.COMMANDS:
         (line,) = [line for line in output.splitlines() if line.startswith(f"  {name} ")]
-        assert line.endswith(".")  # Not cut.
+        assert line.endswith(".")  # Not truncated.
         assert not line.endswith("...")
 
 
@@ -204,7 +204,7 @@ def test_the_shell_completes_commands_and_options():
 
 def test_the_script_for_a_shell_is_shown():
     pytest.importorskip("shellingham")
-    line = f"'{sys.executable}' -m hookline --show-completion; true"  # With the shell as its parent.
+    line = f"'{sys.executable}' -m hookline --show-completion; true"  # The shell is hookline's parent process.
     done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True)
     assert "complete -o default -F _hookline_completion hookline" in done.stdout
 

@@ -1,4 +1,4 @@
-"""Every example in the help of a command, and on the page about the command line, is run."""
+"""Every example in a command's help and on the page about the command line is run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_examples_of_a_help_text_work_as_they_stand(command, folder):
     found = examples(help_of(*command))
     assert found
     for line in found:
-        if "--to" in line:  # What an example writes is not there yet.
+        if "--to" in line:  # The file that an example writes must not exist yet.
             (folder / line[line.index("--to") + 1]).unlink(missing_ok=True)
         if "store/" in line and "--to" not in line and not (folder / "store").exists():
             said("harvest", "gpt2/", "--data", "texts.txt", "--at", "transformer.h.*", "--to", "store")
@@ -53,7 +53,7 @@ def test_help_fits_80_columns_and_ends_with_examples(command, monkeypatch):
 
 
 def shell(code: str, folder: Path) -> str:
-    """Return what a block of shell writes to stdout, and what hookline says beside it."""
+    """Run a block of shell commands, and return what they write to stdout."""
     if not re.search(r"[|>$;]", code):
         lines = [run(*words[1:]) for words in lines_of(code)]
         assert all(result.exit_code == 0 for result in lines), [result.stderr for result in lines]
@@ -70,7 +70,7 @@ def shell(code: str, folder: Path) -> str:
 
 def test_every_shell_example_of_the_page_gives_what_it_shows(empty):
     text = PAGE.read_text(encoding="utf-8")
-    run_page(PAGE, text)  # The Python of the page makes the models and files that the commands are given.
+    run_page(PAGE, text)  # The page's Python blocks create the models and files for the commands.
     found = blocks(text)
     seen = 0
     for block, after in zip(found, [*found[1:], None], strict=True):

@@ -1,4 +1,4 @@
-"""MODEL, by name."""
+"""The MODEL argument: a folder, a file or a Python object, given by name."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Words(PreTrainedTokenizerFast):
 
 @pytest.fixture
 def foreign(folder, monkeypatch):
-    """A checkpoint that brings its own code, and a file that is there once that code has run."""
+    """A checkpoint with its own code, and the path of a file that exists once that code has run."""
     from transformers import dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
