@@ -1,4 +1,4 @@
-"""hookline.compat.auto_hookpoint: what Auto_HookPoint does, with its bugs gone."""
+"""hookline.compat.auto_hookpoint: the API of Auto_HookPoint, without its bugs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AutoEncoder(nn.Module):
 
 
 class Manual(nn.Module):
-    """What the README writes by hand: a point for each module and parameter."""
+    """The README's manual version: a hook point for each module and parameter."""
 
     def __init__(self, raw):
         super().__init__()
@@ -129,7 +129,7 @@ def test_the_readme_written_by_hand_sees_the_same():
 
 
 def test_the_readme_checks_the_autoencoder(capsys):
-    # `auto_hook` is not imported there, and `model` is the one that was decorated: it comes back with a warning.
+    # The README does not import `auto_hook`, and passes it the decorated model: that is returned with a warning.
     model = Decorated()
     with pytest.warns(UserWarning, match="returning the original"):
         hooked_model = auto_hook(model)
@@ -143,7 +143,7 @@ def test_the_readme_checks_the_autoencoder(capsys):
 
 
 def test_backward_hooks_work_where_modules_return_no_tensors():
-    # The README advises against it.
+    # The README advises against backward hooks on such modules.
     model = auto_hook(nn.Sequential(nn.LSTM(4, 4), Returns(lambda out: {"out": out[0], "none": None}), Returns(dict)))
     shapes = []
     output = model.run_with_hooks(
@@ -153,7 +153,7 @@ def test_backward_hooks_work_where_modules_return_no_tensors():
     assert shapes == [(2, 4)]
 
 
-# auto_hook and what it returns.
+# auto_hook and the model it returns.
 
 
 def test_the_keys_are_all_there_and_no_others():
@@ -375,7 +375,7 @@ def test_a_class_that_needs_the_names_itself_is_hooked_instance_by_instance(x):
     assert model.model.hooks() == "mine"
 
 
-# Parameters by themselves.
+# Bare parameters.
 
 BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
 
@@ -526,7 +526,7 @@ def test_a_hooked_parameter_is_freed_with_its_hooks():
 
 
 class Broken(nn.Module):
-    """Its own hook replaces what it does, when others are there."""
+    """A model that does not use the output of its layer `fc`, and never calls `unused`."""
 
     def __init__(self):
         super().__init__()
@@ -534,7 +534,7 @@ class Broken(nn.Module):
         self.unused = nn.Linear(4, 4)
 
     def forward(self, x):
-        self.fc(x)  # Its result goes nowhere.
+        self.fc(x)  # The result is not used.
         return x * self.fc.bias.sum()
 
 

@@ -1,4 +1,4 @@
-"""hookline.compat.auto_hookpoint: the original's bugs, each mended."""
+"""hookline.compat.auto_hookpoint: the bugs of the original, each fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module's backward pass as one event: the gradients of one call's inputs and outputs together, once."""
+"""A module's backward pass as one event: one call of the hook with the gradients of all inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.compat.backward_hooks import BackwardCall, add_backward, add_backw
 
 
 class Residual(nn.Module):
-    """A residual branch with an in-place activation, which torch's own backward hooks can't stand."""
+    """A residual branch with an in-place activation, for which torch's own backward hooks raise."""
 
     def __init__(self, inplace: bool) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def test_the_gradients_are_those_of_torchs_own_backward_hooks(name: str, is_leaf
     passes, hooks = followed(model.get_submodule(name))
     model(x).sum().backward()
     hooks.remove()
-    model[1].act.inplace = False  # Torch's own raise otherwise.
+    model[1].act.inplace = False  # Otherwise torch's own backward hooks raise.
     expected: list[Any] = []
     handle = model.get_submodule(name).register_full_backward_hook(
         lambda module, grad_input, grad_output: expected.append((grad_input, grad_output))
@@ -168,7 +168,7 @@ def test_a_parameter_named_args_is_one_argument() -> None:
 
 
 def test_a_forward_on_the_instance_has_the_names_of_its_own() -> None:
-    module = nn.Module()  # Its class takes `*input`.
+    module = nn.Module()  # The forward of the class takes `*input`.
     module.forward = lambda input: input * 2  # type: ignore[method-assign, assignment]
     passes, hooks = followed(module)
     module(torch.ones(3, requires_grad=True)).sum().backward()
@@ -228,11 +228,11 @@ def test_none_in_the_place_of_a_gradient_cuts_it() -> None:
     add_backward(hooks, "", lambda one: (None, one.grad_inputs[1]), "cut", changes=True)
     x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
     module(x, y)[1].sum().backward()
-    assert x.grad is None  # As with torch's own.
+    assert x.grad is None  # As with torch's own hooks.
     assert y.grad is not None
     assert y.grad.eq(3).all()
     module(x, torch.ones(2))[1].sum().backward()
-    assert x.grad.eq(0).all()  # type: ignore[unreachable]  # Where torch has none: one tensor's hook can only change it.
+    assert x.grad.eq(0).all()  # type: ignore[unreachable]  # Torch: None. A tensor's hook can't remove its gradient.
     hooks.remove()
     add_backward_pre(hooks := hl.Hooks(module), "", lambda one: (None, one.grad_outputs[1]), "cut")
     x.grad = None
@@ -252,7 +252,7 @@ def test_a_gradient_in_the_place_of_none_is_refused(x: bool, y: bool) -> None:
         module(*ones)[1].sum().backward()
     hooks.remove()
     add_backward_pre(hooks := hl.Hooks(module), "", lambda one: [torch.ones(2)] * 2, "filled")
-    if y:  # The first output is x * 2 and is not followed.
+    if y:  # The first output is x * 2 and requires no gradient.
         with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none"):
             module(*ones)[1].sum().backward()
     hooks.remove()
@@ -404,7 +404,7 @@ def test_a_nested_value_of_which_no_gradient_came_is_none() -> None:
 
 
 def test_tensors_that_pass_together_keep_their_strides() -> None:
-    """Kernels are chosen by strides, also by those of dimensions of size 1."""
+    """Torch chooses kernels by strides, including the strides of dimensions of size 1."""
     x = torch.zeros(1, 2, 2, 3).permute(0, 3, 1, 2).requires_grad_()
     passed, _ = passed_together(lambda gradients: gradients, [x, torch.ones(1, requires_grad=True)])
     assert passed.stride() == x.stride() == (12, 1, 6, 3)

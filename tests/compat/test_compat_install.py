@@ -1,4 +1,4 @@
-"""Installing a library's name, for scripts that can't be edited. Each test has an interpreter of its own."""
+"""Installing hookline under another library's name. Each test runs in a new interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hookline as hl
 from hookline.compat import NAMES, install
 
 SOURCE = Path(hl.__file__).parent.parent
-INSTALLED = {name: importlib.util.find_spec(name) is not None for name in NAMES}  # The originals, on this machine.
+INSTALLED = {name: importlib.util.find_spec(name) is not None for name in NAMES}  # The original libraries.
 
 SCRIPT = """\
 import torch
@@ -82,7 +82,7 @@ ours = [Auto_HookPoint, Auto_HookPoint.hook, check, Auto_HookPoint.utils]
 
 
 def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a new interpreter in a folder, which is the first it looks for modules in."""
+    """Run a new interpreter in a folder, which comes first in its search for modules."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "error::UserWarning"}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=120, env=environment, cwd=folder
@@ -98,7 +98,7 @@ def printed(code: str, folder: Path) -> list[str]:
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
-    """A folder with libraries of these names that are not hookline's."""
+    """A folder with other libraries of these names."""
     (tmp_path / "torchhook").mkdir()
     for name, code in ORIGINAL.items():
         (tmp_path / name).write_text(code, encoding="utf-8")
@@ -190,7 +190,7 @@ print(torchhook.whose)
     rest = "uninstall it, or pass over=True to get hookline's version in this process"
     assert found[0] == f"'torchhook' is installed ({where}); {rest}"
     assert found[1].startswith("'tacklebox' is installed (")
-    assert found[2:] == ["No module named 'nice_hooks'", "theirs"]  # One is refused: none is installed.
+    assert found[2:] == ["No module named 'nice_hooks'", "theirs"]  # If one name is refused, none is installed.
 
 
 @pytest.mark.skipif(not INSTALLED["tacklebox"], reason="tacklebox is not installed")

@@ -1,4 +1,4 @@
-"""The originals beside hookline's, where they are installed: the same program prints the same."""
+"""The original libraries, where they are installed, against hookline's: one program prints the same with both."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_program_prints_what_it_prints_under_the_original(name, program, tmp_p
 
 
 def printed(code: str, folder: Path) -> str:
-    """Run code in a new interpreter, and return what it prints."""
+    """Run code in a new interpreter, and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hl.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, cwd=folder

@@ -1,4 +1,4 @@
-"""hookline.compat.nice_hooks: the README's examples, the API name by name, and the original's bugs as gone."""
+"""hookline.compat.nice_hooks: the README's examples, the API name by name, and the original's bugs, fixed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_the_example_of_registering_prints_what_passes(model: nn.Module, capsys:
     def my_hook(module: nn.Module, path: nice_hooks.ModulePath, args: Any, output: Any) -> None:
         print(output)  # noqa: T201
 
-    # The README says "path.to.module", which torch allows no module to be called: "to" is a method of it.
-    nice_hooks.register_forward_hook(model, "mod1.0", my_hook)  # What it returns is not kept, and yet it acts.
+    # The README says "path.to.module", but torch allows no child module called "to": it is a method of Module.
+    nice_hooks.register_forward_hook(model, "mod1.0", my_hook)  # The hook acts though its handle is not kept.
     gc.collect()
     expected = model.mod1[0](X)
     assert capsys.readouterr().out == f"{expected}\n"
@@ -51,7 +51,7 @@ def test_the_examples_of_run(model: nn.Module) -> None:
 
 
 def test_the_examples_of_recording(model: nn.Module) -> None:
-    result, cache = nice_hooks.run(model, X, return_activations=True)  # That `unused` did not run is not a surprise.
+    result, cache = nice_hooks.run(model, X, return_activations=True)  # No warning about `unused`, which did not run.
     assert result.equal(model(X))
     assert list(cache) == RAN
     assert type(cache) is ActivationCache
@@ -286,7 +286,7 @@ def test_hooks_stay_until_they_are_removed(chain: nn.Sequential) -> None:
     chain(X)
     assert len(calls) == 5
     assert "forward" not in vars(chain)
-    with handles:  # Nothing is left to act.
+    with handles:  # All hooks are removed.
         chain(X)
     assert len(calls) == 5
 
@@ -378,7 +378,7 @@ def test_a_copy_of_a_hooked_model_is_not_hooked(chain: nn.Sequential) -> None:
     assert calls == ["x"]
 
 
-# Silence is gone.
+# Mistakes about which the original says nothing.
 
 
 def test_a_path_that_matches_nothing_warns_at_the_users_line(model: nn.Module) -> None:
@@ -476,7 +476,7 @@ def test_a_tied_module_answers_to_each_name() -> None:
     result, cache = run(tied, torch.ones(1, 3), return_activations=["1", "**"])
     assert paths(tied, "**") == ["", "0"]
     assert list(cache) == ["1", "0", ""]
-    assert all(value.equal(result) for value in cache.values())  # Of the two calls, the last.
+    assert all(value.equal(result) for value in cache.values())  # The value of the second call.
 
 
 def test_a_compiled_model_is_hooked(chain: nn.Sequential) -> None:
@@ -488,7 +488,7 @@ def test_a_compiled_model_is_hooked(chain: nn.Sequential) -> None:
     assert seen == ["_orig_mod.0", "_orig_mod.1"]
     assert list(cache) == ["_orig_mod.0", "_orig_mod.1", "", "_orig_mod"]  # The last two are one module.
     assert result.equal(1 - X)
-    with torch.no_grad():  # A part of a graph that dynamo resumes warns of a .grad, by itself.
+    with torch.no_grad():  # After a graph break, dynamo's own code warns about .grad.
         assert list(run(compiled, X, return_activations=["0[0]", "_orig_mod.0[1]"])[1]) == ["0[0]", "_orig_mod.0[1]"]
 
 
@@ -504,7 +504,7 @@ def test_one_registration_is_no_twin_of_itself(chain: nn.Sequential) -> None:
 
     compiled: Any = torch.compile(chain, backend="eager")
     with nice_hooks.register_forward_hook(compiled, "**", note), nice_hooks.register_forward_hook(chain, "0", Half()):
-        handle = nice_hooks.register_forward_hook(chain, ["0", "0"], Half())  # Another one that prints the same.
+        handle = nice_hooks.register_forward_hook(chain, ["0", "0"], Half())  # Another hook with the same repr.
         result = compiled(X)
         with handle.handles[0]:
             pass

@@ -182,7 +182,7 @@ def test_none_from_a_backward_hook_cuts_the_gradient() -> None:
 
 
 def test_a_gradient_where_none_comes_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(4, 5))  # With torch a RuntimeError: no input requires one.
+    model = nn.Sequential(nn.Linear(4, 5))  # Torch raises a RuntimeError: no input requires a gradient.
     result = run(model, X, full_backward_hooks={"0": lambda *_: (torch.ones(2, 4),)})
     with pytest.raises(hl.EditError, match="a gradient was returned at position 0, which has none; return None there"):
         result.sum().backward()

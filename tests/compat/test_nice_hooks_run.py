@@ -70,7 +70,7 @@ def test_cached_values_keep_the_graph_and_are_not_overwritten(model: nn.Module) 
 
 def test_a_patched_value_is_not_overwritten_and_gets_its_gradient(model: nn.Module) -> None:
     given = -torch.ones(2, 5)
-    run(model, X, with_activations={"mod1.0": given})  # The ReLU behind it writes in place.
+    run(model, X, with_activations={"mod1.0": given})  # The ReLU that follows writes in place.
     assert given.equal(-torch.ones(2, 5))
     given = torch.ones(5, requires_grad=True)
     run(model, X, with_activations={"mod2[0]": given}).sum().backward()
@@ -87,7 +87,7 @@ def test_the_last_call_of_a_module_is_cached() -> None:
 
 
 class Halved(nn.Module):
-    """Calls itself on halves, and on one that is too long for it."""
+    """A module that calls itself on the halves of a batch that is too long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Halved(nn.Module):
 
 
 class Again(nn.Module):
-    """Calls a module a second time, not inside the first."""
+    """A module that calls another one twice, one call after the other."""
 
     def __init__(self, halved: Halved) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_of_a_module_that_calls_itself_the_call_that_ended_last_is_cached() -> N
     result, cache = run(model, x, return_activations=True)
     assert list(cache) == ["0.linear", "0", "1", ""]
     assert cache[""] is result
-    assert cache["0"].equal(model[0](x))  # As it was before the ReLU.
+    assert cache["0"].equal(model[0](x))  # The value before the in-place ReLU.
     assert cache["0"].lt(0).any()
     assert cache["0.linear"].shape == (1, 1)
     _, cache = run(model, x, return_activations=["0", "0[0]", "0[*]"])
@@ -192,7 +192,7 @@ def test_a_module_with_a_forward_hook_of_torchs_own_warns_of_the_patch(chain: nn
     inner = Inner()
     nice_hooks.patch_method_to_module(Inner, "inner_calc")
     inner.register_forward_hook(lambda module, args, output: None)
-    assert run(inner, X, with_activations={"inner_calc": X}).equal(X + 1)  # It is on the module, not on its method.
+    assert run(inner, X, with_activations={"inner_calc": X}).equal(X + 1)  # The hook is on the module, not the method.
 
 
 def test_without_hooks_anything_that_can_be_called_is_called(chain: nn.Sequential) -> None:
@@ -317,7 +317,7 @@ class Overriding(Inner):
 
 @pytest.fixture
 def patched() -> nn.Sequential:
-    model = nn.Sequential(Inner(), Overriding(), nn.ReLU())  # Made before the class is patched.
+    model = nn.Sequential(Inner(), Overriding(), nn.ReLU())  # Created before the class is patched.
     nice_hooks.patch_method_to_module(Inner, "inner_calc")
     nice_hooks.patch_method_to_module(Inner, "inner_calc")  # A second time does nothing.
     return model

@@ -1,4 +1,4 @@
-"""tacklebox: its README, the rest of its manager name by name, and the bugs that are gone. See also its tracking."""
+"""tacklebox: its README, the rest of its manager name by name, and the bugs that are fixed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, 
 
 NO_CATEGORY = "zz is not a valid hook category. Choices are: forward_hook, backward_hook, forward_pre_hook, all"
 
-# Most managers here are dropped before anything runs; that this is said has a test of its own.
+# Most managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
@@ -111,7 +111,7 @@ def test_readme_a_handle_switches_one_hook_on_one_module(net, x, capsys):
     hook_handle = hook_function.module_to_handle[my_module]
     assert hook_handle.module is my_module
     assert hook_handle.hook_fn is hook_function
-    hook_handle.activate()  # In the original nothing happens while all other hooks are off.
+    hook_handle.activate()  # In the original this does nothing while all other hooks are off.
     net(x)
     assert capsys.readouterr().out == "Finished forward pass for module my_module_name\n"
     hook_handle.deactivate()
@@ -123,7 +123,7 @@ def test_readme_hooks_are_looked_up_by_name(net):
     my_module = net[0]
     hookmngr = registered(net)
     assert hookmngr.name_to_module["my_module_name"] is my_module
-    hookmngr.register_forward_hook(my_forward_hook, hook_fn_name="my_forward_hook")  # Known by its repr before.
+    hookmngr.register_forward_hook(my_forward_hook, hook_fn_name="my_forward_hook")  # Until here its name is its repr.
     hook_function = hookmngr.name_to_hookfn["my_forward_hook"]
     assert hook_function.function is my_forward_hook
     handle = hookmngr.name_to_hookhandle["my_forward_hook[my_module_name]"]  # The README writes [my_module].
@@ -294,7 +294,7 @@ def test_containers_that_are_never_called_are_registered_with_one_warning():
     with pytest.warns(hl.HooklineWarning, match="my_forward_hook will never be called for 'more'"):
         manager.register_forward_hook(my_forward_hook, more=net.more, first=net.layers[0])
     manager.cleanup()
-    manager.register_backward_hook(my_backward_hook, **dict(net.named_modules()))  # With what is inside: no warning.
+    manager.register_backward_hook(my_backward_hook, **dict(net.named_modules()))  # With the inner modules: no warning.
     net.layers.name = "layers"
     with pytest.warns(hl.HooklineWarning, match="f will never be called for 'layers'"):
         HookFunction(Log().hook(), "forward_hook", name="f").register(net.layers)
@@ -315,7 +315,7 @@ def test_registering_many_modules_of_one_repr_counts_each_name_once(monkeypatch)
     assert list(manager.name_to_module)[-1] == "ReLU()_19"
     manager.remove_module_by_name("ReLU()_7")
     manager.register_forward_hook(my_forward_hook, nn.ReLU(), activate=False)
-    assert list(manager.name_to_module)[-1] == "ReLU()_7"  # The first that is free.
+    assert list(manager.name_to_module)[-1] == "ReLU()_7"  # The first free name.
 
 
 def test_all_modules_of_a_network_are_registered_by_their_names(net, x):

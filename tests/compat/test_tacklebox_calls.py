@@ -1,4 +1,4 @@
-"""tacklebox: what its hooks are called with, what they may return, and backward hooks beside torch's own."""
+"""tacklebox: the arguments of its hooks, what they may return, and backward hooks compared with torch's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.compat_models import Log
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
-# What forward hooks and pre-hooks get and give
+# The arguments and results of forward hooks and pre-hooks
 
 
 class Two(nn.Module):
@@ -251,7 +251,7 @@ def test_an_exception_in_a_hook_comes_through_and_leaves_the_manager_usable(net,
 
 
 def gradients(module: nn.Module, run: Callable[[], Tensor]) -> tuple[list[Any], list[Any]]:
-    """What torch's own hook and the manager's get in one backward each."""
+    """Return the gradients that torch's own hook and the manager's hook get, in one backward pass each."""
     torchs: list[Any] = []
     handle = module.register_full_backward_hook(lambda module, grad_in, grad_out: torchs.append((grad_in, grad_out)))
     run().backward()
@@ -323,7 +323,7 @@ def test_an_unused_parameter_changes_nothing(x):
 
 def test_without_gradients_of_inputs_those_of_outputs_come(x):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # Of torch's own.
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # A warning of torch's own hook.
         torchs, ours = gradients(layer := nn.Linear(2, 2), lambda: layer(x).sum())
     assert ours[0][0] == (None,)
     assert same(torchs, ours)
@@ -434,7 +434,7 @@ def test_the_graph_of_several_inputs_holds_neither_itself_nor_the_module(wrap_ca
 
 
 def test_a_backward_hook_may_write_into_the_gradients_it_is_given(x):
-    """The original gives clones, too. That of a sum is one number, expanded: it could not be written into."""
+    """The original also passes clones. The gradient of a sum is one number, expanded, and can't be written into."""
 
     class Nested(nn.Module):
         def forward(self, pair):
@@ -520,7 +520,7 @@ def test_a_hook_that_is_off_or_gone_when_the_gradient_comes_is_not_called(net, x
     assert not log.seen
     assert net[0].weight.grad is not None
     x.grad = None
-    (x * 2).sum().backward()  # Nothing stays on a leaf.
+    (x * 2).sum().backward()  # No hook is left on a leaf.
     assert x.grad.equal(torch.full((3, 2), 2.0))
 
 
@@ -576,7 +576,7 @@ def test_a_hook_may_call_its_own_module(x):
 def test_a_forward_that_is_called_by_itself_calls_hooks_too(x):
     module, log, manager = nn.ReLU(), Log(), HookManager()
     manager.register_forward_hook(log.hook("f"), a=module)
-    module.forward(x)  # With the original, and with torch's own hooks, this is a way around them.
+    module.forward(x)  # Bypasses the hooks of the original, and torch's own.
     assert log.names == ["f"]
 
 
@@ -600,7 +600,7 @@ def test_without_wrapping_hooks_are_called_as_torch_calls_them(net, x):
     output.sum().backward()
     assert log.seen[0] == ("pre", (x,))
     assert log.seen[1][2] is output
-    assert [len(one) for one in log.seen[2][1:]] == [1, 1]  # torch's deprecated hooks had 3 gradients for a Linear.
+    assert [len(one) for one in log.seen[2][1:]] == [1, 1]  # torch's deprecated hooks get 3 gradients for a Linear.
     manager.deactivate_all_hooks()
     log.seen.clear()
     with manager.hook_all_context(category="forward_hook"):
@@ -628,7 +628,7 @@ def test_without_wrapping_the_forward_cache_comes_too(x):
     manager, seen, module = HookManager(wrap_calls=False), [], nn.Identity()
     manager.register_backward_hook(lambda *given: seen.append(len(given)), module, retain_forward_cache=True)
     module(x.requires_grad_()).sum().backward()
-    assert seen == [5]  # In the original 3.
+    assert seen == [5]  # In the original, 3.
 
 
 def test_without_wrapping_keyword_arguments_are_not_among_the_inputs(x):
@@ -647,7 +647,7 @@ def test_one_tensor_given_twice_has_a_gradient_for_each_place(x):
     manager, log, module = HookManager(), Log(), Uses()
     manager.register_backward_hook(log.hook(), module)
     module(x.requires_grad_(), x).sum().backward()
-    assert [one.mean().item() for one in log.seen[0][1]] == [2, 3]  # In the original 5 and 5, that of the tensor.
+    assert [one.mean().item() for one in log.seen[0][1]] == [2, 3]  # The original gives 5 and 5, the gradient of x.
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""tacklebox: contexts, removal, and hook functions and handles by themselves."""
+"""tacklebox: contexts, removal, and hook functions and handles without a manager."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hookline.compat.tacklebox.hook_management import (
 )
 from tests.support.compat_models import Log, my_backward_hook, my_forward_hook, my_forward_pre_hook, registered
 
-# Most managers here are dropped before anything runs; that this is said has a test of its own.
+# Most managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
@@ -38,7 +38,7 @@ def test_a_context_restores_what_was_before(net):
     handles = manager.name_to_hookhandle.values()
     before = [handle.active for handle in handles]
     context = manager.hook_all_context()
-    assert [handle.active for handle in handles] == before  # Making it does nothing.
+    assert [handle.active for handle in handles] == before  # Creating a context changes nothing.
     for _ in range(2):
         with context:
             assert all(handle.active for handle in handles)
@@ -212,7 +212,7 @@ def test_removal_purges_every_table(net):
     manager.remove_module(net[0])
     assert list(manager.name_to_module) == ["other_module_name", "third"]
     assert net[0] not in manager.modules
-    assert my_backward_hook in manager.function_to_hookfn  # Known by its name when it is registered again.
+    assert my_backward_hook in manager.function_to_hookfn  # It keeps its name if it is registered again.
     manager.name_to_hookhandle.copy().popitem()[1].remove()
     assert len(manager.name_to_hookhandle) == 3
     manager.cleanup()
@@ -263,7 +263,7 @@ def test_a_manager_that_is_dropped_after_its_work_is_not_told_of(net, x, capsys)
         warnings.simplefilter("always")
         HookManager().register_forward_hook(my_forward_hook, nn.ModuleList([]))
         manager = registered(net)
-        net[0](x)  # The others did not run, and no gradient came.
+        net[0](x)  # The other modules did not run, and there was no backward pass.
         del manager
         manager = registered(net, activate=False)
         del manager
@@ -287,7 +287,7 @@ nn.manager = manager  # So that it is among the last to go.
 
 
 class Probe:
-    """Has a manager, and is what its hooks are methods of."""
+    """An object that holds a manager, whose hooks are methods of the object."""
 
     def __init__(self, *modules):
         self.seen = []
@@ -327,7 +327,7 @@ def test_a_manager_that_is_collected_with_its_module_does_no_harm(x):
         gone = weakref.ref(module)
         del module
         assert gone() is not None
-        gc.collect()  # Warnings are errors here, also those of a failing __del__.
+        gc.collect()  # Warnings are errors here, including those about a __del__ that raises.
         assert gone() is None
     finally:
         gc.enable()
@@ -343,7 +343,7 @@ def test_a_hook_function_without_a_manager_stays_on_its_module(x):
     hl.clear(module)
 
 
-# HookFunction and HookHandle by themselves
+# HookFunction and HookHandle without a manager
 
 
 def test_a_hook_function_works_without_a_manager(x):
@@ -498,6 +498,6 @@ def test_functions_and_handles_are_made_as_in_the_original():
 
 
 def written(method) -> str:
-    """The parameters of a method as they are written, without self and types."""
+    """Return the parameters of a method as in its source, without self and types."""
     _, *parameters = inspect.signature(method).parameters.values()
     return ", ".join(str(one.replace(annotation=one.empty)) for one in parameters)

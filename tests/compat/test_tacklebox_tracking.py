@@ -1,4 +1,4 @@
-"""tacklebox: its helpers, contexts and settings, and the tracker with its pass over a loader."""
+"""tacklebox: its helpers, contexts and settings, and the tracker that runs a model over a loader."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_module_is_put_where_none_was():
         def forward(self, x):
             return x if self.downsample is None else self.downsample(x)
 
-    block = set_torchvision_network_module(Block(), "downsample", nn.ReLU())  # Its forward asks for it: no warning.
+    block = set_torchvision_network_module(Block(), "downsample", nn.ReLU())  # The forward reads it: no warning.
     assert block(torch.tensor([-1.0])).item() == 0
 
 
@@ -113,7 +113,7 @@ def test_a_pass_over_a_loader_makes_no_graph_and_keeps_gradients(net, loader):
     seen = []
     handle = net.register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad))
     data_pass(loader, net)
-    data_pass([batch[1:] for batch in loader], net, device="cpu", early_stop=2)  # Pairs will do too.
+    data_pass([batch[1:] for batch in loader], net, device="cpu", early_stop=2)  # Pairs are accepted too.
     handle.remove()
     assert seen == [False] * 5
     assert net[0].weight.grad.equal(gradient)
@@ -139,7 +139,7 @@ def test_a_pass_over_a_loader_goes_backward_from_a_loss(net, loader):
     log.clear()
     hooks = {"pre_backward_hooks": [lambda: log.append("before")], "pre_zero_grad_hooks": [lambda: log.append("zero")]}
     data_pass(loader, net, **hooks)
-    assert log == ["before"] * 3  # Without a loss no gradient is set to zero.
+    assert log == ["before"] * 3  # Without a loss, gradients are not set to zero.
 
 
 STOPS = pytest.mark.parametrize(("early_stop", "expected"), [(1, 1), (2, 2), (9, 3), (0, 3), (None, 3)])
@@ -224,7 +224,7 @@ def test_an_exit_function_can_be_wrapped_by_hand():
     log = []
     leave = CustomContext.wrap_exit_fn(lambda: log.append("out") or 3)
     assert (leave(), leave(None, None, None)) == (3, 3)
-    with contextlib.suppress(LookupError), CustomContext([], [lambda: True]):  # What it returns hides no exception.
+    with contextlib.suppress(LookupError), CustomContext([], [lambda: True]):  # Returning True hides no exception.
         log.append("in")
         raise LookupError
     assert log == ["out", "out", "in"]
@@ -240,7 +240,7 @@ class Settings(Protocol):
 
 
 def test_settings_are_read_and_set_as_keys_and_as_attributes():
-    settings = Settings(b=3)  # The original takes no notice of b.
+    settings = Settings(b=3)  # The original ignores b.
     assert dict(**settings) == dict(settings.items()) == {"a": 1, "b": 3}
     assert (list(settings), list(settings.keys()), list(settings.values())) == (["a", "b"], ["a", "b"], [1, 3])
     settings.a = 9
@@ -269,7 +269,7 @@ def test_a_tracking_protocol_says_what_is_kept(tmp_path):
     assert [some[f"record_every_{var}"] for var in ALL_VARS] == [3] * 4
     assert [some[f"buffer_len_{var}"] for var in ALL_VARS] == [4, 9, 4, 4]
     assert (some.track_forward, some.track_backward) == (True, False)
-    assert dict(TrackingProtocol(record_every=0, buffer_len=0).items()) == everything  # 0 is as if it was not given.
+    assert dict(TrackingProtocol(record_every=0, buffer_len=0).items()) == everything  # 0 means the default.
     with pytest.raises(AssertionError, match=INVALID):
         TrackingProtocol("zz")
     with pytest.raises(AssertionError, match="cannot overwrite protocol 'zz'"):
@@ -286,7 +286,7 @@ def test_a_tracking_protocol_says_what_is_kept(tmp_path):
 
 def test_variables_are_validated():
     assert validate_vars()(lambda var: var)("inp") == "inp"
-    assert validate_vars(keyword="var")(lambda var: var)(var="out") == "out"  # The original looked at its letters.
+    assert validate_vars(keyword="var")(lambda var: var)(var="out") == "out"  # The original checked every letter.
     for call in (
         lambda: validate_vars()(print)("zz"),
         lambda: validate_vars(var_idx=1)(print)("a", "zz"),
@@ -314,7 +314,7 @@ def test_a_tracker_keeps_the_variables_of_its_modules(net, capsys):
         assert list(kept) == tracker.module_names == ["a", "b"]
         assert list(kept["a"]) == ALL_VARS
         assert kept["a"]["inp"].equal(x)
-        assert kept["a"]["out"].equal(first)  # Before the ReLU wrote into it.
+        assert kept["a"]["out"].equal(first)  # The value before the in-place ReLU.
         assert kept["a"]["inp_grad"].equal(x.grad)
         assert kept["b"]["out"].equal(output)
         assert kept["b"]["out_grad"].equal(torch.ones(4, 2))
@@ -411,7 +411,7 @@ def test_buffers_are_cleared_by_module_and_variable(net):
     tracker.clear_data_buffer_module("b")
     assert sizes(tracker) == {"a": [0, 0, 1, 1], "b": [0] * 4}
     tracker = ModuleTracker(a=net[0], protocol=TrackingProtocol("out"))
-    tracker.clear_data_buffer_all(vars_=["inp"])  # It is not kept: there is nothing to do.
+    tracker.clear_data_buffer_all(vars_=["inp"])  # "inp" is not tracked: nothing to clear.
     tracker.clear_data_buffer_module("a", vars_="inp_grad")
 
 

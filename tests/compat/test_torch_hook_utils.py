@@ -1,4 +1,4 @@
-"""hookline.compat.torch_hook_utils: the README's examples, the API name by name, and the original's bugs gone."""
+"""hookline.compat.torch_hook_utils: the README's examples, the API name by name, the original's bugs, fixed."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from tests.support.models import GPT, mlp, tokens
 
 
 class Scaled(nn.Module):
-    """Two inputs and a keyword."""
+    """A module with two inputs and a keyword argument."""
 
     def forward(self, x: Tensor, scale: Tensor | float = 1.0, *, shift: float = 0.0) -> Tensor:
         return x * scale + shift
 
 
 class Options(nn.Module):
-    """Everything has a default."""
+    """A module whose arguments all have defaults."""
 
     def forward(self, input_ids: Any = None, inputs_embeds: Any = None) -> Any:
         return input_ids, inputs_embeds
 
 
 class Keywords(nn.Module):
-    """Everything is given by keyword."""
+    """A module whose arguments are all keyword-only."""
 
     def forward(self, *, x: Any, y: Any = 2.0) -> Any:
         return x, y
@@ -81,7 +81,7 @@ def test_the_first_example_of_the_readme_gives_the_distribution_that_a_layer_got
 
 
 def test_the_second_example_of_the_readme_prints_what_it_says(capsys):
-    # As printed there it lacks its imports: torch, nn, OrderedDict and the two functions.
+    # The README leaves out the imports: torch, nn, OrderedDict and the two functions.
     encoder = nn.Sequential(
         OrderedDict(pool=nn.MaxPool2d(kernel_size=2)),
     )
@@ -157,7 +157,7 @@ def test_values_come_in_the_order_in_which_the_layers_run():
         model(tokens())
     assert [*inputs][:3] == ["", "h.0", "h.0.norm"]
     assert [*outputs][-2:] == ["head", ""]
-    assert "h" not in inputs  # A ModuleList is never called, and nothing is said of it.
+    assert "h" not in inputs  # A ModuleList is never called; there is no warning about it.
 
 
 def test_values_are_of_the_graph_itself():
@@ -265,7 +265,7 @@ def test_the_collected_values_can_be_used_as_a_dict():
     assert outputs.calls("layer") == []
     with get_layer_outputs([("layer", layer)]) as outputs:
         layer(torch.ones(1))
-        outputs.clear()  # It ran all the same: nothing is said.
+        outputs.clear()  # The layer did run: no warning.
         assert outputs == {}
         layer(torch.zeros(1))
     assert list(outputs) == ["layer"]
@@ -471,7 +471,7 @@ def test_a_block_that_is_dropped_takes_its_hooks_along():
         assert not hl.attached(model)
     finally:
         gc.enable()
-    gc.collect()  # Python 3.10 leaves a traceback that holds its own frame.
+    gc.collect()  # In Python 3.10 a traceback is left that refers to its own frame.
     assert values() is None
 
 

@@ -137,7 +137,7 @@ def test_the_indices_are_those_of_the_latest_forward():
 def test_the_indices_of_a_pool_that_the_latest_forward_did_not_run_are_gone():
     model = Branches()
     with save_maxpool_indices(model) as indices:
-        model(SQUARE, "one")  # Nothing is said of the other, which does not run.
+        model(SQUARE, "one")  # No warning about the other pool, which does not run.
     assert list(indices) == ["one"]
     with pytest.raises(hl.NotCaptured, match="'two' has no value: not called in this block"):
         indices["two"]
@@ -184,7 +184,7 @@ def test_what_was_pooled_last_is_unpooled_first(as_mapping):
         assert back(x).equal(wanted)
         if not as_mapping:
             back.depth = 2
-            back(x)  # It leaves one out, and the next forward begins with the last all the same.
+            back(x)  # Uses only two of three; the next forward starts with the last again.
             back.depth = 3
             assert back(x).equal(wanted)
 
@@ -328,7 +328,7 @@ def test_pools_and_unpools_in_checkpoints_count_once():
     for one in reversed(found):
         (one * torch.arange(4.0).view(2, 2)).sum().backward()
     assert [one.nonzero().tolist() for one in found] == [[[0, 1, 1]], [[0, 0, 0]]]
-    assert [value.grad.item() for value in inputs] == [3.0, 0.0]  # Computed again, with the same indices.
+    assert [value.grad.item() for value in inputs] == [3.0, 0.0]  # The checkpoint recomputes with the same indices.
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -385,7 +385,7 @@ def test_a_forward_that_is_called_directly_is_seen():
     assert outputs["layer"] is result
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo itself reads .grad.
 def test_everything_works_on_a_compiled_model():
     model = nn.Sequential(nn.Conv1d(1, 2, 1), nn.MaxPool1d(2), nn.ReLU(inplace=True))
     compiled, x = torch.compile(model, backend="eager"), torch.randn(1, 1, 4)

@@ -1,4 +1,4 @@
-"""hookline.compat.torch_hook_utils: the dict that a block gives."""
+"""hookline.compat.torch_hook_utils: the dict of values that a block returns."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_a_layer_that_fails_leaves_the_values_of_before():
 
 
 def ring() -> nn.Sequential:
-    """A chain of which a part calls the whole."""
+    """Return a chain whose only layer calls the whole chain on chunks of the batch."""
     chain = nn.Sequential(nn.Identity())
     chain[0].forward = lambda x: torch.cat([chain(chunk) for chunk in x.split(2)]) if len(x) > 2 else x + 1
     return chain
 
 
 def of_instance() -> nn.ReLU:
-    """A layer of torch with another forward."""
+    """Return a torch layer with a forward of its own on the instance."""
     layer = nn.ReLU()
     layer.forward = lambda x: torch.cat([layer(chunk) for chunk in x.split(2)]) if len(x) > 2 else x + 1
     return layer
@@ -143,9 +143,9 @@ def test_what_a_block_gives_behaves_as_a_dict(when):
             values.pop("d")
         with pytest.raises(KeyError, match="'b'") as raised:
             values["b"]
-        assert raised.type is KeyError  # And nothing is said of layers that did not run.
+        assert raised.type is KeyError  # A plain KeyError, which says nothing about layers that did not run.
         if when == "in the block":
-            result = layer(x)  # What passes then is shown again.
+            result = layer(x)  # The value of a new call is under both names again.
             assert values == {"a": result, "e": 9, "b": result}
             assert values.calls("a") == [result]
         values.clear()

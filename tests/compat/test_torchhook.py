@@ -1,4 +1,4 @@
-"""TorchHook on hookline: its README, its API name by name, and each of its known bugs, gone."""
+"""TorchHook on hookline: its README and its API, name by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.models import GPT, Returns, mlp
 RULE = "-" * 80
 THICK = "=" * 80
 
-# Many managers here are dropped before anything runs; that this is said has a test of its own.
+# Many managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
@@ -121,7 +121,7 @@ def test_the_names_are_those_of_the_original():
     names: dict[str, object] = {}
     exec("from hookline.compat.torchhook import *", names)
     own = {"count_parameters", "format_parameter_count", "get_layerwise_parameter_count", "model_summary"}
-    assert set(names) - {"__builtins__"} == {"HookManager", *own}  # The original's brought torch, warnings, typing.
+    assert set(names) - {"__builtins__"} == {"HookManager", *own}  # The original also exports torch, warnings, typing.
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_manager_refuses_what_is_not_a_model_or_a_size(arguments, error, messa
         HookManager(*arguments)
     assert str(caught.value) == message
     del caught
-    gc.collect()  # The original then warned that its cleanup had failed; warnings are errors here.
+    gc.collect()  # The original warns here that its cleanup failed; warnings are errors here.
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_custom_hook_gets_the_module_the_inputs_and_the_output():
     manager.add("", custom_hook=lambda *given: seen.append(given))
     x = torch.ones(2)
     model(x)
-    model(x=x)  # What goes by keyword is not among the inputs, as with torch's own hooks.
+    model(x=x)  # As with torch's own hooks, keyword arguments are not among the inputs.
     assert [(module, len(inputs)) for module, inputs, _ in seen] == [(model, 1), (model, 0)]
     assert seen[0][1][0] is x
     assert seen[0][2] is x
@@ -324,7 +324,7 @@ def test_an_error_in_a_hook_comes_through_and_leaves_what_was_kept():
 
 
 def test_the_gradient_of_a_kept_output_can_be_read(resnet):
-    """The way to Grad-CAM: the custom hook returns the output, which is kept as it is, with its history."""
+    """Grad-CAM needs this: the custom hook returns the output, which is kept unchanged, with its autograd history."""
 
     def keep(module, inputs, output):
         output.retain_grad()
@@ -344,7 +344,7 @@ def test_the_gradient_of_a_kept_output_can_be_read(resnet):
 
 
 def grad_cam(model: nn.Module, key: str, read_first: bool, asks_later: bool = False) -> tuple[Tensor, Tensor]:
-    """What is kept of a layer, and its gradient, read before or after the backward."""
+    """Return the kept output of a layer and its gradient, read before or after the backward pass."""
 
     def keep(module, inputs, output):
         if not asks_later:
@@ -362,7 +362,7 @@ def grad_cam(model: nn.Module, key: str, read_first: bool, asks_later: bool = Fa
     assert manager.get(key)[0] is kept
     once = kept.grad.clone()
     loss.backward()
-    assert kept.grad.equal(2 * once)  # As torch adds them up.
+    assert kept.grad.equal(2 * once)  # Torch accumulates gradients.
     return kept, once
 
 
@@ -426,7 +426,7 @@ def test_clear_features_keeps_the_keys_and_goes_on():
     model(torch.ones(1, 4))
     manager.clear_features()
     assert manager.get_all() == manager.features == {"0": [], "1": []}
-    assert manager.get("0") == []  # It has run: that there is nothing is not a surprise.
+    assert manager.get("0") == []  # The layer has run: no warning that there is nothing.
     model(torch.ones(1, 4))
     assert [len(kept) for kept in manager.get_all().values()] == [1, 1]
 
@@ -466,7 +466,7 @@ def test_the_summary_is_the_originals_to_the_last_blank(capsys):
         "Captured Features Summary:",
         "Layer Key                     Feature Count       Feature Shape                 ",
         RULE,
-        "0                             2                   (1, 8)                        ",  # Of the oldest.
+        "0                             2                   (1, 8)                        ",  # Of the oldest feature.
         RULE,
         "Hooks Registered but Not Triggered Yet:",
         "- tanh",
@@ -497,7 +497,7 @@ def test_a_count_is_written_with_its_unit(count, precision, text):
 
 
 class Partly(nn.Module):
-    """Has a parameter of its own, a frozen head, and layers within layers."""
+    """A model with a bare parameter, a frozen head and nested layers."""
 
     def __init__(self) -> None:
         super().__init__()

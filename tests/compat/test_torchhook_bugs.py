@@ -1,4 +1,4 @@
-"""TorchHook on hookline: what the original got wrong."""
+"""TorchHook on hookline: the bugs of the original, fixed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hookline.compat.torchhook import (
 from tests.support.compat_models import ResNet, image
 from tests.support.models import GPT, Returns, mlp, tokens
 
-# Many managers here are dropped before anything runs; that this is said has a test of its own.
+# Many managers here are dropped before a forward runs. Another test checks the warning about it.
 pytestmark = pytest.mark.filterwarnings("ignore:a HookManager is dropped:hookline.HooklineWarning")
 
 
@@ -42,7 +42,7 @@ def test_a_feature_stays_right_when_a_later_layer_overwrites_it(resnet, mode, de
     x = image().to(device)
     resnet.to(device)
     bn1 = F.batch_norm(resnet.conv1(x), resnet.bn1.running_mean, resnet.bn1.running_var)
-    assert bn1.min() < 0  # The ReLU that follows works in place.
+    assert bn1.min() < 0  # The in-place ReLU that follows changes these values.
     manager = HookManager(resnet)
     manager.add("bn1")
     manager.add("detached", resnet.bn1, output_transform=lambda output: output.detach())
@@ -152,7 +152,7 @@ def test_a_dropped_manager_takes_its_hooks_and_features_along(custom_hook):
         assert len(hl.attached(model)) == 0
     finally:
         gc.enable()
-    handle.remove()  # Nothing to do any more.
+    handle.remove()  # Already removed: does nothing.
 
 
 def test_hooks_go_at_the_end_of_a_block_and_features_stay():
@@ -171,7 +171,7 @@ def test_hooks_go_at_the_end_of_a_block_and_features_stay():
 
 
 def test_an_output_transform_gets_the_whole_of_what_is_no_tensor():
-    """As the warning of the original advised; there the transform got the first element, or was not called."""
+    """The original's warning advises this, but there the transform gets the first element, or is not called."""
     lstm = nn.LSTM(3, 4)
     manager = HookManager(lstm)
     manager.add("cell", lstm, output_transform=lambda output: output[1][1].detach())
@@ -184,10 +184,10 @@ def test_an_output_transform_gets_the_whole_of_what_is_no_tensor():
         for key in ("cell", "all")
     ]
     assert said[0].filename == __file__
-    _, (_, cell) = lstm(torch.ones(5, 3))  # Said once.
+    _, (_, cell) = lstm(torch.ones(5, 3))  # The second call does not warn.
     assert manager.get("cell")[1].equal(cell)
     assert manager.get("all")[1][1][1].equal(cell)
-    assert "all                           2                   tuple " in str(manager)  # No shape, and no error.
+    assert "all                           2                   tuple " in str(manager)  # A type instead of a shape.
     nested = Returns(lambda x: {"logits": x})
     others = HookManager(nested)
     others.add("", output_transform=lambda output: output["logits"])
@@ -442,7 +442,7 @@ def test_a_forward_that_is_called_by_itself_is_seen_too():
     model = mlp()
     manager = HookManager(model)
     manager.add("")
-    output = model.forward(torch.ones(1, 4))  # With the original this is a way around the hook.
+    output = model.forward(torch.ones(1, 4))  # Bypasses the hook of the original.
     assert manager.get("")[0].equal(output)
 
 
@@ -508,6 +508,6 @@ def test_a_compiled_model_is_seen():
     model = mlp()
     manager = HookManager(model)
     manager.add("1")
-    with torch.no_grad():  # Torch warns of its own doing where a graph breaks with gradients.
+    with torch.no_grad():  # With gradients, torch's own code warns at a graph break.
         output = torch.compile(model, backend="eager")(torch.ones(1, 4))
     assert model[2](manager.get("1")[0]).equal(output)
