@@ -1,4 +1,4 @@
-"""The page without its front end: what the tests of its data need."""
+"""Fixtures for the tests of a page's data, which run without the front end."""
 
 from __future__ import annotations
 

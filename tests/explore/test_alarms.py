@@ -1,4 +1,4 @@
-"""What a page warns of: the right place, once, gravest first."""
+"""The warnings of a page: each names the right place, once, and the most serious one comes first."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_layers_are_held_against_their_like_and_not_against_others_of_a_block(wa
     assert warnings_of(model, run=(x,), loss=lambda output: output.square().sum()) == []
     with hl.capture(model, "**") as acts:
         model(x)
-    assert warnings_of(acts) == []  # Where no types are known, either.
+    assert warnings_of(acts) == []  # The same without the model, where module types are unknown.
 
 
 def test_blocks_inside_of_another_container_are_layers_too(warnings_of):

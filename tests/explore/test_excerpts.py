@@ -1,4 +1,4 @@
-"""How much a picture shows: bytes are shared fairly, and every picture keeps to its share."""
+"""How much of a value a picture shows: the bytes are shared out fairly, and no picture exceeds its share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_picture_keeps_to_its_bytes_if_anything_does_and_stays_inside(kind, si
     for pick, size in zip(picks, shape, strict=True):
         assert pick.length >= 1
         assert pick.start + (pick.length - 1) * pick.step < size
-        assert pick.step == 1 or pick.start + pick.length * pick.step >= size - pick.step  # From one end to the other.
+        assert pick.step == 1 or pick.start + pick.length * pick.step >= size - pick.step  # Covers the dimension.
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.sampled_from([1, 3, 6])), min_size=1), st.integers(1, 10**7))
@@ -44,7 +44,7 @@ def test_samples_go_first_then_units_evenly():
 def test_units_are_thinned_out_no_more_than_they_have_to_be():
     _, tokens, units = excerpt("tokens", (1, 400, 768), 12_000)
     assert tokens.length == 48
-    assert units.step == 7  # One more than before the tokens were thinned out, and not twice as many.
+    assert units.step == 7  # Was 6 before the tokens were thinned out: one more, not doubled.
     assert least_cost("tokens", [1, 48, 128]) > 12_000
 
 

@@ -1,4 +1,4 @@
-"""Values as codes: what is read back is within the error that is told."""
+"""Values as codes: the values read back are within the stated error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of whole values: exact, whatever the size, and no matter how it is cut into pieces."""
+"""Statistics of whole values: exact for any size, and independent of how the value is cut into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hl.explore`: the page that it writes, what it refuses, and how large a page gets."""
+"""`hl.explore`: the page that it writes, the arguments that it refuses, and the size of a page."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ def test_gpt2_of_twelve_layers_is_under_ten_megabytes_and_takes_seconds(path):
     data = data_of(page)
     assert len(data["sites"]) > 300
     assert 1_000_000 < page.bytes < 10_000_000
-    assert taken < 20  # Seconds of work: two to three where nothing else runs.
+    assert taken < 20  # CPU seconds: two to three on an idle machine.
     assert site_of(data, "transformer.h.11.attn/softmax")["picture"][0]["left_out"] == ""

@@ -1,4 +1,4 @@
-"""The page that is committed is the one that its sources make."""
+"""The committed page is the one that its sources build."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page() -> str:
 
 
 def hash_of_sources() -> str:
-    """As explorer/build.mjs computes it."""
+    """Return the hash of the page's sources, as explorer/build.mjs computes it."""
     names = sorted([*OWN, *(f"src/{path.name}" for path in (SOURCES / "src").iterdir())])
     found = hashlib.sha256()
     for name in names:

@@ -1,4 +1,4 @@
-"""The data of a page: right to the last digit in its statistics, and within what it says in its pictures."""
+"""The data of a page: exact statistics, and pictures within their stated error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the values of a page come from: a run that leaves the model as it was, a cache, a file or a store."""
+"""The source of a page's values: a run that leaves the model unchanged, a cache, a file or a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a harvest takes as data: iterables, datasets, loaders, mappings."""
+"""The data that a harvest accepts: iterables, datasets, loaders, mappings."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_memory_that_is_used_again_is_not_what_is_written(to, monkeypatch):
     plan = hl.Harvest(model, refilled, "1", to=to / "b", unit=2)
     plan.run_unit(0)
     plan.run_unit(3)
-    assert len(hl.harvest(model, refilled(), "1", to=to / "b")["1"]) == 50  # What was passed over was compared.
+    assert len(hl.harvest(model, refilled(), "1", to=to / "b")["1"]) == 50  # The skipped batches were compared.
 
 
 @pytest.mark.parametrize("batches", [list(X.split(8)), iter(X.split(8)), X], ids=["list", "iterator", "samples"])
@@ -235,7 +235,7 @@ def test_data_are_passed_over_no_more_often_than_needed(to):
             return iter(X.split(8))
 
     hl.harvest(net(), Counted(), "0", to=to / "a")
-    assert len(begun) == 2  # For the first batch, and for all.
+    assert len(begun) == 2  # Once for the first batch, and once for the whole run.
     begun.clear()
     hl.harvest(net(), lambda: iter(Counted()), "0", to=to / "b")
     assert len(begun) == 2
@@ -279,7 +279,7 @@ def test_what_loads_is_let_go_when_the_run_ends(to):
 
 
 class Sized:
-    """Batches that say how many they are, and may be wrong."""
+    """Batches with a stated number, which may be wrong."""
 
     def __init__(self, said: int) -> None:
         self.said = said

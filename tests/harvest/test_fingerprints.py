@@ -1,4 +1,4 @@
-"""By what models, functions and data are known again."""
+"""The fingerprints by which a harvest recognizes models, functions and data."""
 
 from __future__ import annotations
 
@@ -145,6 +145,6 @@ def test_a_model_whose_weights_are_elsewhere_is_harvested_and_known_by_them(to):
 
     store = hl.harvest(offloaded(net()), X, "0", "1", to=to, batch_size=8)
     assert torch.equal(store["1"][:], expected(net(), 2))
-    assert len(hl.harvest(net(), X, "0", "1", to=to, batch_size=8)["1"]) == 50  # The same model, all of it here.
+    assert len(hl.harvest(net(), X, "0", "1", to=to, batch_size=8)["1"]) == 50  # The same model, not offloaded.
     with pytest.raises(hl.StoreError, match="model.weights"):
         hl.harvest(offloaded(changed(net())), X, "0", "1", to=to, batch_size=8)

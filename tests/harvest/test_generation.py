@@ -1,4 +1,4 @@
-"""What passes while a model writes, through hl.harvest, against one forward over what it wrote."""
+"""Values that hl.harvest stores while a model generates, compared with one forward over the generated tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.real_models import SENTENCES, TEXT_MODELS, alone, gpt2, llama
 
 
 def continued(model: Any, site: str, text: str, **options: Any) -> tuple[Tensor, list[int]]:
-    """What passes at a site of a causal model as it writes, by one forward over all but the last token it wrote."""
+    """Return a causal model's values at a site in one forward over its output but the last token, and those tokens."""
     ids = torch.tensor([numbers(text)])
     with torch.no_grad():
         written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)[:, :-1]
@@ -23,7 +23,7 @@ def continued(model: Any, site: str, text: str, **options: Any) -> tuple[Tensor,
 
 
 def ends_early(model: Any) -> None:
-    """Let a token end samples that the model writes at another step, or never, for another text."""
+    """Set an end token that the model generates at different steps for different texts, and never for some."""
     firsts: dict[int, list[int]] = {}
     for text in SENTENCES:
         ids = torch.tensor([numbers(text)])

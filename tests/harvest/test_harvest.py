@@ -1,4 +1,4 @@
-"""Harvests as a whole: what is stored, going on, appending, estimates, plans."""
+"""Harvests as a whole: the stored rows, resuming, appending, estimates, plans."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_store_is_appended_to(to):
     store = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)
     assert torch.equal(store["0"][:], torch.cat([expected(model, 1), expected(model, 1, more)]))
     with pytest.warns(hl.HooklineWarning, match="holds these data already, so append=True added nothing"):
-        again = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)  # As after a crash: nothing is doubled.
+        again = hl.harvest(model, more, "0", to=to, batch_size=8, append=True)  # As after a crash: no duplicates.
     assert again["0"].shape == (61, 8)
     assert store["0"].samples[:].tolist() == list(range(61))
 

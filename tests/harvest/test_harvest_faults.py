@@ -1,4 +1,4 @@
-"""What can go wrong while a harvest runs: each thing has one outcome, and the same call goes on after it."""
+"""Faults during a harvest: each has one defined outcome, and the same call resumes the harvest."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ except hl.StoreError as error:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> dict:
-    """What an undisturbed run writes."""
+    """The contents of the store of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     harvests.harvest(folder / "store", Dying(folder))
     return harvests.contents(folder / "store")
 
 
 def until(condition, seconds: float = 60) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition is still false after {seconds} s"
         time.sleep(0.01)
 
 
 def test_a_full_disk_is_an_error_at_once_and_leaves_whole_units_only(tmp_path, expected):
     told = python("-c", FULL, tmp_path)
     assert "was not written: File too large; take smaller units, or raise the limit" in told
-    assert told.endswith(" 1\n")  # No thread is left.
+    assert told.endswith(" 1\n")  # Only the main thread is left.
     done = harvests.committed(tmp_path / "store")
     assert 0 < len(done) < 23
-    assert len(harvests.loaded(tmp_path / "notes-alone")) < len(done) + 6  # It did not run on.
+    assert len(harvests.loaded(tmp_path / "notes-alone")) < len(done) + 6  # It stopped at the error.
     assert len(list(tmp_path.glob("store/data/*/*"))) == 4 * len(done)
     harvests.harvest(tmp_path / "store", Dying(tmp_path))
     assert harvests.contents(tmp_path / "store") == expected
@@ -120,7 +120,7 @@ def test_a_store_is_read_while_it_is_written(tmp_path, expected):
 
 
 def damaged(to: Path, how: str) -> Path:
-    """Damage a file of unit 5."""
+    """Damage a data file of unit 5, and return its path."""
     path = next(to.glob("data/0001/00000005-*"))
     data = bytearray(path.read_bytes())
     if how == "truncated":
@@ -144,7 +144,7 @@ def test_a_damaged_file_is_named_and_its_unit_can_be_made_anew(tmp_path, how):
 
 
 class Killed(harvests.Sentences):
-    """Sentences of which one kills the process of the loader that loads it."""
+    """Sentences of which one kills the loader's worker process that loads it."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 50 and torch.utils.data.get_worker_info() is not None:

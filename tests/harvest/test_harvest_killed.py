@@ -1,4 +1,4 @@
-"""It can die at any moment: a harvest killed at 200 of them, then compared byte for byte with an undisturbed one."""
+"""A harvest may be killed at any moment: after 200 kills its stores equal an undisturbed one byte for byte."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_a_harvest_killed_at_200_moments_is_the_undisturbed_one_byte_for_byte():
     done = python("-m", "tests.support.script_kill_harvest", KILLS, 6)
     seen = json.loads(done)
     assert seen["timed"] + seen["aimed"] >= KILLS
-    # Those deaths were worth something: from outside and aimed, on stores that had and that had no units yet.
+    # The kills were varied: timed and aimed, in runs that had finished a unit and in runs that had not.
     assert min(seen["timed"], seen["aimed"]) >= KILLS // 4
     assert KILLS // 5 <= seen["fruitful"] <= KILLS * 4 // 5
     assert seen["stores"] >= 10
     assert seen["orphans"] >= KILLS // 10
-    assert seen["lost"] <= MOST_OPEN + 1  # The last one was loaded, but not begun.
+    assert seen["lost"] <= MOST_OPEN + 1  # One more unit was loaded, but not begun.
 
 
 def test_so_is_one_of_batches_that_nobody_counted():

@@ -1,4 +1,4 @@
-"""A harvest on a real Ray of this machine: two actors, of which one dies."""
+"""A harvest on a real local Ray cluster: two actors, of which one dies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ UNITS = 24
 
 @pytest.fixture(autouse=True)
 def _own_print(monkeypatch):
-    """Ray puts a print of its own into builtins, and leaves it there."""
+    """Restore `print` after each test: Ray replaces it in builtins."""
     monkeypatch.setattr(builtins, "print", print)
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> dict:
-    """What one process writes."""
+    """The contents of a store that one process wrote."""
     folder = tmp_path_factory.mktemp("alone")
     harvests.harvest(folder / "store", Dying(folder))
     return harvests.contents(folder / "store")
@@ -42,14 +42,14 @@ def expected(tmp_path_factory) -> dict:
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A Ray that is the user's own."""
+    """A Ray cluster that the user has started."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
     ray.shutdown()
 
 
 def made() -> nn.Module:
-    """Make the model, and note that this process did."""
+    """Return the model, and note in a file that this process built it."""
     folder = os.environ.get("HOOKLINE_TEST_FOLDER")
     if folder is not None:
         open(os.path.join(folder, f"made-{os.getpid()}"), "w").close()
@@ -57,7 +57,7 @@ def made() -> nn.Module:
 
 
 def sentences() -> harvests.Sentences:
-    """Make the data, where they are needed."""
+    """Return the data; each process calls this function."""
     return harvests.Sentences()
 
 
@@ -69,12 +69,12 @@ def test_two_actors_of_which_one_dies_write_what_one_process_does(tmp_path, expe
     assert store.samples == 96
     makers = {int(path.name.removeprefix("made-")) for path in tmp_path.glob("made-*")}
     assert os.getpid() not in makers
-    assert len(makers) >= 3  # Two actors, and the one that came for the dead.
-    assert not ray.is_initialized()  # It was started for this, and is gone.
+    assert len(makers) >= 3  # Two actors, and the replacement of the one that died.
+    assert not ray.is_initialized()  # The harvest started Ray, and shut it down.
 
 
 class Broken(Dying):
-    """Sentences of which one can't be loaded, or kills whoever loads it."""
+    """Sentences of which one can't be loaded, or kills the process that loads it."""
 
     def __init__(self, folder: Path, sample: int, kills: bool = False) -> None:
         super().__init__(folder)
@@ -100,7 +100,7 @@ def test_what_ray_was_interrupted_in_another_engine_goes_on_with(tmp_path, expec
     with pytest.raises(KeyboardInterrupt):
         harvests.harvest(tmp_path / "store", lambda: data, model=lambda: harvests.model(), engine="ray", workers=2)
     assert 4 <= len(harvests.committed(tmp_path / "store")) < UNITS
-    assert ray.is_initialized()  # It is the user's.
+    assert ray.is_initialized()  # The user started it, so it stays.
     harvests.harvest(tmp_path / "store", data)
     assert harvests.contents(tmp_path / "store") == expected
 
@@ -135,7 +135,7 @@ def test_a_plan_travels_without_weights_and_data(tmp_path):
     data = pickle.dumps(plan)
     assert len(data) < 2000
     found, expected = pickle.loads(data).estimate(), plan.estimate()
-    assert replace(found, free=expected.free) == expected  # Others write to the disk at the same time.
+    assert replace(found, free=expected.free) == expected  # Other processes write to the disk meanwhile.
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, "two"])

@@ -1,4 +1,4 @@
-"""A harvest goes on only with what began it: whatever could change its rows is compared, or named as not compared."""
+"""A harvest resumes only if nothing that could change its rows has changed; it lists what it can't compare."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def begin(to: Path, model: nn.Module, where: str = "", **options: Any) -> None:
 
 
 def go_on(to: Path, model: nn.Module, where: str = "", **options: Any) -> hl.Store:
-    """Make the same call again."""
+    """Resume the harvest with the same call."""
     return hl.harvest(model, X, where, to=to, **{"batch_size": 8, **options})
 
 
 class Net(nn.Module):
-    """Weights of every size, and all that a forward can read beside them."""
+    """A model with weights of every size and everything else that a forward can read."""
 
     bias = 0.5
 
@@ -58,12 +58,12 @@ class Net(nn.Module):
 
 
 def net() -> Net:
-    """Return the same model each time."""
+    """Return a new model with the same weights each time."""
     return Net().eval()
 
 
 def swapped(model: Net) -> None:
-    """Add to two weights and take away from two others, so that each row and each column has the sums that it had."""
+    """Change four weights so that the sum of each row and of each column stays the same."""
     bits = model.linear.weight.data.view(torch.int32)
     bits[0, 0] += 1
     bits[1, 1] += 1
@@ -72,7 +72,7 @@ def swapped(model: Net) -> None:
 
 
 def negated(model: Net) -> None:
-    """Change the signs of two weights that lie at the same end of 64 bits."""
+    """Negate two weights that are in the same half of their 64-bit words."""
     model.linear.weight.data[3, [1, 3]] *= -1
 
 
@@ -118,7 +118,7 @@ def test_a_change_of_sparse_and_quantized_weights_is_refused(kind, to):
     def model(by: float) -> nn.Module:
         found = net()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch speaks of a beta state, and of torchao.
+            warnings.simplefilter("ignore")  # torch warns about a beta state, and about torchao.
             found.register_buffer("kept", made[kind](torch.eye(80) * by))
         return found
 
@@ -146,7 +146,7 @@ def test_what_a_module_saves_beside_its_weights_is_compared(to):
     class Extra(Net):
         def __init__(self, seed: int) -> None:
             super().__init__()
-            self.chance = random.Random(seed)  # Nobody else can look into it.
+            self.chance = random.Random(seed)  # Only get_extra_state shows its state.
 
         def get_extra_state(self) -> Any:
             return self.chance.getstate()
@@ -161,7 +161,7 @@ def test_what_a_module_saves_beside_its_weights_is_compared(to):
 
 
 def module_of(path: Path, text: str) -> Any:
-    """Return a Python module of that text, as if it was written to a file and imported."""
+    """Return a Python module with that source, as if it had been imported from a file."""
     found = types.ModuleType("mine")
     exec(compile(text, str(path / "mine.py"), "exec"), vars(found))
     return found
@@ -263,7 +263,7 @@ def test_another_batch_size_is_refused_since_rows_may_depend_on_it(sites, to):
 
 
 class Remembering(nn.Module):
-    """It writes as it runs: a count, the last shape, a buffer that grows, a cache of the class."""
+    """A model whose forward writes state: a count, the last shape, a growing buffer, a cache on the class."""
 
     seen: ClassVar[dict[int, int]] = {}
 
@@ -286,7 +286,7 @@ class Remembering(nn.Module):
 def test_what_a_forward_writes_is_not_compared_and_the_plan_says_so(is_new, to):
     Remembering.seen.clear()
     model = Remembering().eval()
-    model(X)  # As one tries a model before.
+    model(X)  # A trial run before the harvest.
     plan = hl.Harvest(model, X, "linear", to=to, batch_size=8, unit=16)
     plan.run_unit(0)
     assert "what the forward writes: Remembering.seen, calls, last" in repr(plan)
@@ -296,7 +296,7 @@ def test_what_a_forward_writes_is_not_compared_and_the_plan_says_so(is_new, to):
 
 
 class Growing(nn.Module):
-    """It writes from the second batch on."""
+    """A model whose forward writes state from the second batch on."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which mask belongs to which site, on batches as transformers' processors make them."""
+"""Which mask applies to which site, on batches as transformers' processors return them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_positions_count_from_the_first_real_token():
     ],
 )
 def test_every_module_of_a_real_encoder_decoder_gets_a_mask_that_fits(name, source, where):
-    """The two lengths differ, so the mask of the wrong side can't fit."""
+    """The encoder's and the decoder's lengths differ, so the mask of the wrong one can't fit."""
     model, inputs, _ = prepared(name)
     source_mask = torch.ones(1, inputs[source].shape[-1])
     batch = {**inputs, "attention_mask": source_mask, "decoder_attention_mask": torch.ones(1, 4)}
@@ -161,6 +161,6 @@ def test_a_position_that_is_padding_is_refused_with_the_side_to_pad():
     refuse("h.0[:, -1]", LEFT, torch.ones(2, 8))
     refuse("h.0", LEFT, torch.ones(2, 4, 8))
     refuse("h.0[0]", LEFT, torch.ones(2, 4, 8))
-    refuse("attn/softmax[:, 0]", LEFT, torch.ones(2, 4, 4))  # A head.
+    refuse("attn/softmax[:, 0]", LEFT, torch.ones(2, 4, 4))  # `[:, 0]` is a head, not a token.
     refuse("h.0[0, 0]", LEFT, torch.ones(8))
     refuse_padding(hl.Site.parse("h.0[:, 0]"), None, torch.ones(2, 8))

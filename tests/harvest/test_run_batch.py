@@ -53,7 +53,7 @@ def test_gradients_are_harvested_and_the_model_s_own_stay_as_they_were(to):
     model[0].weight.grad = before
     hl.harvest(model, X, "0:grad_output", to=to / "b", batch_size=8, loss=lambda output, batch: output.sum())
     assert model[0].weight.grad is before
-    assert model[2].weight.grad is not None  # That of the lines above, not of the harvest.
+    assert model[2].weight.grad is not None  # From the backward above, not from the harvest.
     with pytest.raises(hl.HooklineError, match="gradients need a loss"):
         hl.harvest(model, X, "0:grad_output", to=to / "c", batch_size=8)
     with pytest.raises(hl.SiteError, match="before any gradient"):
@@ -66,7 +66,7 @@ def test_nothing_after_the_last_place_is_computed(to):
     model, seen = net(), []
     model[2].register_forward_hook(lambda *_: seen.append(1))
     hl.harvest(model, X, "0", to=to, batch_size=10)
-    assert len(seen) == 1  # The first batch is tried to its end, to see how often each place is called.
+    assert len(seen) == 1  # The trial of the first batch runs to the end, to count the calls of each place.
     hl.harvest(model, X, "0", to=to / "b", batch_size=10, stop=False)
     assert len(seen) == 1 + 1 + 5
 
@@ -164,7 +164,7 @@ def test_a_loss_may_be_a_function_of_the_output_alone(to):
 
 
 class Sum(nn.Module):
-    """A loss that is a module, whose call takes anything."""
+    """A loss that is a module: its `__call__` takes any arguments."""
 
     def forward(self, output, _batch):
         return output.sum()

@@ -1,4 +1,4 @@
-"""Samples that fail are raised with their number, or skipped and listed."""
+"""A sample that fails raises an error with its number, or is skipped and listed."""
 
 from __future__ import annotations
 

