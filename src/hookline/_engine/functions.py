@@ -1,8 +1,8 @@
 """Taps on functions inside a forward: a `TorchFunctionMode` that is entered for the calls of a module with such taps.
 
-A call of a function belongs to the module whose forward is the innermost that runs. Calls in the module's helper
-functions and methods belong to it, calls in its children belong to the children. While no forward of the model runs, a
-call belongs to the module of the innermost method.
+A function call belongs to the module whose forward is running, the innermost one if there are several. Calls in the
+module's helper functions and methods belong to it, calls in its children belong to the children. While no forward of
+the model is running, a call belongs to the module whose method is running, again the innermost.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _ITEMS = {"getitem": ("input", "index"), "setitem": ("input", "index", "value"),
 _NAMESPACES = ("linalg_", "fft_", "special_")
 _TENSORS = ("T", "H", "mT", "mH", "data", "real", "imag")  # The properties of a tensor that are tensors.
 
-# Functions that return the numbers of their argument: as a view, a copy, in another order or dtype.
+# Functions whose result has only elements of their argument: a view, a copy, another order or another dtype.
 FOLLOWED = frozenset((
     "T", "H", "mT", "mH", "data", "real", "imag", "t", "adjoint", "transpose", "permute", "swapaxes", "swapdims",
     "movedim", "moveaxis", "view", "view_as", "reshape", "reshape_as", "expand", "expand_as", "broadcast_to",
@@ -120,11 +120,11 @@ def may_give_tensors(function: Any) -> bool:
 
 
 name_of = lru_cache(maxsize=8192)(read_name)
-gives_tensors = lru_cache(maxsize=8192)(may_give_tensors)  # Dynamo warns about caches: it traces the plain function.
+gives_tensors = lru_cache(maxsize=8192)(may_give_tensors)  # compiled.py uses neither: dynamo warns about caches.
 
 
 def is_followed(name: str, args: tuple[Any, ...]) -> bool:
-    """Return True if an operation returns the numbers of its first argument: a view, a cast, a copy."""
+    """Return True if the result of an operation has only elements of its first argument: a view, a cast, a copy."""
     return name in FOLLOWED or (name == "getitem" and not any(map(_gathers, args[1:])))
 
 
@@ -135,7 +135,7 @@ def _gathers(index: Any) -> bool:
 
 
 def written_by(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the argument that a function of that name is known to write into: its `out=` or its first, else None."""
+    """Return the argument that a function of that name is known to write into: `out=` or the first; None if none."""
     if kwargs.get("out") is not None:
         return kwargs["out"]
     writes = name == "setitem" or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace")
@@ -199,7 +199,7 @@ def run_seeing_functions(
         # A capture must not turn off the fast path. diagnose.py tells the user how to turn it off.
         return called.forward(module, *passed)
     inside = FunctionMode(called, module, taps, event, run_function)
-    inside.home = frame_at(0)  # This very frame: `_is_own` looks at the frames inside it.
+    inside.home = frame_at(0)  # The frame of this function: `_is_own` looks at the frames inside it.
     output = None
     try:
         with inside:
@@ -234,7 +234,7 @@ def pauses_below(tap: Tap) -> list[Tap]:
 class MethodEntry(Observer):
     """Watch a module's methods: functions inside a method count as the module's own if no forward is running.
 
-    For a tap that changes one method, it watches the other methods and notes which of them ran instead.
+    For a tap that changes the value of one method, it watches the other methods, and notes which of them ran instead.
     """
 
     kind = "entry"
@@ -258,7 +258,7 @@ def entries_of(tap: Tap, names: Iterable[str]) -> list[Tap]:
 
 
 def entering(entries: Iterable[EntryTap], name: str, module: nn.Module) -> Event | None:
-    """Return the event for a method that is called directly, with the taps on functions inside it; None without any."""
+    """Return the event for a method that is called directly, with its taps on functions; None if it has none."""
     mode, opened, taps = current_function_mode(), open_blocks.get(), []
     is_running = isinstance(mode, FunctionMode) and mode.module is module  # Its forward or another of its methods runs.
     for entry in entries:
@@ -280,7 +280,7 @@ def entering(entries: Iterable[EntryTap], name: str, module: nn.Module) -> Event
 
 
 def _caller(model: nn.Module | None) -> nn.Module | None:
-    """Return the module of a model whose forward is the innermost that runs here, None if no forward of it runs."""
+    """Return the module whose forward is running, the innermost one; None if no forward of the model is running."""
     for frame in frames(frame_at(1)):
         if frame.f_code is call_user.__code__:
             return None
@@ -303,7 +303,7 @@ def _is_called_directly(frame: FrameType) -> bool:
 
 
 def without_modes(run: Callable[[], Any]) -> Any:
-    """Call `run` without our function modes on top of the stack, down to the first mode that is not ours."""
+    """Call `run` without the function modes of hookline that are on top of the stack, above any other mode."""
     taken = []
     try:
         while isinstance(mode := current_function_mode(), FunctionMode):
@@ -382,7 +382,7 @@ class FunctionMode(TorchFunctionMode):
                 return False
         else:
             return False
-        # The outermost frame is the module's. The others may be a child's that was not called as a module.
+        # The outermost frame is the module's. An inner one may be of a child whose forward was called directly.
         if is_method:
             owners = (first_argument(one) for one in forwards[:-1])
             return next((one is self.module for one in owners if isinstance(one, nn.Module)), True)
@@ -407,8 +407,8 @@ def _is_method(frame: FrameType) -> bool:
     return getattr(inspect.unwrap(own), "__code__", None) is code
 
 
-# Code whose torch calls are not the module's own: calls of children, users' functions and functions of hookline. Each
-# function of hookline that calls torch, or a user's function, between `FunctionMode` and the user's code must be here.
+# Code whose torch calls don't count as the module's own: calls of children, and functions of hookline that call torch
+# or a user's function. Every such function of hookline that can run inside a `FunctionMode` must be here.
 _FOREIGN = frozenset(
     id(code)  # Code that dynamo made can't be hashed.
     for code in (
@@ -462,7 +462,7 @@ class Function:
 
     @property
     def parameters(self) -> call_arguments.Parameters:
-        """The names of its parameters, as far as torch knows them. A method's first is `input`."""
+        """The names of its parameters, as far as torch knows them. The first one of a method is `input`."""
         found = call_arguments.NO_PARAMETERS
         if type(self.function) is FunctionType:
             found = call_arguments.parameters_of_function(self.function)
@@ -496,14 +496,14 @@ class Function:
         return map_tensors(lambda _: next(left), result) if self.targets else result
 
     def _pairs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors that the function was called with, each with the one that is passed in its place now."""
+        """Return pairs: a tensor that the function was called with, and the tensor that is passed in its place."""
         given = [*self.args, *self.kwargs.values()]
         taken = [*args, *(kwargs[name] for name in self.kwargs)]
         leaf_pairs = [(leaves(old), leaves(new)) for old, new in zip(given, taken, strict=True)]
         return [pair for old, new in leaf_pairs if len(old) == len(new) for pair in zip(old, new, strict=True)]
 
     def _apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Let a function write into a copy if its result is changed: autograd may need the result as it was written."""
+        """Let a function write into a copy if a tap changes its result: autograd may need the unchanged result."""
         changed = any(tap.site.port == "output" and not tap.action.observes for tap, _ in self.event.taps)
         target = self._target(args, kwargs) if changed else None
         if target is None:
@@ -528,7 +528,8 @@ class Function:
         target = self._target(self.args, self.kwargs)
         if not isinstance(target, Tensor):
             return value
-        # A followed gradient has to start here, not earlier. A write makes it do so.
+        # If its gradient is followed, the target must be a new node of the graph, not the earlier value. A write makes
+        # it one.
         follows = any(tap.site.is_gradient for tap, _ in self.event.taps)
         if is_given or follows or target is not call_arguments.first(passed, self.parameters):
             _write(target, value)

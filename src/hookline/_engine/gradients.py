@@ -1,6 +1,6 @@
-"""Gradients: hooks on the tensors that pass, which work with in-place operations, keyword arguments and any nesting.
+"""Taps at gradients: tensor hooks on inputs and outputs. In-place operations, keyword arguments and nesting all work.
 
-For `:grad_input` the module gets an alias of its input, so that other consumers of the same tensor don't count.
+For `:grad_input` the module gets an alias of its input, so that the gradient comes from this use of the tensor alone.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def follow_output(tap: Tap, value: Any, call: Call, event: Event, given: list[Te
         fixed = _fixed(value, given, came, event)
 
     def alias(tensor: Tensor) -> Tensor | None:
-        # Some tensors have other consumers: an input that is passed through, a leaf, and one that has hooks already,
-        # such as the output of a child.
+        # An alias is needed for a tensor that has other consumers: an input that is passed through, a leaf, or one that
+        # has hooks already, such as the output of a child.
         entered = any([one is tensor for one in given]) and not any([one is tensor for one in event.written])
         if not (tensor.is_leaf or entered or gradient_hooks(tensor)):
             return tensor
@@ -157,7 +157,7 @@ def is_outermost() -> bool:
 def _hook_gradients(
     tap: Tap, value: Any, call: Call, event: Event, alias: Callable[[Tensor], Tensor | None]
 ) -> Aliases:
-    """Hook the tensors that a tap is at. Return the aliases that have to replace them."""
+    """Hook the tensors whose gradients a tap follows. Return the aliases that have to replace them."""
     if tap.action.observes:
         tap.fired = True
     try:
@@ -193,7 +193,7 @@ def _hook_part(
     followed: set[int] = set()  # A tensor that occurs twice is followed once.
     is_whole = True
 
-    # The next tap follows the same tensors, so that taps act in their order.
+    # Tensors that an earlier tap of this call follows. This tap follows the same ones, so that taps act in their order.
     own = event.followed.setdefault(tap.site.port == "grad_output", [])
     for tensor in tensors:
         if not tensor.requires_grad or id(tensor) in followed:
@@ -231,7 +231,7 @@ def _hook_part(
 
 
 def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
-    """Return the base of a view that a layer of torch.nn returns, if the layer made it and nobody else can use it.
+    """Return the base of a view that a layer of torch.nn returns, if the layer made the base and nobody else uses it.
 
     A linear layer returns a view for inputs of three dimensions. The gradient of its base is the same, and reaches the
     base even if the view is written in place later.
@@ -254,7 +254,7 @@ def _private_base(tensor: Tensor, call: Call) -> Tensor | None:
 
 
 def _hook_written(tensor: Tensor, hook: TensorHook, tap: Tap) -> None:
-    """Follow a view that a function wrote into, by its base: the gradient goes there, and bypasses the view."""
+    """Follow a view that a function wrote into, with a hook on its base: the gradient goes there, not to the view."""
     base = base_of(tensor)
     if base is None or not base.is_contiguous():
         raise NeverFired(f"'{tap.site}' {why.OTHER_MEMORY_ORDER}")
@@ -399,7 +399,7 @@ class Gradient:
         self.arrived: dict[int, Any] = {}
 
     def build_gradient(self, read: Callable[[Any], Any]) -> Any:
-        """Return the gradient in the structure of the value, with None where none came. `read` reads what is stored."""
+        """Return the gradient in the structure of the value, with None where none came. `read` reads a stored part."""
         numbers = iter(range(len(leaves(self.template))))
         return map_tensors(lambda _: _plain(read(self.arrived.get(next(numbers)))), self.template)
 
@@ -411,8 +411,8 @@ def _plain(kept: Any) -> Any:
 def _rehook_view(view: View) -> None:
     """Hook the gradient of a view again if the view was written in place since.
 
-    Torch makes such a write a CopySlices node of the view's base. The gradient that the node passes on is that of the
-    value before the write.
+    Torch records such a write as a CopySlices node of the view's base. The node passes on the gradient of the value
+    from before the write.
     """
     tensor, base = view.tensor, base_of(view.tensor)
     if version_of(tensor) == view.version or base is None:
@@ -445,7 +445,7 @@ def _rehook_view(view: View) -> None:
 
 
 def _say_why_not(tap: Tap, tensors: list[Tensor], site: Site, subscripts: tuple[Any, ...]) -> None:
-    """Raise, or warn for a site found by a pattern, when no gradient can ever come."""
+    """Raise if no gradient can come; if a pattern found the site, warn instead."""
     if not torch.is_grad_enabled() and is_in_reentrant_checkpoint():
         tap.fired = True
         return

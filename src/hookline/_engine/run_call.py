@@ -29,7 +29,7 @@ Taps = tuple[Tap, ...]
 
 
 class Shadowed(Called, Protocol):
-    """A method of a module that is shadowed, with the taps on it."""
+    """A shadowed method of a module, with the taps on it."""
 
     module: nn.Module | None
     taps: Taps
@@ -105,14 +105,14 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
                 follows = True
             elif tap.site.port != "output":
                 passed = _pass_input(tap, _call(tap, called, module, passed, number, event), event, called)
-        given = gradients.given(passed, event) if follows else []  # Now: the call may write into these containers.
+        given = gradients.given(passed, event) if follows else []  # Read now: the call may write into containers.
         if skip is not None:
             output = _skip(skip, called, module, passed)
         elif inside:
             output = functions.run_seeing_functions(called, module, passed, inside, event, pass_through)
         else:
             output = called.forward(module, *passed)
-            # These count references to `output`: no other variable may hold it here.
+            # `is_private` and `private_containers` count references: no other variable may hold `output` here.
             if type(output) is Tensor:
                 event.new = output if is_private(output) else None
             elif event.changes:
@@ -138,7 +138,7 @@ def pass_through(called: Called, module: nn.Module, passed: Arguments, event: Ev
 
 
 def _can_be_kept(output: Any) -> bool:
-    """Return True if a pattern of functions covers this result: tensors, but none of a torch.func transform."""
+    """Return True if a pattern of functions captures this result: it has tensors, none from a torch.func transform."""
     tensors = leaves(output)
     return bool(tensors) and not any(map(is_transformed, tensors))
 
@@ -155,7 +155,7 @@ def _call(tap: Tap, called: Called, module: nn.Module, passed: Arguments, number
 
 
 def _pass_input(tap: Tap, call: Call, event: Event, called: Called) -> Arguments:
-    """Let a tap act on one or all of the arguments. Return the arguments that pass on."""
+    """Let a tap act on one or all of the arguments. Return the arguments to pass on."""
     passed = (call.args, dict(call.kwargs))
     parameters = called.parameters
     if tap.site.is_gradient:
@@ -182,7 +182,8 @@ def _skip(tap: Tap, called: Called, module: nn.Module, passed: Arguments) -> Any
     tap.skipped_in = tap.session.forwards
     if not tap.site.member:
         note_skip(module)
-    # What is known about a class holds neither for its other methods nor for a forward put on the instance.
+    # `Skip.output` knows what the forward of some classes returns. That does not hold for their other methods, or for a
+    # forward that somebody put on the instance.
     is_own = not tap.site.member and (called.found is None or wraps_own(called.found, module))
     try:
         first = call_arguments.first(passed, called.parameters)

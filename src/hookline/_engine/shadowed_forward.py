@@ -48,7 +48,7 @@ from hookline._values.nested import Arguments
 
 
 class ShadowedCallable:
-    """The shadow of a callable that the instance holds. Copying or pickling it copies or pickles that callable."""
+    """The shadow of a callable that was stored on a module instance. A copy or pickle of it is that callable alone."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module, held: Callable[..., Any]) -> None:
         self.__func__ = function
@@ -84,7 +84,7 @@ def written_in(kind: type, name: str) -> Any:
 
 
 def bound(own: Any, module: nn.Module) -> Callable[..., Any]:
-    """Return an attribute of a class as reading it on an instance would give it."""
+    """Bind an attribute of a class to an instance, as `module.name` would."""
     found: Callable[..., Any] = own.__get__(module, type(module)) if hasattr(own, "__get__") else own
     return found
 
@@ -98,8 +98,8 @@ _order = operator.attrgetter("order")
 def hot_path(held: HotTap) -> Any:
     """Make the function that replaces the forward of a module with one `HotTap`: the hot path.
 
-    It uses only the tap and its record: no loops, no strings, and no allocations but the value. Whatever can be worked
-    out when hooks change is worked out then.
+    It uses only the tap and its record: no loops, no strings, and no allocation except the value. Everything that can
+    be computed when hooks are added or removed is computed then.
 
     Two rules constrain its code. `running_calls` reads the variables `tap`, `self`, `args` and `kwargs` from its frame.
     And no other variable may hold `output`: the higher reference count would cause every value to be copied.
@@ -109,7 +109,7 @@ def hot_path(held: HotTap) -> Any:
         tap = held  # Read once: detaching, perhaps on another thread, replaces it with `GONE`.
         if is_dynamo_compiling():
             return compiled.run_hot_traced(tap, self, args, kwargs, _otherwise_uncompiled)
-        # In the very set of open blocks in which the tap is known to act, nothing has to be looked up.
+        # `acts_in` is a set of open blocks in which the tap acts. In the same set, no new lookup is needed.
         if tap.acts_in is not _open_blocks() or self is not tap.module or graph_task() != -1:
             return _otherwise(tap, self, args, kwargs)
         stamp = next(ticks)
@@ -122,7 +122,7 @@ def hot_path(held: HotTap) -> Any:
         number, version = tap.session.forwards, -1
         try:
             is_tensor = type(output) is Tensor
-            # Only if nobody else holds the output or its memory: see `is_private` in _values/copy_or_share.py.
+            # Copy on write only if nobody else holds the output or its memory: see _values/copy_or_share.py.
             if (
                 is_tensor
                 and action.copies_on_write
@@ -133,7 +133,7 @@ def hot_path(held: HotTap) -> Any:
             ):
                 value = lazy_clone(output.detach() if output.requires_grad else output)
             elif is_tensor and action.refers:
-                value = output.detach()  # Always: an autograd.Function may attach its output to the graph later.
+                value = output.detach()  # Without checking: an autograd.Function may attach it to the graph later.
                 version = value._version
             else:
                 is_new = is_tensor and action.clone is None and getrefcount(output) == ALONE and is_result(output)
@@ -143,9 +143,9 @@ def hot_path(held: HotTap) -> Any:
             value = _keep_otherwise(tap, output, error)
         if not record.order:
             record.order = next(ticks)
-        # False for the second call in one forward of the model, for a call that began before the stored one, and if the
-        # record says why it has no value. The lines up to `return` call no function, and Python switches threads only
-        # at calls.
+        # This is False for the second call in one forward of the model, for a call that began before the stored one,
+        # and if the record says why it has no value. Python switches threads only at calls and loops, and the lines up
+        # to `return` have neither.
         if record.seen < number and record.stamp < stamp:
             record.value = value
             record.version = version
@@ -160,7 +160,7 @@ def hot_path(held: HotTap) -> Any:
 
 
 def _otherwise(tap: HotTap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a call that the hot path can't run, or not yet. Look up once whether the tap acts in these open blocks."""
+    """Run a call that the hot path can't run. If the tap acts in these open blocks, note that, and try again."""
     opened, method = open_blocks.get(), tap.shadow
     if is_rehearsal():
         return type(module).forward(module, *args, **kwargs)
@@ -244,7 +244,7 @@ class Shadow:
             self.home = weakref.ref(module)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the callable that the shadow replaced: one on the instance, or the class's method as it is now."""
+        """Run the callable that the shadow replaced: the one on the instance, or the class's current method."""
         if self.entries and module is self.module:
             event = entering(self.entries, self.name, module)
             if event is not None:
@@ -253,7 +253,7 @@ class Shadow:
         if self.found is not None and self.home is not None and self.home() is module:
             return self.found(*args, **kwargs)
         if type(self.before) is MethodType and not is_shadow(self.before):
-            return self.before.__func__(module, *args, **kwargs)  # On a copy of a module with its own forward.
+            return self.before.__func__(module, *args, **kwargs)  # `module` is a copy of a module with its own forward.
         if self.name == "forward":
             return type(module).forward(module, *args, **kwargs)
         return bound(written_in(type(module), self.name), module)(*args, **kwargs)
@@ -263,7 +263,7 @@ class Shadow:
         plain = self.heir() if self.heir is not None else None
         if plain is not None and plain.module is module:
             now = plain.shadow
-            # Not a shadow over a callable that somebody put there meanwhile: the callable may call this shadow.
+            # Not if somebody has put a callable there since, which is now shadowed: it may call this shadow.
             if type(now) is MethodType or (isinstance(now, Shadow) and now.found is None):
                 return shadow_for(plain)
         if is_replaying():  # A checkpointed segment holds the shadow that was here in its first pass.
@@ -303,7 +303,7 @@ class Shadow:
             self.parameters = self._parameters()
         self.is_traceable = is_traceable
         chosen = tuple(others)
-        self.choices = chosen, {}  # In one step, and before the taps: another thread may be running the module.
+        self.choices = chosen, {}  # In one assignment, before `taps`: another thread may be running the module.
         self.around, self.pauses, self.entries, self.taps = tuple(around), tuple(pauses), tuple(entries), chosen
 
     @property
@@ -312,7 +312,7 @@ class Shadow:
         return (*self.around, *self.pauses, *self.entries, *self.taps)
 
     def remove(self, tap: Tap) -> HotTap | None:
-        """Remove a tap. The last one leaves the module as it was found. Return a tap that may take the hot path now."""
+        """Remove a tap; restore the module after the last one. If the only tap left is a `HotTap`, return it."""
         every = self.all
         if every == (tap,) or not every:
             self.leave()
@@ -343,7 +343,8 @@ class Shadow:
         names = module.__dict__
         if self.name == "forward" and SCRIPT in names and names[SCRIPT] is refuse_scripting:
             del names[SCRIPT]
-        # Otherwise somebody has wrapped it: their wrapper stays, and our shadow only passes the call on.
+        # If the module holds another callable, somebody has wrapped our shadow. Their wrapper stays, and the shadow
+        # only passes the call on.
         if method is not None and names.get(self.name) is method:
             if self.before is None:
                 del names[self.name]
@@ -351,7 +352,7 @@ class Shadow:
                 names[self.name] = self.before
             if self.name == "forward":
                 names.pop(REPLICATE, None)
-        # The module first: see `run` in run_call.py. Then all the rest: a copy of the module may keep the shadow alive.
+        # Clear `module` first: see `run` in run_call.py. Clear the rest too, as a copy may keep the shadow alive.
         self.module = self.method = None
         self.taps = ()
         if self.around:
@@ -362,7 +363,7 @@ class Shadow:
 
 
 class MethodCall(Shadow):
-    """One direct call of a method, which counts as a forward of its module for the functions inside."""
+    """One direct call of a method. Taps on functions inside act as they do in a forward of its module."""
 
     is_method = True
 
@@ -434,7 +435,7 @@ def unhooked(module: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
-    """Return the tap behind an attribute of a module, if that is on the hot path."""
+    """Return the tap behind an attribute of a module, if the attribute is a shadow on the hot path."""
     if type(held) is not MethodType or getattr(held.__func__, "__code__", None) not in HOT_CODES:
         return None
     function: Any = held.__func__
@@ -443,7 +444,7 @@ def hot_tap_of(held: object, module: nn.Module) -> HotTap | None:
 
 
 def is_shadow(held: object) -> bool:
-    """Return True if `held` is one of hookline's shadows, on the original or a copy. Recognized by its code."""
+    """Return True if `held` is one of hookline's shadows, on the original or a copy, judging by its code object."""
     if type(held) is MethodType or type(held) is ShadowedCallable:
         code = getattr(held.__func__, "__code__", None) if type(held.__func__) is FunctionType else None
         return code in _CODES or code in HOT_CODES
@@ -451,9 +452,9 @@ def is_shadow(held: object) -> bool:
 
 
 def running_calls() -> list[Call]:
-    """Return the calls of modules that are running here, innermost first, from their frames.
+    """Return the module calls that are running on this thread, innermost first, read from their frames.
 
-    The hot path calls an action with the value alone. When something is wrong, this finds the rest of the call. The
+    The hot path passes only the value to an action. To report an error, the action finds the rest of the call here. The
     call of a module without hooks has the site ''. Variables of `hot_path` and `pass_through` are read by their names.
     """
     found = []
@@ -476,7 +477,7 @@ def running_calls() -> list[Call]:
 
 
 def gone(shadow: Shadow | None = None) -> HotTap:
-    """Return the tap for a detached shadow, which a copy of the module may still hold."""
+    """Return a tap to put in place of a removed one: a copy of the module may still hold the shadow."""
     tap = HotTap(Site(""), _NO_MODULE, OutputObserver(), Session(), False, "")
     tap.shadow = shadow
     return tap
