@@ -1,4 +1,4 @@
-"""A model with every port of every module open, beside the same model without hookline: nothing may differ."""
+"""Compare a model with hooks at every port of every module with the same model without hookline: nothing may differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORTS = ("output", "input", "inputs", "grad_output", "grad_input", "grad_inputs"
 
 
 def outcome(model: nn.Module, inputs: dict[str, Any], generates: bool) -> dict[str, Any]:
-    """Run a model, and for the next word with the cache that it gave; return all that can be seen from outside."""
+    """Run a model, and again for the next token with the cache it returned; return everything that a caller can see."""
     torch.manual_seed(0)
     model.zero_grad()
     output = model(**inputs)
@@ -45,12 +45,12 @@ def open_every_port(hooks: hl.Hooks) -> None:
 def differences(
     model: nn.Module, inputs: dict[str, Any], add: Callable[[hl.Hooks], object] = open_every_port
 ) -> list[str]:
-    """Return what differs from a run without hookline when these hooks are on the model."""
+    """Return the differences between a run with the hooks that `add` adds and a run without hookline."""
     generates = _can_generate(model, inputs)
     bare = _snapshot(outcome(copy.deepcopy(model), again(inputs), generates))
     model = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hl.HooklineWarning)  # Of modules that are never called, and of integers.
+        warnings.simplefilter("ignore", hl.HooklineWarning)  # For modules never called, and for integers.
         hooks = hl.Hooks(model, active=False)
         add(hooks)
         with hooks.when_missing("ignore"):
@@ -60,7 +60,7 @@ def differences(
 
 
 def _can_generate(model: nn.Module, inputs: dict[str, Any]) -> bool:
-    """Return True if the model itself allows a backward through two forwards with one cache; some write into it."""
+    """Return True if a backward through two forwards with one cache works; some models overwrite the cache."""
     try:
         outcome(copy.deepcopy(model), again(inputs), generates=True)
         return True
@@ -85,7 +85,7 @@ def numbers_in(tensor: Tensor) -> Tensor:
 
 
 def _shape(value: Any) -> Any:
-    """Return the structure of a value: types, keys and numbers, without what its tensors hold."""
+    """Return the structure of a value: types, keys and numbers, without the contents of its tensors."""
     if isinstance(value, Tensor):
         return "tensor"
     if isinstance(value, dict):
@@ -114,7 +114,7 @@ def _compare(bare: Any, seen: Any, roughly: bool) -> list[str]:
 
 
 def main() -> None:
-    """Try every architecture that can be built small, or those that are named."""
+    """Test the named architectures, or every one that can be built small."""
     wanted = sys.argv[1:] or names()
     right = built = 0
     for name in wanted:
@@ -122,7 +122,7 @@ def main() -> None:
             model = model_of(name)
             inputs = inputs_of(model)
             outcome(copy.deepcopy(model), again(inputs), generates=False)
-        except Exception:  # Of a config that needs more than small sizes.
+        except Exception:  # The config does not allow small sizes.
             continue
         built += 1
         found = differences(model, inputs)

@@ -1,9 +1,9 @@
-"""Store and cache files as somebody hostile would make them: run as a program, each attempt to read one is one line.
+"""Read store and cache files that an attacker might make. The program prints one line for each attempt.
 
     python -m tests.failure_modes.script_hostile_files FOLDER
 
-A line is the JSON of [group, case, file, outcome]. An outcome is "read", the message of a HooklineError, or what should
-never be: another error, or an attempt that took too long.
+A line is the JSON of [group, case, file, outcome]. An outcome is "read" or the message of a HooklineError. Any other
+error, and an attempt that takes too long, is a bug.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hookline._store.store import Store
 from hookline._store.writer import Unit, begin, begin_part, end
 from hookline.errors import HooklineError
 
-SECONDS = 20  # For one attempt. Most take milliseconds; a loaded machine is slow.
-MEMORY = 1 << 30  # Bytes beyond what the program has when it begins.
+SECONDS = 20  # Limit for one attempt. Most take milliseconds; a loaded machine is slow.
+MEMORY = 1 << 30  # Limit in bytes, beyond the program's memory at the start.
 WRONG = [
     *(None, True, -1, 1.5, 10**12, 1 << 47, 1 << 63, 10**400, "", "../../../x", "7" * 5000),
     *([], {}, [[]], [-1], [1 << 62] * 3, {"a": 1}, {"-1": "x"}),
 ]
-RAW = {  # As JSON has no way to say it.
+RAW = {  # Values that json.dumps can't write.
     "an integer of 5,000 digits": b"9" * 5000,
     "NaN": b"NaN",
     "Infinity": b"-Infinity",
@@ -52,14 +52,14 @@ RAW = {  # As JSON has no way to say it.
     "many levels": b"[" * 100_000 + b"]" * 100_000,
     "some levels": b"[" * 400 + b"]" * 400,
 }
-HUGE = {  # Little text, and much more memory.
+HUGE = {  # Short texts that need a lot of memory once parsed.
     "megabytes of lists": b"[" + b"[]," * 12_000_000 + b"[]]",
     "megabytes of dicts": b"[" + b'{"a":0},' * 4_000_000 + b"0]",
 }
 ARRAYS = (Array("h.0", torch.float32, (3,)), Array("h.1", torch.int8, ()), Array("h.2", torch.int8, (0,)))
 
 
-running = [""]  # The group.
+running = [""]  # The name of the running group.
 
 
 class Late(BaseException):
@@ -67,7 +67,7 @@ class Late(BaseException):
 
 
 def attempt(case: str, file: object, act: Callable[[], object]) -> None:
-    """Try to read something, and say what came of it."""
+    """Try to read something, and print the outcome."""
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         act()
@@ -100,7 +100,7 @@ def write_store(path: str | Path) -> None:
 
 
 def use_store(path: str | Path) -> None:
-    """Read all there is of a store."""
+    """Read everything in a store."""
     store = Store(path)
     repr(store), store.samples, store.skipped, store.stats()
     for rows in store.values():
@@ -109,13 +109,13 @@ def use_store(path: str | Path) -> None:
 
 
 def use_cache(path: Path) -> None:
-    """Read all there is of a cache."""
+    """Read everything in a cache."""
     cache = hl.Cache.load(path)
     repr(cache), cache.stats(), [cache.calls(site) for site in cache]
 
 
 def replacements(path: Path, whole: bytes) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Return what can be put in the place of any file."""
+    """Yield replacements for a file, each with its name."""
     yield "a pipe", lambda: os.mkfifo(path)
     yield "a link to a device", lambda: path.symlink_to("/dev/zero")
     yield "a link to a pipe", lambda: (os.mkfifo(f"{path}.pipe"), path.symlink_to(f"{path}.pipe"))
@@ -132,7 +132,7 @@ def replacements(path: Path, whole: bytes) -> Iterator[tuple[str, Callable[[], o
 
 
 def replace_each(root: Path, paths: list[Path], use: Callable[[], object]) -> None:
-    """Put each replacement in the place of each file, and read."""
+    """Replace each file with each replacement, and read."""
     for path in paths:
         whole = path.read_bytes()
         for case, put in replacements(path, whole):
@@ -147,7 +147,7 @@ def replace_each(root: Path, paths: list[Path], use: Callable[[], object]) -> No
 
 
 def wrongs(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Return a value with each of its parts in turn replaced by something wrong, fewer of them further inside."""
+    """Yield copies of a value with one part replaced by a wrong value. Deeper parts get fewer wrong values."""
     inner = functools.reduce(operator.getitem, path, value)
     for key in inner if isinstance(inner, dict) else range(len(inner)) if isinstance(inner, list) else ():
         for new in WRONG[:: max(1, 2 * len(path))]:
@@ -156,7 +156,7 @@ def wrongs(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Return a copy of a value with another at a path."""
+    """Return a copy of `value` with `new` at `path`."""
     result = copy.deepcopy(value)
     inner = result
     for key in path[:-1]:
@@ -170,7 +170,7 @@ def canonical(value: Any) -> bytes:
 
 
 def sealed(value: Any) -> bytes:
-    """Return JSON with the right checksum, and the right hash, whatever it says."""
+    """Return a value as JSON with a correct checksum and hash, whatever it contains."""
     value = {key: part for key, part in value.items() if key != "checksum"}
     if {"hash", "spec", "arrays"} <= value.keys():
         told = canonical({"spec": value["spec"], "arrays": value["arrays"]})
@@ -179,7 +179,7 @@ def sealed(value: Any) -> bytes:
 
 
 def forge_store(put: Callable[[str, bytes], object], get: Callable[[str], bytes], use: Callable[[], object]) -> None:
-    """Put something wrong in the place of each value in the JSON files of a store, and read."""
+    """Replace each value in the JSON files of a store with something wrong, and read."""
     for name in ("harvest.json", "end.json", "units/00000000.json", "more/0001/harvest.json"):
         whole = get(name)
         value = json.loads(whole)
@@ -202,7 +202,7 @@ def forge_store(put: Callable[[str, bytes], object], get: Callable[[str], bytes]
 
 
 def without_rows(record: Any, samples: int) -> Any:
-    """Return what a record says of samples that have no rows: its numbers agree with each other."""
+    """Return the entries of a record for samples without rows. The numbers agree with each other."""
     files = [{**file, "rows": 0, "bytes": 4096} for file in record["files"]]
     told = {"files": files, "lengths": [0], "uses": [0] * len(files), "groups": [None] * len(files)}
     return {**told, "samples": samples, "skipped": {}, "order": None, "positions": {}}
@@ -223,11 +223,11 @@ def write_cache(path: Path) -> None:
 
 
 def header_of(text: str) -> bytes:
-    """Return the start of a cache file with this manifest, as far as it can be laid out."""
+    """Return the start of a cache file with this manifest, even if hookline can't lay it out."""
     try:
         return files._header(json.loads(text))
     except Exception:
-        pass  # Written out below: until here the error holds what was read of the text, which may be large.
+        pass  # The fallback is below, because here the error still holds the parsed text, which may be large.
     told = {"__metadata__": {"hookline": text, "checksum": f"{zlib.crc32(text.encode()):08x}"}}
     return with_length(json.dumps(told, separators=(",", ":")).encode())
 
@@ -237,7 +237,7 @@ def with_length(header: bytes) -> bytes:
 
 
 def forge_cache(path: Path) -> None:
-    """Put something wrong in the place of each value in the manifest of a cache, and read."""
+    """Replace each value in the manifest of a cache with something wrong, and read."""
     whole, use = path.read_bytes(), lambda: use_cache(path)
     start = 8 + int.from_bytes(whole[:8], "little")
     value = json.loads(json.loads(whole[8:start])["__metadata__"]["hookline"])
@@ -281,14 +281,14 @@ def store(folder: Path) -> None:
 
 
 def forged(folder: Path) -> None:
-    """Change what the JSON files of a store say."""
+    """Change the contents of a store's JSON files."""
     write_store(folder)
     put, get = (lambda name, data: (folder / name).write_bytes(data)), (lambda name: (folder / name).read_bytes())
     forge_store(put, get, lambda: use_store(folder))
 
 
 def elsewhere(folder: Path) -> None:
-    """Change what the JSON files of a store say that fsspec reaches."""
+    """Change the contents of the JSON files of a store that is read through fsspec."""
     system, url = fsspec.filesystem("memory"), f"memory://{folder.name}"
     write_store(url)
     WRONG[:] = WRONG[::6]
@@ -298,7 +298,7 @@ def elsewhere(folder: Path) -> None:
 
 
 def cache(folder: Path) -> None:
-    """Replace the file of a cache, and change what it says."""
+    """Replace the file of a cache, and change its contents."""
     folder.mkdir()
     path = folder / "acts.safetensors"
     write_cache(path)
@@ -343,7 +343,7 @@ def too_late(*_: object) -> None:
 
 
 def use_warm_up(folder: Path) -> None:
-    """Load what torch and fsspec load when they are first used: that is not the files' memory."""
+    """Make torch and fsspec load their lazy modules, whose memory must not count against the files."""
     write_store(folder / "first")
     use_store(folder / "first")
 

@@ -1,4 +1,4 @@
-"""Arguments that would be ignored, or mean something else than they say, are refused with what to write instead."""
+"""Arguments that would be ignored or misread are refused, and the error says what to write instead."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_functions_in_a_dict_of_places_to_capture_are_not_ignored() -> None:
     ):
         with pytest.raises(hl.SiteError, match=r"a dict names no places.*transform=function"):
             refused()
-    with hl.capture(mlp(), hl.Cache({"0": X})) as acts:  # The places of another cache.
+    with hl.capture(mlp(), hl.Cache({"0": X})) as acts:  # A cache stands for its sites.
         pass
     assert not len(acts)
 
@@ -253,7 +253,7 @@ class TestOptionsOfCapture:
             hl.capture(mlp(), "0", device=device)
 
     def test_a_harvest_says_that_its_device_is_not_here(self, tmp_path: Path) -> None:
-        plan = hl.Harvest(mlp(), [X], "0", to=tmp_path / "acts", device="cuda:99")  # It may run elsewhere.
+        plan = hl.Harvest(mlp(), [X], "0", to=tmp_path / "acts", device="cuda:99")  # A plan may run elsewhere.
         with pytest.raises(hl.HooklineError, match=r"device='cuda:99' can't be used here: "):
             plan.run()
 

@@ -1,4 +1,4 @@
-"""Blocks and hooks that end in every way there is: exceptions, Ctrl-C, garbage collection, any order."""
+"""Blocks and hooks that end in every possible way: exceptions, Ctrl-C, garbage collection, any order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.states import state_of
 
 
 class Boom(Exception):
-    """What a model or a user's function raises on purpose."""
+    """Raised on purpose by a model or a user's function."""
 
 
 class Breaking(nn.Module):
-    """Raises what it is told to, or lets its input pass."""
+    """Raises `error`, or returns its input if that is None."""
 
     error: BaseException | None = Boom("broken layer")
 

@@ -1,4 +1,4 @@
-"""Bugs that users reported: arguments that change, transforms that keep nothing, caches pickled."""
+"""Bugs that users reported: arguments that change later, transforms that return nothing, pickled caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Given(nn.Module):
 
 
 class Split(nn.Module):
-    """Returns two tensors of which the model overwrites the first."""
+    """Returns two tensors; the model overwrites the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Split(nn.Module):
 
 
 class Overwrites(nn.Module):
-    """Overwrites one of two values, counted by torch or past it."""
+    """Overwrites one of two values, in a way that torch counts, or through `.data`, which it does not."""
 
     def __init__(self, by_data: bool) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_a_value_that_was_only_read_stays_the_graphs_own() -> None:
     model, x = mlp(), torch.ones(2, 4)
     with hl.capture(model, "0"), hl.capture(model, "0", detach=False) as acts:
         output = model(x)
-    acts["0"].detach().numpy()  # It may move its memory.
+    acts["0"].detach().numpy()  # numpy() may move the memory of a copy-on-write tensor.
     assert torch.autograd.grad(output.sum(), acts["0"])[0].shape == (2, 8)
 
 
@@ -246,9 +246,9 @@ def test_a_value_that_can_not_be_copied_is_refused_once_it_is_overwritten() -> N
         acts["gives"]
 
 
-def test_a_run_on_another_thread_is_no_rest() -> None:
+def test_a_run_on_another_thread_is_not_taken_for_a_pause_of_the_hooks() -> None:
     model, other = mlp(), mlp()
-    with hl.capture(model, "0"):  # It does nothing here.
+    with hl.capture(model, "0"):  # No forward runs on this thread.
         worker = threading.Thread(
             target=lambda: hl.run(other, torch.ones(2, 4), edit={"0": lambda v: model(v[:, :4]) is None or None})
         )

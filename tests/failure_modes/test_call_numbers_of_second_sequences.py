@@ -1,4 +1,4 @@
-"""`call.number` in a block that generates more than one sequence: compared by a range, it would mislead."""
+"""`call.number` in a block that generates several sequences: comparing it with a range would mislead, so it raises."""
 
 from __future__ import annotations
 

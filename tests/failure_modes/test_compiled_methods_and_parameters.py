@@ -1,4 +1,4 @@
-"""Methods and parameters of compiled models: in the graph, and no graph more for coming and going."""
+"""Methods and parameters of compiled models: hooks act in the graph, and entering a block again adds no graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gate(nn.Module):
 
 
 class Compiled(nn.Module):
-    """Methods, static ones and callables of the instance, bare parameters, views of them, and a layer."""
+    """Has methods, static methods, callables on the instance, bare parameters, views of them, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_members_are_captured_in_the_graph(hooked_first: bool) -> None:
     assert set(acts) == set(expected)
     for site, value in expected.items():
         assert acts[site] == value if site.endswith('"gain"]') else torch.equal(acts[site], value), site
-    assert not torch.equal(doubled, expected["project()"]), "of the call that ran, not of the one that was traced"
+    assert not torch.equal(doubled, expected["project()"]), "the value is from the traced call"
     assert torch.equal(compiled(x), plain)
     assert state_of(model) == before
 
@@ -293,7 +293,7 @@ def test_a_second_threads_block_on_a_compiled_model_is_refused() -> None:
         for site in sites:
             error = elsewhere(second, site)
             assert isinstance(error, hl.HooklineError)
-            assert "another one has a block open" in str(error)
+            assert "another thread has a block open" in str(error)
         assert all(torch.equal(acts[site], seen[site]) for site in sites)
 
 

@@ -1,4 +1,4 @@
-"""Compiled models: hooks act in the graph, before or after compiling; what a graph can't do is refused or right."""
+"""Compiled models: hooks placed before or after compiling act in the graph; results are right or refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKENDS = ("eager", "aot_eager")
 
 
 class Branch(nn.Module):
-    """Takes one of two ways."""
+    """Calls one of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Branch(nn.Module):
 
 
 class Decorated(Branch):
-    """Its class's forward is compiled: there is no wrapper to recognise it by."""
+    """The forward of the class is compiled, so there is no wrapper by which to recognise it."""
 
     @torch.compile(backend="eager")
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Decorated(Branch):
 
 
 class CompiledMethod(Branch):
-    """A method that its forward calls is compiled."""
+    """Its forward calls a compiled method."""
 
     @torch.compile(backend="eager")
     def body(self, x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class CompiledMethod(Branch):
 
 
 class Broken(Branch):
-    """Dynamo has to break its graph in two."""
+    """Forces dynamo to break its graph in two."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)
@@ -274,7 +274,7 @@ def test_a_second_threads_block_on_a_compiled_model_is_refused() -> None:
         error = elsewhere(second)
         assert torch.equal(acts["h.1"], seen)
     assert isinstance(error, hl.HooklineError)
-    assert "another one has a block open" in str(error)
+    assert "another thread has a block open" in str(error)
 
 
 @pytest.mark.parametrize("site", ["0[:, 0]", "0:input[:, -1]", "0.a[1:, 0]", "1[0]"])
@@ -311,11 +311,8 @@ def test_a_compiled_module_writes_into_the_list_that_it_was_given() -> None:
         assert output.tolist() == [4.0, 4.0]
 
 
-# Dynamo asks every tensor that enters a graph for its `.grad`.
-
-
 def refusal(function: Callable[[], None]) -> str:
-    """Return how hookline refuses to do this, or nothing if it does it."""
+    """Return the message of hookline's error, or "" if there is none."""
     try:
         function()
     except hl.HooklineError as error:

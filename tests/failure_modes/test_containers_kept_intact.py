@@ -1,4 +1,4 @@
-"""Lists, dicts, dataclasses and caches among arguments and outputs stay the objects they are, whatever hooks do."""
+"""Hooks don't replace lists, dicts, dataclasses and caches in arguments and outputs with copies."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import hookline as hl
 
 @dataclasses.dataclass
 class State:
-    """Memory that a caller gives and a module fills."""
+    """Memory that the caller passes and a module fills."""
 
     seen: list[Tensor]
     latest: Tensor | None = None
 
 
 class Memory:
-    """The same as a plain object, as key-value caches are."""
+    """Like State, but a plain object, as key-value caches are."""
 
     def __init__(self) -> None:
         self.layers: list[Tensor] = []
@@ -34,7 +34,7 @@ class Memory:
 
 
 class Writes(nn.Module):
-    """Writes what it is given into whatever container comes along, and uses what was there."""
+    """Writes a value into a container of any type, and uses the values already there."""
 
     def forward(self, x: Tensor, memory: Any) -> Tensor:
         earlier = contents(memory)
@@ -53,7 +53,7 @@ class Writes(nn.Module):
 
 
 class Net(nn.Module):
-    """Calls its writer twice with one container."""
+    """Calls `Writes` twice with one container."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_what_was_in_a_container_before_is_still_there_after_its_gradient_was_fo
         output.sum().backward()
     assert contents(given)[0] is held[0]
     gradient = contents(acts["writes#0:grad_inputs"]["memory"])[0]
-    assert gradient.ne(0).all()  # The second of two writes is held by the first call's arguments alone.
+    assert gradient.ne(0).all()  # The first call used the tensor.
 
 
 def test_the_gradient_of_a_tensor_in_a_list_is_that_of_this_use_of_it() -> None:
@@ -129,7 +129,7 @@ def test_the_gradient_of_a_tensor_in_a_list_is_that_of_this_use_of_it() -> None:
     with hl.capture(model, "writes#0:grad_inputs") as acts:
         output, _ = model(x, given)
         (output.sum() + 10 * inside.sum()).backward()
-    # Through the first call: the output's 3 × 3, and the list's entry 2 that the second call adds, × 3.
+    # Through the first call: its output (× 3) and its list entry (× 2) both go into the second call's output (× 3).
     assert acts["writes#0:grad_inputs"]["memory"][0].unique().tolist() == [15.0]
 
 
@@ -238,7 +238,7 @@ def test_parameters_that_a_module_keeps_in_a_list_stay_there_and_their_gradient_
 
 
 class Stores(nn.Module):
-    """Returns the very tensor that it writes into a list."""
+    """Returns the same tensor that it writes into a list."""
 
     def __init__(self, beside: bool) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_what_a_module_returns_and_writes_into_a_list_is_one_tensor_with_one_gra
     assert of_made.tolist() == [24.0, 24.0]
     if beside:
         assert gradient[0].tolist() == [7.0, 7.0]
-        assert gradient[2][0] is None  # It came in with the list, in which no other tensor can take its place.
+        assert gradient[2][0] is None  # It was in the list before, and can't be replaced there.
         assert gradient[2][1].tolist() == [24.0, 24.0]
 
 
@@ -325,7 +325,7 @@ def test_self_attention_takes_the_same_branch_when_its_gradients_are_followed() 
 
 
 class NormOverChannels(nn.Module):
-    """A layer norm over the channels of a picture, which leaves it in channels-last memory."""
+    """A layer norm over the channels of an image. Its output is in channels-last memory."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ class KeepsState(nn.Module):
 
 
 class PassesOn(nn.Module):
-    """Returns what its child returns."""
+    """Returns the output of its child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -501,7 +501,7 @@ def test_a_container_is_as_it_was_after_a_ctrl_c_at_any_moment() -> None:
                 pass
             finally:
                 sys.setprofile(None)
-        assert given[0] is held, f"after the call of function {moment}"
+        assert given[0] is held, f"after an interrupt in function call {moment}"
     assert moment > 50
 
 
@@ -517,7 +517,7 @@ def test_a_change_of_gradients_that_leaves_a_tensor_out_warns() -> None:
             sum(model([x * 1])).sum().backward()
     assert len(said) == 1
     assert x.grad is not None
-    assert x.grad.tolist() == [1.0, 1.0]  # The second tensor's part is 0, and the first's passes.
+    assert x.grad.tolist() == [1.0, 1.0]  # Only the gradient of the second tensor is set to 0.
     with hl.patch(model, {":grad_output[1]": 0.0}):
         sum(model([x * 1])).sum().backward()
     with hl.capture(model, ":grad_output"):

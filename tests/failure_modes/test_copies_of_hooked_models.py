@@ -128,7 +128,7 @@ def test_a_shallow_copy_of_a_model_runs_the_hooks_of_the_children_that_it_shares
     with EVERY_KIND[kind](model):
         changed = model(x)
         twin = copy.copy(model)
-        assert torch.equal(twin(x), plain if kind == "stop" else changed)  # The end of a forward is the model's own.
+        assert torch.equal(twin(x), plain if kind == "stop" else changed)  # A stop does not act on a copy.
         alone = copy.copy(model.h[1])
         assert torch.equal(alone(x, scale=0.5), copy.deepcopy(model).h[1](x, scale=0.5))
     assert torch.equal(twin(x), plain)

@@ -1,4 +1,4 @@
-"""Architectures of transformers that nobody here wrote, with caches on: looking at every port changes nothing."""
+"""Architectures from transformers, with their caches on: capturing at every port changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.failure_modes.every_port import differences
 from tests.support.architectures import inputs_of, model_of
 
-# Of every family the quick ones; `make fuzz` tries all that can be built small.
+# The quick architectures of every family; `make fuzz` tests all that can be built small.
 NAMES = [
     "albert", "apertus", "arcee", "aria_text", "bart", "beit", "bert", "big_bird", "bigbird_pegasus", "biogpt",
     "blenderbot", "bloom", "canine", "clip_vision_model", "cohere2", "convbert", "ctrl", "data2vec-vision",
@@ -26,7 +26,7 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Leave out what transformers says of configs that are too small, and of kernels that are not installed."""
+    """Hide transformers' warnings about configs that are too small and kernels that are not installed."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

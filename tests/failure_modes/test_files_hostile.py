@@ -1,6 +1,6 @@
-"""Whatever a stranger puts into a store or a cache: right data, or one HooklineError that names it, and soon.
+"""Hostile files in a store or a cache are read correctly, or one HooklineError names the file, without long delay.
 
-`script_hostile_files.py` makes the files and reads them in a process of its own, which may have only so much memory.
+`script_hostile_files.py` makes the files and reads them in a separate process with limited memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, pi
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str, str]]]:
-    """What came of each attempt, by group."""
+    """The outcomes of all attempts, by group."""
     folder = tmp_path_factory.mktemp("hostile")
     command = [sys.executable, "-m", "tests.failure_modes.script_hostile_files", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -39,7 +39,7 @@ def test_a_hostile_file_is_refused_in_words_in_seconds_and_in_little_memory(outc
     assert len(outcomes[group]) > 15
     bad = [one for one in outcomes[group] if one[2].startswith(("FOREIGN", "TOO LATE"))]
     assert not bad
-    # A list of damaged files has a line for each.
+    # The limit is per line, because a list of damaged files has a line for each.
     long = [one for one in outcomes[group] if len(one[2]) > 600 * (1 + one[2].count("\n"))]
     assert not long
     lines = [one for one in outcomes[group] if "\n" in one[2] and "To repair a damaged file" not in one[2]]

@@ -1,4 +1,4 @@
-"""Functions as sites: beside modes, subclasses, transforms, threads and compilers; failures."""
+"""Functions as sites together with modes, tensor subclasses, transforms, threads and compilers; and failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_mode_is_left")
 
 
 class Log(TorchFunctionMode):
-    """A mode of somebody else, which notes what it sees and changes it."""
+    """A user's mode, which records the functions it sees and changes the result of softmax."""
 
     def __init__(self, change: Callable[[Any], Any] = lambda value: value) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Log(TorchFunctionMode):
 
 
 def inside(mode: TorchFunctionMode) -> nn.Module:
-    """A module that enters a mode of its own around a softmax."""
+    """Return a module that enters a mode around a softmax in its forward."""
 
     def forward(x: Tensor) -> Tensor:
         with mode:
@@ -65,7 +65,7 @@ def test_modes_of_others_see_what_they_saw_before_and_what_they_change_is_captur
     with watched:
         output = model(x)
     seen = iter(watched.seen)
-    assert all(name in seen for name in plain.seen)  # In this order, among what hookline does itself.
+    assert all(name in seen for name in plain.seen)  # In this order, among hookline's own calls.
     assert acts["/softmax"].sum(-1).allclose(torch.full((2, 2, 5), 2.0))
     hooks.remove()
     with hl.patch(model, {"/softmax": acts["/softmax"]}):
@@ -81,7 +81,7 @@ def test_a_mode_that_the_forward_enters_itself_works_under_hooks() -> None:
     assert mode.seen == ["softmax"]
     doubled = torch.softmax(x, -1)
     assert len(acts.calls("/softmax")) == 2
-    assert acts.calls("/softmax")[0].equal(doubled)  # What torch gave; the inner mode doubles it afterwards.
+    assert acts.calls("/softmax")[0].equal(doubled)  # Torch's result; the inner mode doubles it afterwards.
     assert output.equal(torch.softmax(doubled * 2, 0))
     with hl.patch(model, {"/softmax#0": 0.0}):
         assert model(x).equal(torch.softmax(torch.zeros(2, 3), 0))
@@ -179,7 +179,7 @@ def test_capturing_changes_no_bit_under_any_context(context: str) -> None:
 
 @pytest.mark.parametrize("child", ["layer", "stack", "attention"])
 def test_children_with_a_fast_path_keep_it_while_functions_of_their_parent_are_hooked(child: str) -> None:
-    """B15: torch computes otherwise where any mode is on."""
+    """B15: torch leaves its fast path if any mode is active."""
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -214,7 +214,7 @@ def test_to_look_inside_a_module_does_not_turn_its_fast_path_off_and_the_reason_
             attention(x, x, x)
         changed = hl.run(attention, x, x, x, patch={"/multi_head_attention_forward[0]": 7.0})[0]
         assert changed.unique().tolist() == [7.0]
-    _, acts = hl.run(attention, x, x, x, capture="/*")  # With gradients there is no fast path, and nothing to say.
+    _, acts = hl.run(attention, x, x, x, capture="/*")  # With gradients there is no fast path and no warning.
     assert "/multi_head_attention_forward#0" in acts
 
 
@@ -393,7 +393,7 @@ def test_a_failure_that_the_model_catches_does_not_confuse_the_count() -> None:
 
     x = torch.randn(2, 3)
     output, acts = hl.run(Returns(forward), x, capture="/*")
-    assert list(acts) == ["/ones#0", "/cat#1"]  # The first call gave nothing.
+    assert list(acts) == ["/ones#0", "/cat#1"]  # The first `cat` raised.
     assert acts["/cat#1"].equal(output)
 
 
@@ -510,12 +510,12 @@ def test_fused_and_hidden_attention_says_what_to_do_instead() -> None:
     for training in (True, False):
         with pytest.raises(hl.NeverFired, match=r"'/softmax'.*need_weights=True.*capture what it returns: '\[1\]'"):
             hl.run(hidden.train(training), x, x, x, capture="/softmax")
-    _, acts = hl.run(hidden, x, x, x, average_attn_weights=False, capture="[1]")  # What the message says to do.
+    _, acts = hl.run(hidden, x, x, x, average_attn_weights=False, capture="[1]")  # The remedy in the error message.
     assert acts["[1]"].sum(-1).allclose(torch.ones(2, 2, 5))
 
 
 class Squared(torch.autograd.Function):
-    """A function of the user's own."""
+    """A user's autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

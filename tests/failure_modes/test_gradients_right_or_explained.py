@@ -1,4 +1,4 @@
-"""Gradients are those of the values that passed, and a gradient that does not arrive is explained."""
+"""Captured gradients are right, and an error explains each gradient that does not arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Output:
 
 
 class Residual(nn.Module):
-    """Calls one module by keyword, adds its input again, and goes on in place."""
+    """Calls its layers by keyword, overwrites a value in place, and has a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def test_a_gradient_asked_for_between_forward_and_backward_is_said_to_be_missing
         acts["0:grad_output"]
 
 
-def test_so_it_is_where_the_gradients_of_the_step_before_are_freed_first() -> None:
+def test_a_missing_gradient_is_reported_also_if_the_gradients_of_the_step_before_are_freed_first() -> None:
     """D09"""
     code = """
 import torch, hookline as hl
@@ -227,7 +227,7 @@ for _ in range(100):  # Python may give the new gradient the id of the one that 
         said += 1
 print(said)
 """
-    assert python("-c", code) == "100\n"  # By itself: the fixtures here hold what is freed there.
+    assert python("-c", code) == "100\n"  # In a separate process, as the fixtures here would keep the gradients alive.
 
 
 def test_a_backward_that_adds_to_gradients_is_warned_of_as_it_could_be_clipping() -> None:
@@ -464,7 +464,7 @@ WARNED = r"'{}' changed nothing: a backward ran in this block, and no gradient c
 
 
 class Detached(nn.Module):
-    """Lets no gradient back into its first layer."""
+    """Detaches the output of its first layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What happens while a forward or a backward runs: hooks that come and go, functions that run the model, early ends."""
+"""Events during a forward or backward: hooks added and removed, hook functions that run the model, early stops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.states import state_of
 
 
 class Boom(Exception):
-    """What a model or a user's function raises on purpose."""
+    """Raised on purpose by a model or a user's function."""
 
 
 @pytest.mark.parametrize(("site", "seen"), [("body.0", []), ("body:input", []), ("body", ["body.2"])])
@@ -187,7 +187,7 @@ def test_a_kept_exception_does_not_keep_what_was_captured() -> None:
 
 
 class Catching(nn.Module):
-    """Model code that catches what its body raises."""
+    """Catches exceptions of its body."""
 
     def __init__(self, what: type[BaseException]) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_running_statistics_behind_the_stop_are_no_reason_to_warn() -> None:
 def test_keywords_are_seen_also_of_a_call_that_fails() -> None:
     """A16"""
     block = Block()
-    block.mlp[1] = nn.Linear(3, 3)  # The wrong width.
+    block.mlp[1] = nn.Linear(3, 3)  # Has the wrong width.
     with pytest.raises(RuntimeError, match="shapes"), hl.capture(block, ":inputs", "mlp.0:inputs") as acts:
         block(tokens(), scale=2.0)
     assert acts[":inputs"]["scale"] == 2.0
@@ -255,6 +255,6 @@ def test_an_edit_acts_also_through_a_forward_that_was_read_before_it_came() -> N
     model[0].forward = lambda value: forward(value)
     capture.deactivate()
     capture.activate()
-    model[0](x)  # And does not call itself for ever.
+    model[0](x)  # Must not recurse forever.
     capture.remove()
     del model[0].forward

@@ -1,4 +1,4 @@
-"""Hooks that nobody holds, or whose block nobody enters: they do nothing, and a warning says so."""
+"""Hooks that are not kept, or whose block is never entered: they do nothing, and a warning says so."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ model = torch.nn.Sequential(torch.nn.ReLU())
 
 
 def said_by(program: str, check: bool = True) -> str:
-    """Return what a program of its own writes to stderr."""
+    """Return the stderr of a program run in a separate process."""
     command = [sys.executable, "-c", PROGRAM + program]
     return subprocess.run(command, capture_output=True, text=True, check=check, timeout=300).stderr
 
@@ -156,7 +156,7 @@ def test_hooks_that_were_kept_may_go_at_any_time(verb: str) -> None:
     model = mlp()
 
     def keep() -> None:
-        for _ in range(2):  # As when a cell of a notebook runs twice.
+        for _ in range(2):  # Like a notebook cell that runs twice.
             hooks = hl.Hooks(model)
             ADDED[verb](hooks)
         del hooks
@@ -271,7 +271,7 @@ def test_hooks_that_a_loop_makes_again_were_kept() -> None:
     def loop() -> None:
         for _ in range(3):
             hooks = hl.Hooks(model).edit("0", torch.zeros_like)
-            model[2](torch.ones(1, 8))  # Where no hook is.
+            model[2](torch.ones(1, 8))  # A module without hooks.
         hooks.remove()
 
     found = said(loop)

@@ -1,4 +1,4 @@
-"""Hooks that are removed: twice, late, by the garbage collector; and what stays."""
+"""Removing hooks: twice, late, by the garbage collector; other people's hooks stay."""
 
 from __future__ import annotations
 

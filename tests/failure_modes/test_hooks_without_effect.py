@@ -1,4 +1,4 @@
-"""Changes that change nothing: subscripts that select nothing, patterns of which no place fires."""
+"""Changes without effect: subscripts that select nothing, patterns of which no site fires."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class TestSubscripts:
 
 
 class Branches(nn.Module):
-    """Calls one of its parts only."""
+    """Calls only one of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def test_a_pattern_of_gradients_around_the_backward_alone_warns() -> None:
     model, x = mlp(), torch.randn(2, 4)
     model(x).sum().backward()
     loss = model(x).sum()
-    with pytest.warns(hl.HooklineWarning, match="run it inside the block too"):
+    with pytest.warns(hl.HooklineWarning, match="run the forward inside the block too"):
         with hl.capture(model, "*:grad_output"):
             loss.backward()
 

@@ -1,7 +1,7 @@
-"""Ctrl-C at every moment of attaching, running and detaching: the model is left as it was found.
+"""Ctrl-C at every moment of attaching, running and detaching: the model is left unchanged.
 
-By default an interrupt comes at every entry of a function of hookline, and at some of the other moments at which Python
-may raise one. `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, tries all of them.
+By default the tests interrupt at every call of a hookline function, and at some of the other moments at which Python
+may raise KeyboardInterrupt. `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, tries all of them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hookline._open_blocks import not_left
 from tests.support.states import state_of
 
 SOURCE = str(Path(hl.__file__).parent)
-CALLED = (contextlib.__file__, overrides.__file__)  # What hookline calls: interrupts inside these matter too.
+CALLED = (contextlib.__file__, overrides.__file__)  # Modules that hookline calls and that are interrupted too.
 STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 7
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # A block that could not be left is dropped, and says so.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Python ignores one in a `__del__`.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # A block left open by the interrupt warns when freed.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # An interrupt in `__del__`.
 ]
 
 
 class Part(nn.Module):
-    """Has a child, a parameter of its own, a method and a function."""
+    """Has a child, a parameter, a method and a function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,19 +161,19 @@ PROGRAMS: dict[str, Program] = {
     "dropped hooks": dropped,
     "an exit stack": in_exit_stack,
 }
-# An ExitStack calls `__exit__` from a function of its own: after a Ctrl-C there, a kept traceback keeps the block open.
+# An ExitStack calls `__exit__` from its own function: after a Ctrl-C there, a kept traceback keeps the block open.
 MAY_STAY_OPEN = ("an exit stack", "kept hooks", "dropped hooks")
 
 
 @contextmanager
 def interrupted(number: int, seen: list[str] | None = None) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at the n-th moment at which Python may: a function begins, or a builtin has returned."""
+    """Raise KeyboardInterrupt at moment `number`: when a function begins or a builtin has returned, as Python may."""
     moments = [0]
 
     def watch(frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
         if event not in ("call", "c_return") or (event == "call" and code.co_flags & inspect.CO_GENERATOR):
-            return  # Python closes a generator when it is dropped, and ignores what is raised then.
+            return  # Python closes a generator when it is freed, and ignores exceptions raised then.
         is_called = code.co_filename in CALLED and frame.f_back and frame.f_back.f_code.co_filename.startswith(SOURCE)
         if not code.co_filename.startswith(SOURCE) and not is_called:
             return
@@ -194,7 +194,7 @@ def interrupted(number: int, seen: list[str] | None = None) -> Iterator[list[int
 
 def moments_of(program: Program, model: nn.Module, x: Tensor) -> list[int]:
     """Return the moments of a program at which to interrupt it: every call, and one in STEP of the others."""
-    program(model, x)  # What is made on first use is made now.
+    program(model, x)  # Fill caches that are made on first use.
     seen: list[str] = []
     with interrupted(0, seen):
         program(model, x)
@@ -203,7 +203,7 @@ def moments_of(program: Program, model: nn.Module, x: Tensor) -> list[int]:
 
 
 def damage(model: nn.Module, before: dict[str, Any]) -> str:
-    """Say what is not as it was found."""
+    """Return the names of the things that an interrupt left changed, or ""."""
     now = state_of(model)
     found = [key for key in before | now if before.get(key) != now.get(key)]
     found += ["a block is open"] if not_left() else []
@@ -213,7 +213,7 @@ def damage(model: nn.Module, before: dict[str, Any]) -> str:
 
 
 def interrupt(program: Program, model: nn.Module, x: Tensor, number: int) -> BaseException | None:
-    """Run a program that is interrupted, and return the exception, whose traceback holds every frame."""
+    """Interrupt a program, and return the exception, whose traceback keeps every frame alive."""
     try:
         with interrupted(number):
             program(model, x)
@@ -242,7 +242,7 @@ def test_an_interrupt_whose_traceback_is_kept_leaves_no_change_on_and_clear_mend
     program, model, x = PROGRAMS[name], Net(), torch.randn(2, 3)
     before, output = state_of(model), model(x)
     for number in moments_of(program, model, x):
-        error = interrupt(program, model, x, number)  # As notebooks do, and debuggers.
+        error = interrupt(program, model, x, number)  # Notebooks and debuggers keep it too.
         if name not in MAY_STAY_OPEN:
             assert torch.equal(model(x), output), f"after Ctrl-C at moment {number}"
         hl.clear(model)
@@ -315,7 +315,7 @@ def test_clear_takes_off_what_no_hook_knows_of_any_more() -> None:
     hooks.edit("a.mix()", twice)
     hooks.edit("a.weight:param", twice)
     for tap in hooks._lifecycle.taps:
-        tap.shadow = None  # As if each had been stopped on its way.
+        tap.shadow = None  # As if interrupted half-way.
     model.a.__dict__["_hookline_reads"].taps.clear()
     hl.clear(model)
     hooks.remove()

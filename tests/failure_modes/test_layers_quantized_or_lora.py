@@ -1,4 +1,4 @@
-"""Layers that another library has put in the place of a model's own: quantized ones, and LoRA's."""
+"""Layers that another library puts in place of the original ones: quantized layers and LoRA's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUANTIZATION = pytest.mark.skipif(
 
 
 def llama() -> nn.Module:
-    """A Llama of two small layers."""
+    """Return a Llama with two small layers."""
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=32,
@@ -31,13 +31,13 @@ def llama() -> nn.Module:
 
 
 def with_lora(model: nn.Module) -> Any:
-    """The model with LoRA layers that do something."""
+    """Return the model with LoRA layers whose weights are not zero."""
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     return peft.get_peft_model(model, config).eval()
 
 
 def quantized(model: nn.Module, inplace: bool = False) -> nn.Module:
-    """The model with its linear layers in int8."""
+    """Return the model with its linear layers in int8."""
     return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=inplace)
 
 
@@ -107,7 +107,7 @@ def test_a_lora_model_answers_to_its_full_names_too() -> None:
 
 
 def test_a_layer_that_lora_wrapped_while_hooked_is_not_passed_off_as_the_new_one() -> None:
-    """E20: the hook sits on what is now the base layer, and misses the delta."""
+    """E20: the hook is on the layer that is now the base layer, and misses the delta."""
     ids = torch.arange(6)[None]
     model = llama()
     with pytest.raises(hl.HooklineError, match=f"'{QUERY}'.*(another|replaced|wrapped)"), hl.capture(model, QUERY):

@@ -1,4 +1,4 @@
-"""Nothing is held longer than it is asked for, and many hooks cost no more than few."""
+"""Nothing is kept longer than requested, and the cost per hook does not grow with the number of hooks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_table_says_how_many_bytes_are_alive() -> None:
     model = nn.Sequential(nn.Linear(4, 256), nn.Identity(), nn.ReLU(inplace=True))
     with hl.capture(model, "*", "0[0]") as acts:
         model(torch.randn(64, 4))
-    # The first two share one activation, which the ReLU did not overwrite but left to them; a row is a copy.
+    # '0' and '1' share one activation, which copy-on-write saved from the in-place ReLU; the row '0[0]' is a copy.
     assert "4 sites, 132,096 bytes" in repr(acts)
 
 
@@ -112,7 +112,7 @@ def test_reference_counting_alone_frees_a_model_whose_hooks_are_gone(use: str) -
     """G02"""
     model = GPT()
     alive = weakref.ref(model), weakref.ref(model.h[0]), weakref.ref(model.head.weight)
-    USES[use](GPT())  # What is cached at the first use of a function is not what is asked here.
+    USES[use](GPT())  # Fill caches that are made on first use.
     with without_garbage_collection():
         kept = USES[use](model)
         del model
@@ -176,7 +176,7 @@ def ratio(
     models: tuple[nn.Module, nn.Module],
     enough: float,
 ) -> float:
-    """Time two functions in turn and compare their least times; a busy machine gets more rounds."""
+    """Return the ratio of the shortest times of two functions, run in turn; a busy machine gets more rounds."""
     least = [float("inf"), float("inf")]
     for rounds in range(60):
         for number, (function, model) in enumerate(zip((one, other), models, strict=True)):

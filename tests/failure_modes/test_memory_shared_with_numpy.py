@@ -1,4 +1,4 @@
-"""Memory that came in from outside: numpy, DLPack and ctypes hold its address, so it never moves by looking at it."""
+"""Memory shared with numpy, DLPack or ctypes: they hold its address, so a capture must never move it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import hookline as hl
 from hookline._values.copy_or_share import is_copied_on_write, is_private
 from tests.support.running import python
 
-LARGE = 1 << 19  # Elements: 2 MB, more than is copied without a closer look.
+LARGE = 1 << 19  # Elements: 2 MB, too large to be copied without a check.
 
 
 class Holds(nn.Module):
-    """Returns what it holds as a parameter, a buffer, a plain attribute, or in a list; or a view of it."""
+    """Returns a view of a tensor it holds as a parameter, a buffer, a plain attribute, or in a list."""
 
     def __init__(self, kind: str, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Methods as sites: refused names, calls around the instance, copies, early ends, calls without a forward."""
+"""Methods as sites: refused names, calls that bypass the instance, copies, early stops, calls without a forward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.states import state_of
 
 
 class Awkward(nn.Module):
-    """Names that look like methods."""
+    """Has attributes that look like methods."""
 
     constant = 3
 
@@ -110,7 +110,7 @@ def test_a_class_that_hands_out_attributes_of_its_own_is_not_probed() -> None:
 
 
 class Above(nn.Module):
-    """Its method is called by its subclass in ways that go around the instance."""
+    """Its subclass calls its methods in ways that bypass the instance."""
 
     def step(self, x: Tensor) -> Tensor:
         return x + 1
@@ -121,7 +121,7 @@ class Above(nn.Module):
 
 
 class Around(Above):
-    """Does not define the methods that it calls."""
+    """Calls inherited methods through super() or the class."""
 
     def forward(self, x: Tensor, way: str) -> Tensor:
         if way == "super":
@@ -292,7 +292,7 @@ def test_a_copy_made_inside_a_block_is_an_unhooked_model_with_its_own_weights(ho
 
 
 class Bound(nn.Linear):
-    """Its methods are no plain functions, and are bound when they are read."""
+    """Its methods are not plain functions; reading one from the instance binds it."""
 
     @functools.lru_cache(maxsize=2)  # noqa: B019
     def cached(self, x: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ def test_tied_modules_have_their_methods_under_every_name() -> None:
 
 
 class Strange(nn.Module):
-    """Methods that do not run when they are called, or run many times."""
+    """Has methods that do not run when they are called, or that run several times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ def test_every_call_of_a_method_that_calls_itself_is_seen() -> None:
 
 
 class Coder(nn.Module):
-    """Encodes and decodes, by methods of every kind."""
+    """Encodes and decodes, with methods of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ class Coder(nn.Module):
 
 
 class Holder(nn.Module):
-    """Calls a method of its part, and not its forward."""
+    """Calls a method of its coder, but not the coder's forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -579,7 +579,7 @@ class TestFunctions:
             def forward(self, x: Tensor) -> Tensor:
                 return self.encode(x)
 
-        def rectify(module: nn.Module, x: Tensor) -> Tensor:  # A plain function: what it calls is its caller's.
+        def rectify(module: nn.Module, x: Tensor) -> Tensor:  # The calls in a plain function belong to its caller.
             return torch.relu(x)
 
         model = Outer()

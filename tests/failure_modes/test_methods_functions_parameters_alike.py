@@ -1,4 +1,4 @@
-"""What holds for methods, functions and parameters alike: threads, tasks, failures, recomputation, DDP and FSDP2."""
+"""Tests for methods, functions and parameters alike: threads, tasks, failures, recomputation, DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SITES = ["decode()", "scale/mul", "scale/*", "scale:param"]
 
 
 class Boom(Exception):
-    """What a model or a user's function raises on purpose."""
+    """Raised on purpose by a model or a user's function."""
 
 
 def scaled(model: Autoencoder, x: Tensor, factor: float) -> Tensor:
-    """The output where each of SITES, times a factor, takes part; without the decoder's bias they are all the same."""
+    """Return the output with the value at any of SITES scaled. The decoder has no bias, so all sites give the same."""
     return model.encode(x) @ model.W_dec.detach() * (2.0 * factor)
 
 
@@ -236,7 +236,7 @@ def test_an_edit_that_runs_the_model_again_is_not_seen_by_any_hook(site: str) ->
 
 
 class Recomputed(AttentionInMethods):
-    """Runs most of its forward twice."""
+    """Runs its forward in a checkpoint."""
 
     reentrant = False
 
@@ -267,7 +267,7 @@ def test_an_edit_of_a_method_is_replayed_when_checkpointing_runs_it_again(
 
 
 class Fused(Autoencoder):
-    """One operation takes two parameters; its forward is run again in backward."""
+    """One operation takes two parameters; the backward runs the forward again."""
 
     recomputes = True
 
@@ -303,7 +303,7 @@ def test_changes_are_replayed_also_where_others_look_on_at_the_same_place(seen: 
 
 
 class Parts(nn.Module):
-    """What data and tensor parallelism is tried on: methods, bare parameters and layers."""
+    """A model for tests of data and tensor parallelism, with methods, bare parameters and layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ def test_models_spread_over_processes_are_seen_and_changed_as_the_bare_one(
 
 
 class Checkpoints(nn.Module):
-    """Checkpoints a method of its own, or the forward of its child, by the bound method."""
+    """Passes its bound method, or its child's bound forward, to checkpoint."""
 
     def __init__(self, reentrant: bool, child: bool) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ def test_a_method_that_is_checkpointed_itself_is_edited_on_its_recomputation_aft
 
 
 class Busy(nn.Module):
-    """Has a function and a parameter to hook, and gives one number."""
+    """Has a function and a parameter to hook, and returns one number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -418,7 +418,7 @@ class Busy(nn.Module):
 def beside(
     work: Callable[[], Any], other: Callable[[], Any], around: Callable[[], Any] = nullcontext, seconds: float = 0.6
 ) -> list[Any]:
-    """Do one thing over and over on a thread, in a block, and another one here; return what went wrong there."""
+    """Repeat `work` on a thread, inside `around()`, while `other` repeats here; return the failures of `work`."""
     wrong: list[Any] = []
     over = threading.Event()
 
@@ -436,7 +436,7 @@ def beside(
     threading.Timer(seconds, over.set).start()
     interval = sys.getswitchinterval()
     try:
-        sys.setswitchinterval(1e-6)  # So that threads meet each other in the midst of everything.
+        sys.setswitchinterval(1e-6)  # Let Python switch threads at any moment.
         for thread in threads:
             thread.start()
         while not over.is_set():
@@ -528,7 +528,7 @@ BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
 
 def test_a_function_that_ran_in_some_of_the_modules_that_a_pattern_means_is_not_missed_in_the_others() -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1), nn.ReLU()), torch.randn(2, 3)
-    _, acts = hl.run(model, x, capture="*/softmax")  # Warnings are errors here.
+    _, acts = hl.run(model, x, capture="*/softmax")  # A warning would be an error here.
     assert list(acts) == ["1/softmax"]
     with pytest.warns(hl.HooklineWarning, match="'0/gelu' did not fire"):
         hl.run(model, x, capture="*/gelu")

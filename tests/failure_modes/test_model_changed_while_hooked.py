@@ -1,4 +1,4 @@
-"""A model that changes while it is hooked: modules and forwards replaced, other branches taken, layers added later."""
+"""Models that change while hooked: modules and forwards are replaced, other branches run, layers are added."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_hooks_say_when_what_holds_their_module_is_replaced(
     replace(model)
     with pytest.warns(hl.HooklineWarning, match="'body.h.0.mlp' was replaced by another Linear while hooked, and its"):
         model(X)
-    model(X)  # It is said once.
+    model(X)  # It warns once.
     hooks.remove()
 
 
@@ -198,7 +198,7 @@ def test_hooks_whose_module_is_still_in_the_model_say_nothing() -> None:
     model(X)
     model.body.h = model.body.h[:2]  # Another list with the same blocks.
     model(X)
-    model.body.h[0] = nn.Sequential(model.body.h[0])  # Wrapped: it runs all the same.
+    model.body.h[0] = nn.Sequential(model.body.h[0])  # The wrapped block still runs.
     model(X)
     model.body.h = nn.ModuleList(reversed(model.body.h))
     model(X)
@@ -259,7 +259,7 @@ def test_hooks_say_when_the_method_they_are_on_is_replaced(name: str, runs_befor
         hl.HooklineWarning, match=f"nothing passed '{re.escape(name)}': '{method}' of this .* on the instance"
     ):
         model(X)
-    model(X)  # It is said once.
+    model(X)  # It warns once.
     hooks.remove()
     delattr(model.get_submodule(path), method)
 
@@ -308,14 +308,14 @@ def test_a_forward_that_is_wrapped_by_one_that_calls_it_says_nothing() -> None:
         layer.forward = lambda x, before=layer.forward: before(x) + 1
     assert torch.equal(model(X) - 1, acts["head"])
     model(X, cut=True)
-    hooks.capture("body.h.1")  # All is looked through again.
+    hooks.capture("body.h.1")  # Makes hookline check all hooks again.
     model(X, cut=True)
     hooks.remove()
     del model.head.forward, model.body.h[0].mlp.forward
 
 
 def test_a_forward_that_is_compiled_after_it_was_hooked_says_nothing() -> None:
-    """A compiled graph counts nothing."""
+    """Calls in a compiled graph are not counted."""
     model = Model()
     hooks = hl.Hooks(model)
     acts = hooks.capture("head")
@@ -363,7 +363,7 @@ def test_other_hooks_and_copies_are_not_taken_for_replaced_forwards() -> None:
 
 
 class Branching(nn.Module):
-    """Takes its branch if the input is positive."""
+    """Calls `branch` if the input is positive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ class TestBranches:
         def run() -> None:
             with hl.capture(model, "branch") as acts:
                 model(X)
-                model(-X)  # As the steps of a generation, of which the first alone runs an encoder.
+                model(-X)  # In a generation, only the first step runs an encoder.
             assert acts["branch"].shape == acts["branch"].shape
             with hl.capture(model, "branch") as acts:
                 for _ in range(3):
@@ -420,7 +420,7 @@ class TestBranches:
         def run() -> None:
             with hl.capture(model, "branch") as acts:
                 for scale in (1, 2, 3):
-                    passed = model.branch(scale * X)  # As a generation runs its encoder.
+                    passed = model.branch(scale * X)  # Like the encoder in a generation.
                     model(-X)
                     model(-X)
                     assert acts["branch"].equal(passed)
@@ -468,7 +468,7 @@ class TestLayersAddedLater:
             with hooks:
                 model(X)
 
-        assert said(again) == []  # Once.
+        assert said(again) == []  # The warning comes once.
 
     @pytest.mark.parametrize("where", ["0", "{0,1}", nn.Linear])
     def test_a_layer_that_was_not_asked_for_is_not(self, where: Any) -> None:

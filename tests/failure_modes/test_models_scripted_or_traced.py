@@ -1,4 +1,4 @@
-"""Models that are scripted, traced or exported: hooks on them, and hooks open while it happens."""
+"""Models that are scripted, traced or exported: with hooks added afterwards, and with hooks open meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JIT: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def with_a_jit_child(kind: str) -> nn.Sequential:
-    """A model whose middle is a graph of torch.jit."""
+    """Return a model whose middle layer is scripted or traced by torch.jit."""
     inside = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     return nn.Sequential(nn.Linear(4, 4), JIT[kind](inside), nn.Linear(4, 2))
 
@@ -84,7 +84,7 @@ def test_a_model_that_is_a_jit_graph_itself_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_tracing_with_torch_jit_under_hooks_is_refused(kind: str) -> None:
-    """E07: the trace would keep them for ever."""
+    """E07: the trace would contain the hooks forever."""
     model, x = GPT(depth=2), tokens()
     before = state_of(model)
     with pytest.raises(hl.HooklineError, match="traced.*leave the block first"), ALL_KINDS[kind](model):
@@ -114,7 +114,7 @@ def test_tracing_a_part_of_a_model_under_a_capture_adds_nothing_to_the_trace() -
 
 
 class Rectifier(nn.Module):
-    """A class of its own: torch.jit keeps what it has compiled of a class, also of other tests."""
+    """Used only here: torch.jit caches compiled classes, and other tests must not share the cache entry."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x)
@@ -132,7 +132,7 @@ HOOKED: dict[str, Callable[[nn.Module], hl.Hooks]] = {
 
 @pytest.mark.parametrize("kind", HOOKED)
 def test_scripting_under_hooks_is_refused(kind: str) -> None:
-    """E07: the script would have them for ever, and torch can't read the source of what stands in for a forward."""
+    """E07: the script would contain the hooks forever, and torch can't read the source of hookline's forward."""
     model, x = nn.Sequential(nn.Linear(4, 4), Rectifier(), nn.Linear(4, 4)), torch.randn(2, 4)
     plain, before = model(x), state_of(model)
     for whole in (model, nn.Sequential(model)):
@@ -157,10 +157,10 @@ def test_a_part_that_is_changed_is_not_scripted_and_one_that_is_not_hooked_any_m
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_exporting_under_hooks_is_refused(kind: str, strict: bool) -> None:
-    """E08: a program would keep them, and a cache would keep fake tensors."""
+    """E08: the exported program would contain the hooks, and the cache would keep fake tensors."""
     model, x = GPT(depth=2), tokens()
     names = [set(vars(module)) for module in model.modules()]
-    raised = Exception if strict else hl.HooklineError  # Dynamo wraps what is raised while it traces.
+    raised = Exception if strict else hl.HooklineError  # Dynamo wraps exceptions raised while it traces.
     with pytest.raises(raised, match="exported.*leave the block first"), ALL_KINDS[kind](model) as acts:
         torch.export.export(model, (x,), strict=strict)
     assert len(acts) == 0

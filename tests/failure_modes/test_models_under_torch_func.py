@@ -1,4 +1,4 @@
-"""Models whose weights, classes or tensors are not what they seem: torch.func, parametrizations, quantization, LoRA."""
+"""Models with replaced weights, classes or tensors: torch.func, parametrizations, pruning, dual tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLD_WEIGHT_NORM = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm
 
 
 class Doubled(nn.Module):
-    """A parametrization that counts how often it is computed."""
+    """A parametrization that counts its computations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ CAPTURES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", CAPTURES.values(), ids=CAPTURES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_value_inside_a_torch_func_transform_is_refused(transform: str, options: dict[str, Any]) -> None:
-    """E11: it would be a wrapper that is dead once the transform is over."""
+    """E11: the value would be a wrapper that is invalid once the transform is over."""
     model, x = mlp(), torch.randn(3, 4)
     before = state_of(model)
     with pytest.raises(hl.HooklineError, match="'0'.*vmap, grad"), hl.capture(model, "0", **options):
@@ -121,7 +121,7 @@ def test_an_edit_is_differentiated_by_torch_func_like_any_operation() -> None:
 
 
 def test_a_model_that_was_unpickled_with_hooks_of_others_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E16: hook numbers start again at 0 in a new process, where torch's own register would overwrite the old hook."""
+    """E16: hook ids restart at 0 in a new process, where registering a torch hook would overwrite the old one."""
     model = mlp()
     monkeypatch.setattr(RemovableHandle, "next_id", 0)
     model[0].register_forward_hook(counting)
@@ -175,7 +175,7 @@ def test_a_parametrized_weight_is_computed_once_for_each_call_and_by_nobody_else
     assert torch.equal(output, plain)
     assert torch.equal(acts["0.parametrizations.weight.0"], model[0].weight)
     repr(acts), repr(hl.sites(model)), repr(block)
-    assert doubled.computed == 2  # The line before last read it.
+    assert doubled.computed == 2  # `model[0].weight` above computed it.
 
 
 def test_a_module_that_is_parametrized_while_hooked_runs_as_its_new_class() -> None:
@@ -253,7 +253,7 @@ def test_a_captured_dual_tensor_is_its_primal_value_and_the_tangent_goes_on() ->
 
 
 def test_a_dual_tensor_kept_with_its_graph_does_not_lose_its_tangent_in_silence() -> None:
-    """E22: the tangent ends with its level."""
+    """E22: the tangent is freed with its dual level."""
     model, x, direction = mlp(), torch.randn(3, 4), torch.randn(3, 4)
     with pytest.raises(hl.HooklineError, match=r"'0'.*tangent.*with detach=False"), forward_ad.dual_level():
         dual = forward_ad.make_dual(x, direction)

@@ -1,4 +1,4 @@
-"""Which modules there are, under which names, and how often they are called."""
+"""The modules of a model, their names, and the number of their calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_other_names_of_a_tied_module_are_shown() -> None:
 
 
 class Loop(nn.Module):
-    """Calls its cell three times, or as often as told."""
+    """Calls its cell `steps` times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def test_several_calls_are_a_list_and_each_can_be_chosen_by_number() -> None:
 
 
 class Recursive(nn.Module):
-    """Calls itself on half of what it gets."""
+    """Calls itself on half of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_the_latest_input_and_output_of_a_recursive_module_belong_to_one_call() 
 
 
 class Generator(nn.Module):
-    """Generates vector by vector: the whole prompt first, then one at a time."""
+    """Generates vectors: the whole prompt in the first step, then one vector per step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def test_a_backslash_makes_any_mark_a_part_of_the_name() -> None:
 
 
 class Numbered(nn.Module):
-    """Names of which one begins with another."""
+    """Has children whose names are prefixes of each other."""
 
     def __init__(self) -> None:
         super().__init__()

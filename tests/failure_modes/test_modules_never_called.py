@@ -1,4 +1,4 @@
-"""Modules that are there but are not called, or not in a way that torch's hooks would see; and what is said of it."""
+"""Modules that are not called, or in a way that torch's hooks would miss; and the errors and warnings about them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.states import state_of
 
 
 class Branching(nn.Module):
-    """Uses one of two layers, and a third one never."""
+    """Calls one of two layers; a third one is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def test_a_module_that_is_not_called_is_an_error_when_named_beside_a_pattern(whe
 
 
 class Catches(nn.Module):
-    """Goes on without its part if that raises."""
+    """Continues without `inner` if that raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def test_weights_that_attention_reads_without_a_call_are_explained() -> None:
 
 
 class Functional(nn.Module):
-    """Calls a forward directly, and reads a weight without a call."""
+    """Calls one layer's forward directly, and reads another layer's weight without calling the layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_a_weight_that_is_read_without_a_call_is_explained() -> None:
 
 
 class Static(nn.Module):
-    """A forward that takes no self."""
+    """Has a forward that takes no self."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Static(nn.Module):
 
 
 class Builtin(nn.Module):
-    """A forward that is not a Python function."""
+    """Has a forward that is not a Python function."""
 
     forward = torch.relu
 
@@ -216,7 +216,7 @@ def test_a_forward_that_takes_no_self_is_called_as_python_would(kind: Callable[[
 
 
 class OwnCall(nn.Module):
-    """A `__call__` that does without forward."""
+    """Has a `__call__` that does not use forward."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.shift(x.float())
@@ -229,7 +229,7 @@ class OwnCall(nn.Module):
 
 
 class CallThroughForward(nn.Module):
-    """A `__call__` that goes around the hooks of torch, but calls forward."""
+    """Has a `__call__` that bypasses torch's hooks, but calls forward."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.forward(x) + 1
@@ -262,14 +262,14 @@ def test_a_class_whose_own_call_uses_forward_is_seen() -> None:
 
 
 class CallThroughSuper(nn.Linear):
-    """A `__call__` that does something besides, as the layers of transformers have."""
+    """Has a `__call__` that does something and calls super, as the layers of transformers do."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x + 1)
 
 
 class CallThroughFunction(nn.Linear):
-    """A `__call__` that calls forward in a function inside it."""
+    """Has a `__call__` that calls forward in an inner function."""
 
     def __call__(self, x: Tensor) -> Tensor:
         def run() -> Tensor:
@@ -279,7 +279,7 @@ class CallThroughFunction(nn.Linear):
 
 
 class CallThroughMethod(nn.Linear):
-    """A `__call__` that calls forward by another method."""
+    """Has a `__call__` that calls forward through another method."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.run(x)
@@ -299,7 +299,7 @@ def test_a_call_that_leads_to_forward_is_not_given_as_the_reason(kind: type[nn.L
 
 
 class Guarded(nn.Module):
-    """Notes who asks for attributes it does not have, refuses every one that is set from outside, and has slots."""
+    """Records reads of missing attributes, refuses to set any, and has slots."""
 
     __slots__ = ("scratch",)
 
@@ -314,7 +314,7 @@ class Guarded(nn.Module):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("_compiled_call_impl",):  # Torch itself asks for this one.
+        if name not in ("_compiled_call_impl",):  # Torch reads this one.
             self.asked.append(name)
         return super().__getattr__(name)
 
@@ -337,7 +337,7 @@ def test_modules_that_guard_their_attributes_are_neither_set_nor_probed() -> Non
 
 
 class Hidden(nn.Module):
-    """Hands out a forward that nobody can replace."""
+    """Returns a forward that can't be replaced."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "forward":

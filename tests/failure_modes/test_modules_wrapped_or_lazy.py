@@ -28,13 +28,13 @@ def test_lazy_modules_are_captured_on_the_call_that_makes_them_real() -> None:
     assert torch.equal(acts["0"], model[0](x))
     assert torch.equal(acts["0:input"], x)
     assert torch.equal(acts["1"], output)
-    assert not model[0]._forward_pre_hooks, "the hook that made the module real was put back"
+    assert not model[0]._forward_pre_hooks, "the hook that initialized the lazy module came back"
     assert "forward" not in vars(model[0])
     assert torch.equal(hl.run(model.eval(), x), model(x))
 
 
 class Unnamed(nn.Module):
-    """Holds one layer in a plain list, and makes another when called."""
+    """Holds one layer in a plain list, and creates another in forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_a_module_of_another_model_never_fires() -> None:
 
 
 class Yielding(nn.Module):
-    """Returns what can be read only once."""
+    """Returns an object that can be read only once."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_a_coroutine_is_refused_and_still_runs_unhooked() -> None:
 
 
 class WithoutWeights(nn.Module):
-    """Attention that returns None for its weights, as fused kernels make it."""
+    """Attention that returns None for its weights, as with fused kernels."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         return x, None
@@ -187,7 +187,7 @@ def test_a_forward_that_another_tool_replaces_meanwhile_stays_theirs() -> None:
 
 
 class OwnForward(nn.Module):
-    """Chooses its forward when it is made, as models with several modes do."""
+    """Chooses its forward in `__init__`, as models with several modes do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def process_group(tmp_path: Any) -> Iterator[None]:
 
 
 def check_names(wrapped: nn.Module, bare: nn.Module, prefix: str) -> None:
-    """Check that a wrapped model answers to the names of the model inside, and to those that the wrapper gives."""
+    """Check that a wrapped model accepts the names of the inner model, and the names with the wrapper's prefix."""
     x = torch.ones(2, 4)
     expected = bare[0](x)
     assert [str(site) for site in hl.sites(wrapped, nn.Linear)] == ["0", "2"]

@@ -1,4 +1,4 @@
-"""Odd kinds of modules and tensors: with every port open, and with edits that change nothing, all is as without."""
+"""Odd kinds of modules and tensors: captures at every port, and edits that change nothing, have no effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.models import Returns
 
 
 class Around(nn.Module):
-    """A linear layer before the module under test, so that gradients flow, and one beside it."""
+    """Puts a linear layer before the module under test, so that gradients flow, and one beside it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Recurrent(nn.Module):
 
 
 class Fills(nn.Module):
-    """Calls a child with a list, a dict and one tensor twice."""
+    """Calls a child with a list, a dict and the same tensor for two arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Leave out that torch's masked, sparse and nested tensors may change."""
+    """Hide the warnings that torch's masked, sparse and nested tensors are prototypes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

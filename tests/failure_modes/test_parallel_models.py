@@ -21,7 +21,7 @@ from tests.support.states import state_of
 
 ROOT = Path(__file__).parents[2]
 NO_SHARDING = pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
-# FSDP1 says this after any forward that did not run to its end.
+# FSDP1 causes this warning after any forward that did not run to its end.
 AFTER_A_STOP = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 VIEWS = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 EVERYWHERE = ("h.*", "h.*.mlp", "h.1:input", "head", "h.*:grad_output")
@@ -41,7 +41,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def assert_changes_alike(model: nn.Module, bare: nn.Module, x: Tensor) -> None:
-    """Change both in the same ways; their outputs stay equal."""
+    """Check that the outputs of both models stay equal under the same changes."""
     ways: list[Callable[[nn.Module], hl.Hooks]] = [
         lambda target: hl.patch(target, {"h.1": 0.0}),
         lambda target: hl.edit(target, "h.*.mlp", lambda value: value * 2),
@@ -67,7 +67,7 @@ def test_data_parallel_on_one_device_answers_to_the_names_of_the_model_inside() 
 
 
 def test_data_parallel_on_several_devices_is_refused_with_what_to_use_instead() -> None:
-    """E12: its replicas are shallow copies that run on other threads."""
+    """E12: DataParallel's replicas are shallow copies that run on other threads."""
     model = DataParallel(GPT(depth=2))
     model.device_ids = [0, 1]
     for where in ("h.1", "module.h.1", "**"):
@@ -211,12 +211,12 @@ def test_two_ranks_of_ddp_each_see_their_own_values_and_agree_on_gradients(tmp_p
 
 
 class TestAccelerate:
-    """B19, E12: accelerate puts a forward of its own on each module."""
+    """B19, E12: accelerate replaces the forward of each module."""
 
     accelerate = pytest.importorskip("accelerate")
 
     def doubling(self) -> Any:
-        """A hook of accelerate that changes the output."""
+        """Return a hook of accelerate that doubles the output."""
 
         class Doubling(self.accelerate.hooks.ModelHook):  # type: ignore[misc, name-defined]
             def post_forward(self, module: nn.Module, output: Tensor) -> Tensor:

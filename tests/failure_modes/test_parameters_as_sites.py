@@ -1,4 +1,4 @@
-"""Parameters as sites: no strange tensor or class is left behind; unusual kinds of parameters work or are explained."""
+"""Parameters as sites: no special tensor or class leaks; unusual kinds of parameters work, or an error explains why."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_open_block_leaves_the_model_what_it_was_to_all_others(kind: str) -> 
         assert isinstance(model.scale, Tensor)
         assert model.W_enc.shape == (4, 8)
         assert model.W_enc.requires_grad or kind == "a read changed"
-        assert type(model)().W_enc.shape == (4, 8), "a new one of the same type"
+        assert type(model)().W_enc.shape == (4, 8), "type(model) can't be instantiated"
         assert type(Autoencoder()) is Autoencoder
         assert seen_from_outside() == before
     assert type(model) is Autoencoder
@@ -115,7 +115,7 @@ def test_a_forward_that_returns_its_parameter_returns_an_ordinary_tensor(where: 
     with hl.capture(model, where), edit, hl.capture(model, "") as acts:
         found += tree_leaves(model(x))
         found += tree_leaves(acts[""])
-        assert all(is_ordinary(value) for value in found), "also inside the block"
+        assert all(is_ordinary(value) for value in found), "a special tensor leaked inside the block"
     assert all(is_ordinary(value) for value in found)
     if found[1].requires_grad:
         found[1].double().sum().backward()
@@ -180,7 +180,7 @@ def test_a_parameter_that_is_replaced_inside_a_block_is_read_anew() -> None:
         model.scale = torch.tensor(5.0)
         output = model(x)
     assert acts["W_enc:param"].count_nonzero() == acts["W_enc/matmul"].count_nonzero() == 0
-    assert len(acts.calls("W_enc:param")) == 1, "setting is not reading"
+    assert len(acts.calls("W_enc:param")) == 1, "setting the parameter counted as a read"
     assert torch.allclose(output, F.relu(model.b_enc) @ model.W_dec * 10 + model.b_dec)
     assert model.W_enc.count_nonzero() == 0
     assert model.scale == 5
@@ -198,7 +198,7 @@ def test_another_module_that_shares_its_attributes_is_not_hooked_by_it() -> None
 
 
 class Scaled(torch.autograd.Function):
-    """Takes the parameter into a function of the user's own."""
+    """A user's autograd function that takes the parameter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def test_a_function_of_the_users_own_gets_the_parameter_and_its_gradient_arrives
         output = model(x)
         seen = {site: len(acts.calls(site)) for site in acts}
         found = torch.autograd.grad(loss_of(output), [x, model._parameters["W"]])
-        assert {site: len(acts.calls(site)) for site in acts} == seen, "its backward is not seen"
+        assert {site: len(acts.calls(site)) for site in acts} == seen, "operations of its backward were captured"
     assert type(output) is Tensor
     assert torch.equal(output, plain)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -260,7 +260,7 @@ def test_blocks_on_one_parameter_may_be_left_in_any_order(order: tuple[int, ...]
 
 
 def or_refusal(function: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what a function returns, and how hookline refused to do it, or nothing."""
+    """Return a function's result and the message of hookline's error, or "" if there is none."""
     try:
         return function(), ""
     except hl.HooklineError as error:
@@ -352,14 +352,14 @@ def test_hooks_on_weights_do_not_turn_a_fused_fast_path_off_in_silence(kind: str
         model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         run = lambda: model(x)  # noqa: E731
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", hl.HooklineWarning)  # Of what did not fire.
+        warnings.simplefilter("ignore", hl.HooklineWarning)  # For sites that did not fire.
         plain = run()
         with hl.capture(model, site):
             assert torch.equal(run(), plain)
 
 
 class Registry(nn.Module):
-    """A class that asks something of its subclasses, and remembers them."""
+    """Requires an argument of its subclasses, and records them."""
 
     known: list[type] = []  # noqa: RUF012
     __slots__ = ("scratch",)
@@ -369,7 +369,7 @@ class Registry(nn.Module):
 
 
 class Registered(Registry, kind="one"):
-    """Sets no attribute once it is made, and answers for those it does not have."""
+    """Refuses to set attributes after `__init__`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -396,7 +396,7 @@ def test_a_class_that_asks_something_of_its_subclasses_is_hooked_or_refused_in_w
 
 
 class Final(type(nn.Module)):  # type: ignore[misc]
-    """Makes classes that nobody can inherit from."""
+    """A metaclass of classes that can't be subclassed."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
         if any(isinstance(base, Final) for base in bases):
@@ -405,7 +405,7 @@ class Final(type(nn.Module)):  # type: ignore[misc]
 
 
 class Alone(nn.Linear, metaclass=Final):
-    """Such a class."""
+    """A class that can't be subclassed."""
 
 
 def test_a_class_that_lets_nobody_inherit_from_it_is_hooked_all_the_same_and_nothing_is_left_behind() -> None:

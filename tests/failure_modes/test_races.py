@@ -1,6 +1,6 @@
-"""Threads that share one model: another one may come in at any moment of a forward, and each sees its own values.
+"""Threads that share one model: a second thread may act at any moment of a forward, and each sees its own values.
 
-With `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, it comes in at all of them, else at some.
+With `HOOKLINE_ALL_MOMENTS=1`, as in `make fuzz`, the tests try every moment, otherwise some.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP = 1 if os.environ.get("HOOKLINE_ALL_MOMENTS") else 9
 
 
 class Part(nn.Module):
-    """Has a child, a parameter of its own and two functions."""
+    """Has a child, a parameter and two functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class Net(nn.Module):
 
 
 class Meeting:
-    """A block in which another thread acts, at the n-th moment in hookline's code when Python may change threads."""
+    """A block in which another thread calls `act` at the `moment`-th possible thread switch in hookline's code."""
 
     def __init__(self, moment: int, act: Callable[[], object]) -> None:
         self.moment = moment
         self.act = act
-        self.passed = 0  # How many moments there were.
-        self.has_begun = False  # Whether a hook has looked at the clock, to note when its call began.
-        self.came_later = False  # Whether the other one acted, and after that.
+        self.passed = 0  # The number of moments so far.
+        self.has_begun = False  # True once a hook has read the counter that orders the starts of calls.
+        self.came_later = False  # True if the other thread acted after that.
 
     def __enter__(self) -> Meeting:
         self.before = sys.getprofile()
@@ -74,7 +74,7 @@ class Meeting:
     def _look(self, frame: FrameType, event: str, called: Any) -> None:
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(SOURCE):
             return
-        if parameter_operations.changing._is_owned():  # type: ignore[attr-defined]  # The other one would have to wait.
+        if parameter_operations.changing._is_owned():  # type: ignore[attr-defined]  # The other would have to wait.
             return
         self.passed += 1
         self.has_begun = self.has_begun or (event == "c_return" and called is next)
@@ -88,7 +88,7 @@ class Meeting:
 
 
 class Job:
-    """What one thread does with a model, and what it has to see, worked out without hooks."""
+    """The work of one thread with a model, and the values it must see, computed without hooks."""
 
     def __init__(self, model: Net, number: float) -> None:
         self.model, self.number = model, number
@@ -106,18 +106,18 @@ class Job:
             self.with_weight = model.head(model.b(read))
 
     def run(self) -> Tensor:
-        """Run the model; another thread may come in."""
+        """Run the model; another thread may act meanwhile."""
         if self.meeting is None:
             return self.model(self.x)
         with self.meeting:
             return self.model(self.x)
 
     def bare(self) -> None:
-        """Run it without hooks."""
+        """Run the model without hooks."""
         assert torch.equal(self.run(), self.output)
 
     def capture(self, sites: dict[str, Tensor]) -> None:
-        """See what passes at some places."""
+        """Capture some sites."""
         with hl.capture(self.model, *sites) as acts:
             output = self.run()
         assert torch.equal(output, self.output)
@@ -125,7 +125,7 @@ class Job:
             assert torch.equal(acts[site], expected), site
 
     def patch(self, site: str, expected: Tensor) -> None:
-        """Put its number somewhere."""
+        """Patch a site with this job's number."""
         with hl.patch(self.model, {site: self.number}):
             output = self.run()
         assert torch.equal(output, expected), site
@@ -150,10 +150,10 @@ OTHERS: dict[str, Callable[[nn.Module], hl.Hooks]] = {
     "parameters": lambda model: hl.patch(model, {"a.weight:param": 0.0, "head.bias:param": 0.0}),
     "operations": lambda model: hl.patch(model, {"a.weight/matmul": 0.0}),
 }
-TIMES = {"leave": (True, False), "come and leave": (False, False), "come": (False, True)}  # Is it there before, after?
+TIMES = {"leave": (True, False), "come and leave": (False, False), "come": (False, True)}  # Hooks on before? After?
 
 
-@pytest.mark.filterwarnings("ignore:hl.* was never entered:hookline.HooklineWarning")  # At moments that don't come.
+@pytest.mark.filterwarnings("ignore:hl.* was never entered:hookline.HooklineWarning")  # If the moment never comes.
 @pytest.mark.parametrize("name", WORK)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("time", TIMES)
@@ -166,7 +166,7 @@ def test_hooks_of_another_thread_may_come_and_go_at_any_moment_of_a_forward(name
         hooks = OTHERS[other](model)
 
         def leave() -> None:
-            hooks.__exit__(KeyboardInterrupt, None, None)  # Nothing passes: it would say so.
+            hooks.__exit__(KeyboardInterrupt, None, None)  # Without an error it would report that nothing fired.
 
         def act() -> None:
             None if comes_before else hooks.__enter__()
@@ -179,8 +179,8 @@ def test_hooks_of_another_thread_may_come_and_go_at_any_moment_of_a_forward(name
         return job.meeting.passed
 
     with torch.no_grad():
-        meet(0)  # What is made on first use is made now.
-        for moment in range(1, meet(0) + 1, 1 if comes_before else STEP):  # What leaves does more harm.
+        meet(0)  # Fill caches that are made on first use.
+        for moment in range(1, meet(0) + 1, 1 if comes_before else STEP):  # Leaving is the riskier case.
             meet(moment)
     assert state_of(model) == before
 
@@ -271,7 +271,7 @@ def test_eight_threads_on_one_model_each_see_their_own(crowd: str) -> None:
     jobs = [(Job(model, float(number)), WORK[name]) for number, name in enumerate(CROWDS[crowd])]
 
     def work(job: Job, run: Callable[[Job], None]) -> None:
-        torch.set_grad_enabled(False)  # On this thread.
+        torch.set_grad_enabled(False)  # Grad mode is per thread.
         start.wait(60)
         for _ in range(500):
             run(job)

@@ -1,4 +1,4 @@
-"""Texts of sites that are malformed, hostile or merely unusual: read right, or refused, and never evaluated."""
+"""Site texts that are malformed, hostile or just unusual: parsed correctly or refused, and never evaluated."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_random_patterns_match_what_their_meaning_says() -> None:
 
 
 def _means(pattern: str, name: str) -> bool:
-    """Say by trying everything whether a pattern of one name matches: `*` is one character or more."""
+    """Return True if a pattern matches one name, by trying every way: `*` is one character or more."""
     if not pattern or not name:
         return not pattern and not name
     if pattern[0] == "*":
@@ -238,7 +238,7 @@ def test_random_patterns_over_several_names_match_what_their_meaning_says() -> N
 
 
 def _means_names(pattern: list[str], names: list[str]) -> bool:
-    """The same for whole names: `**` is any number of names, at the end at least one."""
+    """Return True if a pattern matches a list of names: `**` is any number of names, at the end at least one."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -264,7 +264,7 @@ def test_patterns_that_would_make_a_regular_expression_explode_take_no_time() ->
 
 
 class Trapped(nn.Module):
-    """Attributes that must not be touched while a name is looked up."""
+    """Has attributes that must not be touched while a name is looked up."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from tests.support.states import state_of
 
 
 class Waiting(nn.Module):
-    """Its forward waits until it is let go."""
+    """Its forward waits until `leave` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ PASSED_OVER = r"GPT ran on another thread or asyncio task, where this block does
 
 
 class TestTasksOfOneBlock:
-    """F02: tasks that are started inside a block belong to it, and share what it keeps"""
+    """F02: tasks that are started inside a block belong to it and share its cache."""
 
     model, x = GPT(depth=2), tokens()
 
@@ -183,7 +183,7 @@ class TestTasksOfOneBlock:
         acts = asyncio.run(self.siblings())
         with pytest.warns(hl.HooklineWarning, match="'h.1' was captured by several asyncio tasks.*keep='all'.*a block"):
             assert torch.equal(acts["h.1"], self.value(3.0))
-        assert torch.equal(acts["h.1"], self.value(3.0))  # It is said once.
+        assert torch.equal(acts["h.1"], self.value(3.0))  # The warning comes once.
 
     def test_several_of_which_all_values_are_kept_are_not(self) -> None:
         acts = asyncio.run(self.siblings(keep="all"))
@@ -278,7 +278,7 @@ def test_what_a_pattern_means_is_a_warning_if_the_model_ran_on_another_thread_an
     for block in (hl.capture(model, "h.*"), hl.skip(model, "h.*").when_missing("warn")):
         with pytest.warns(hl.HooklineWarning, match=PASSED_OVER), block:
             elsewhere(model, x)
-    with pytest.raises(hl.NeverFired, match=PASSED_OVER), hl.skip(model, "h.*"):  # Nothing was changed at all.
+    with pytest.raises(hl.NeverFired, match=PASSED_OVER), hl.skip(model, "h.*"):  # Nothing was skipped.
         elsewhere(model, x)
     with hl.patch(model, {"h.1": 0.0}).when_missing("ignore"):
         elsewhere(model, x)
@@ -335,7 +335,7 @@ def test_a_block_on_another_model_does_not_excuse_a_worker_thread() -> None:
 
 
 def test_a_block_in_which_nothing_ran_does_not_mind_threads_with_their_own() -> None:
-    """F01: the model itself, a part of it or what holds it"""
+    """F01: the threads run the model, a part of it or a model around it."""
     model, x = GPT(depth=2), tokens()
     whole = nn.Sequential(model)
 
@@ -451,7 +451,7 @@ def test_a_hundred_thousand_calls_under_blocks_that_come_and_go_never_mix() -> N
 
 
 def no_grad(function: Callable[..., None], *args: Any) -> None:
-    """Gradients are switched off for each thread by itself."""
+    """Call a function without gradients; grad mode is per thread."""
     with torch.no_grad():
         function(*args)
 
@@ -486,7 +486,7 @@ class TestFork:
 
     @staticmethod
     def in_child(function: Callable[[], str]) -> str:
-        """Return what a function returns in a forked process."""
+        """Return the result of a function in a forked process."""
         reading, writing = os.pipe()
         child = os.fork()
         if not child:

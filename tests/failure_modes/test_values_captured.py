@@ -1,4 +1,4 @@
-"""Values of every kind are captured as they passed, bit for bit, whatever overwrites them later."""
+"""Values of every kind are captured bit for bit as they passed, even if they are overwritten later."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Find tensors without hookline's own walk."""
+    """Return the tensors in a value, found without hookline's code."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (str, int, type(None))):
@@ -388,7 +388,7 @@ def test_windows_that_overlap_in_memory_are_captured_right() -> None:
 
 
 class KeyValues:
-    """What generation carries from step to step: an object that grows and is written to."""
+    """Like a key-value cache in generation: an object that grows and is written to in each step."""
 
     def __init__(self) -> None:
         self.layers: list[dict[str, Tensor]] = [{"keys": torch.zeros(0, 2), "fixed": torch.zeros(3, 2)}]
@@ -471,7 +471,7 @@ EXOTIC: dict[str, Callable[[], Tensor]] = {
 
 
 def plain(tensor: Tensor) -> Any:
-    """Return what a tensor of any kind holds, as something that can be compared."""
+    """Return the contents of a tensor of any kind in a form that can be compared."""
     if tensor.is_meta:
         return tuple(tensor.shape)
     if tensor.is_nested:
@@ -521,7 +521,7 @@ def test_capturing_runs_the_model_no_more_often_than_the_user_does() -> None:
 
 
 class Counts(nn.Module):
-    """Changes itself whenever it runs: a Python counter, a buffer, a flag."""
+    """Changes its state in every forward: a Python counter, a buffer, a flag."""
 
     def __init__(self, needs_values: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A value is changed only where and how it was asked; a new value of another shape, structure or kind is refused."""
+"""Only the requested values change; a new value of another shape, structure or kind is refused."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_first_argument_that_is_a_tuple_is_not_spread_over_the_parameters() ->
 
 
 class WritesThroughAnAlias(nn.Module):
-    """Returns its input, into which its child's output was written: right only if the two are one tensor."""
+    """Writes into its child's output and returns the child's input: right only if the two are one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,18 +237,18 @@ def test_what_a_caller_gives_is_never_written_to() -> None:
 
 
 class Options:
-    """What a model may pass from one part to another."""
+    """An object that modules may pass to each other."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
 
 
 class MoreOptions(Options):
-    """A kind of them."""
+    """A subclass of Options."""
 
 
 def changed(passing: Any, new: Any, how: str, check: bool = True) -> Any:
-    """Return what comes out where a value passes and another one is put in its place."""
+    """Return the output of a model in which `new` replaces the value `passing`."""
     model = nn.Sequential(Gives(passing))
     block = {
         "patch": lambda: hl.patch(model, {"0": new}, check=check),
@@ -412,7 +412,7 @@ def test_the_value_of_a_skip_has_the_shape_that_a_layer_of_torch_would_return(na
 
 
 def test_to_know_the_shape_that_a_layer_would_return_nothing_is_run() -> None:
-    """Neither its statistics, nor the random numbers, nor hooks, nor what others count change."""
+    """Running statistics, random numbers, hooks and other modes must not notice anything."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 4)).train()
     x, seen, state = torch.randn(3, 4), [], torch.get_rng_state()
     handle = model[2].register_forward_hook(lambda *_: seen.append("called"))
@@ -420,7 +420,7 @@ def test_to_know_the_shape_that_a_layer_would_return_nothing_is_run() -> None:
     with FlopCounterMode(display=False) as flops, hl.capture(model, "/*").when_missing("ignore") as acts:
         hl.run(model, x, skip={str(number): torch.zeros(3, 4) for number in range(3)})
     handle.remove()
-    assert seen == ["called"]  # By the model, once: a skipped layer is called, and does not run.
+    assert seen == ["called"]  # By the model: a skipped layer is called, but its forward does not run.
     assert flops.get_total_flops() == 0
     assert torch.equal(torch.get_rng_state(), state)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
@@ -436,7 +436,7 @@ def test_a_number_given_for_a_layer_takes_the_dtype_that_it_would_return(dtype: 
 
 
 class Decoder(nn.Module):
-    """Says by a second argument which shape a layer is to return."""
+    """Passes the shape that a layer shall return as a second argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,7 +465,7 @@ def test_a_layer_whose_forward_somebody_replaced_may_return_any_shape() -> None:
             hl.run(model, x, skip={site: 0.0})
     del linear.forward
     linear.forward = functools.wraps(linear.forward)(functools.partial(type(linear).forward, linear))
-    for site in ("0", "0.0"):  # As accelerate does it: what it wraps says the shape.
+    for site in ("0", "0.0"):  # Like accelerate: the wrapped forward tells the shape.
         assert hl.run(model, x, skip={site: 0.0}).equal(torch.zeros(2, 3))
     del linear.forward
 
@@ -479,7 +479,7 @@ def test_a_number_given_for_a_layer_of_a_compiled_model_fills_its_shape() -> Non
 
 
 def test_the_shape_that_a_usual_layer_returns_is_known_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run on tensors without data takes longer than the layer, and the first one a second."""
+    """A run on meta tensors takes longer than the layer, and the first such run takes a second."""
     usual = [nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4, momentum=None), nn.GELU(), nn.Dropout()]
     model, x = nn.Sequential(*usual), torch.ones(2, 4)
     monkeypatch.setattr("hookline._values.fit._without_data", pytest.fail)
