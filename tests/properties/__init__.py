@@ -1,12 +1,17 @@
-"""Random models x random programs of hooks, against an oracle that is instrumented by hand.
+"""Random models with random programs of hooks, compared with an oracle that is instrumented by hand.
 
-Models: `modules`, `composites`, `memories` (with their `containers`: state among the arguments) and `scripts` (with
-their `steps`: torch functions, methods, parameters) are what they are made of; `models` draws them, as plain data;
-`structures` is nested values. What a hook may see, they do through the `seams`. Programs: a `survey` of the model shows
-what passes where; `places` draws where among its modules, `members` among what they hold and do; `programs` draws what,
-`cases` a model with a program and the order of its events. Worlds: `worlds` runs a case bare, `under_oracle` with
-recording and intervening written by hand (`oracle`, with its `watches`, `arguments`, the `lending` of containers and
-torch's `layers` written out), `under_hookline` with hooks; `checks` compares. `properties` are the invariants, `fuzz`
-the long run, `shrinking` makes a failing case small, `mutations` and `mutations_of_members` break the core on purpose,
-to test the tests.
+Models: `random_models` draws models as plain data. Their modules are in `modules`, `composites`, `memories` (which take
+`containers` as arguments) and `scripts` (whose `steps` use torch functions, methods and parameters). `structures` has
+functions for nested values. Modules do everything that a hook may see through the functions in `seams`.
+
+Programs: a `survey` of the model records which values pass at which sites. `places` draws sites at modules, `members`
+draws methods, functions and parameters, and `programs` draws actions there. `cases` draws a model, a program for it and
+the order of its events.
+
+Worlds: `worlds` runs a case without hooks, and `under_hookline` with hooks. `under_oracle` runs it with the `oracle`,
+which records and changes values by hand (with `watches`, `arguments`, the `lending` of containers, and torch's `layers`
+written out). `checks` compares the runs.
+
+`properties` has the invariants and `fuzz` the long run. `shrinking` reduces a failing case. `mutations` and
+`mutations_of_members` break the core on purpose, to test the tests.
 """

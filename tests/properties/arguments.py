@@ -1,4 +1,4 @@
-"""What a module, a method or a torch function is called with, for the oracle: the first argument, or all by name."""
+"""The arguments of a module, a method or a torch function, for the oracle: the first one, or all by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-# Torch's names for the parameters of its functions; those with two operands and nothing else are `_two`.
+# Torch's names for the parameters of its functions. `_two` is for functions with exactly two operands.
 _one = inspect.signature(lambda input, *args: None)
 _two = inspect.signature(lambda input, other: None)
 FUNCTIONS: dict[str, inspect.Signature] = {
@@ -24,7 +24,7 @@ FUNCTIONS: dict[str, inspect.Signature] = {
     "stack": inspect.signature(lambda tensors, dim=0: None),
     "scaled_dot_product_attention": inspect.signature(lambda query, key, value: None),
 }
-# Those that torch hands on as they were written, without defaults of their own; their arguments can be seen as a whole.
+# Functions whose arguments torch passes on as written, without adding defaults, so that ":inputs" is known exactly.
 AS_WRITTEN = ("add", "sub", "mul", "div", "matmul", "pow", "where", "cat", "stack", "scaled_dot_product_attention")
 
 
@@ -35,7 +35,7 @@ def of_module(module: nn.Module) -> inspect.Signature:
 
 
 def of_method(method: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a method; of a builtin that was stored, that of any function of one tensor."""
+    """Return the signature of a method, or `_one` for a builtin without a signature."""
     try:
         return inspect.signature(method)
     except ValueError:
@@ -48,7 +48,7 @@ def of_function(name: str) -> inspect.Signature:
 
 
 class Arguments:
-    """What something is called with."""
+    """The arguments of a call, with the signature of the callee."""
 
     def __init__(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs, self.signature = args, kwargs, signature
@@ -68,7 +68,7 @@ class Arguments:
         return {**self.signature.bind_partial(*self.args).arguments, **self.kwargs}
 
     def change(self, port: str, function: Callable[[Any], Any]) -> None:
-        """Replace the first argument, or all of them, by what `function` gives for it."""
+        """Replace the first argument, or all of them, with the result of `function`."""
         if port.endswith("inputs"):
             self._replace_all(function(self.by_name()))
         elif self.args:

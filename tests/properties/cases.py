@@ -15,7 +15,7 @@ from tests.properties.steps import STEPS
 from tests.properties.survey import Survey
 from tests.properties.worlds import Case
 
-# What torch computes again in backward, when the parameters that were given for the forward are gone.
+# Kinds of nodes that torch recomputes in backward, when a functional_call's parameters are gone.
 RECOMPUTED = ("segment", *(name for name in STEPS if name.startswith("checkpointed")))
 
 
@@ -23,7 +23,7 @@ def random_case(source: random.Random, members: bool = False, containers: bool =
     """Draw a case, with hooks on modules alone or also on their members, and survey its model.
 
     Args:
-        containers: Whether it is about modules that ask which objects they get.
+        containers: Whether to draw modules that depend on the identity of their arguments.
     """
     model = random_model(source, scripts=members, memories=containers)
     bare = Case(model, Program((), ()), source.randrange(10**6), source.random() < 0.6, _style(source))
@@ -33,7 +33,7 @@ def random_case(source: random.Random, members: bool = False, containers: bool =
     gradients = source.random() < 0.5
     drawing = Drawing(source, survey, gradients, random_families(source) if members else (), containers)
     blocks = tuple(drawing.block() for _ in range(source.choice((1, 1, 2, 2, 3))))
-    # Torch does not give all parameters of a shared module back that it was given for one call.
+    # functional_call does not restore all parameters of a shared module.
     functional = members and not model.has("lazy", "shared", *RECOMPUTED)
     can_fail = model.has("tripwire", "fragile_method")
     events = Schedule(source, blocks, gradients, can_fail, functional).events()
@@ -50,12 +50,12 @@ def _by_method(source: random.Random, case: Case) -> tuple[Case, Survey]:
 
 
 def random_families(source: random.Random) -> tuple[str, ...]:
-    """Draw which members a program is about: not functions and parameters, whose order at one call is not said."""
+    """Draw families of members for a program; not both functions and uses, whose order at one call is unspecified."""
     return ("methods", source.choice(("functions", "uses")), "parameters")
 
 
 def surveyed(case: Case) -> Survey:
-    """Run the case's model once, noting everything."""
+    """Run the case's model once, and record everything."""
     survey = Survey(case.model.build())
     torch.default_generator.manual_seed(case.seed)
     args, kwargs = case.arguments(0)
@@ -68,7 +68,7 @@ def _style(source: random.Random) -> str:
 
 
 class Schedule:
-    """Draws the events: blocks open and close in any order, with forwards, backwards and copies between."""
+    """Draws the events: blocks open and close in any order, with forwards, backwards and copies in between."""
 
     def __init__(
         self, source: random.Random, blocks: tuple[Block, ...], gradients: bool, can_fail: bool, functional: bool
@@ -77,7 +77,7 @@ class Schedule:
         self.can_fail, self.functional = can_fail, functional
         self.drawn: list[tuple[Any, ...]] = []
         self.forwards = 0
-        self.unfinished: list[int] = []  # Forwards that no backward has followed.
+        self.unfinished: list[int] = []  # Forwards without a backward so far.
         self.open: list[int] = []
         self.entered: list[int] = []
 

@@ -1,4 +1,4 @@
-"""How runs are compared, and how a model is shown to be as it was found."""
+"""Comparisons of runs, and of a model before and after a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Anatomy = dict[tuple[str, str], Any]
 
 
 def divergence(expected: list[tuple[str, Any]], found: list[tuple[str, Any]], exact: bool, tolerance: float) -> str:
-    """Say where the trace found leaves the one expected, or nothing; if exact, only gradients may be rounded."""
+    """Return the first difference between two traces, or "". If `exact`, only gradients may differ by rounding."""
     for (label, value), (found_label, found_value) in zip(expected, found, strict=False):
         if label != found_label:
             return f"{found_label!r} came where {label!r} was expected"
@@ -27,7 +27,7 @@ def divergence(expected: list[tuple[str, Any]], found: list[tuple[str, Any]], ex
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a gradient is not there, or zero in some of its calls."""
+    """Return True if a gradient is missing, or zero in one of its calls."""
     calls = value if isinstance(value, list) else [value]
     return not calls or any(
         all(not isinstance(leaf, Tensor) or not leaf.any() for leaf in flat(call)) for call in calls
@@ -48,7 +48,7 @@ def may_be_stale(program: Program) -> set[str]:
 
 
 def anatomy(model: nn.Module) -> Anatomy:
-    """Return everything that makes up a model's modules: their classes, attributes in order, hook tables and flags."""
+    """Return the classes, attributes in order, hook tables and flags of a model's modules."""
     found: Anatomy = {}
     for name, module in model.named_modules(remove_duplicate=False):
         found[name, "class"] = type(module)
@@ -65,7 +65,7 @@ def anatomy(model: nn.Module) -> Anatomy:
 
 
 def changes(before: Anatomy, after: Anatomy) -> dict[tuple[str, str], str]:
-    """Say what is not the same object, or not the same plain value, as before."""
+    """Return the entries that are no longer the same object or the same plain value."""
     found = {}
     for key in before.keys() | after.keys():
         if key not in after or key not in before:

@@ -1,4 +1,4 @@
-"""Composites: each is one way in which real models use their modules."""
+"""Composites: each uses its modules in one of the ways in which real models do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Root(Composite):
         return {"hidden": do("mul", operator.mul, y, 1.0), "pooled": (do("sum", Tensor.sum, y, -1), None)}
 
     def _remembered(self, x: Tensor, memory: Any) -> Tensor:
-        """Read the caller's container, give it to the body and write into it."""
+        """Read the caller's container, pass it to the body and write into it."""
         for earlier in recall(memory):
             x = do("add", operator.add, x, earlier)
         y = use_with(self.body, x, memory)
@@ -43,7 +43,7 @@ class Root(Composite):
         return y
 
     def encode(self, x: Tensor, bias: Tensor | None = None, memory: Any = None, *, scale: float = 1.0) -> Tensor:
-        """Stand for a method that is called instead of the model."""
+        """A method that some cases call instead of the model."""
         return use(self.body, do("mul", operator.mul, x, scale))
 
 
@@ -72,7 +72,7 @@ class Chain(Composite):
 
 
 class Branches(Composite):
-    """Children in a ModuleDict, side by side, their outputs in a dict as they are."""
+    """Children in a ModuleDict, called on the same input; returns a dict of their outputs."""
 
     def __init__(self, *children: nn.Module) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Recursive(Composite):
 
 
 class Pack(Composite):
-    """Returns a structure of some form. No part is made of another: a gradient in one is not one in the other."""
+    """Returns a structure of some form. No part depends on another, so their gradients are independent."""
 
     def __init__(self, child: nn.Module, form: str) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Pack(Composite):
 
 
 class Options(Composite):
-    """Keyword-only arguments beside a positional one."""
+    """Keyword-only arguments in addition to a positional one."""
 
     def __init__(self, child: nn.Module, shifted: bool) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Variadic(Composite):
 
 
 class ByName(Composite):
-    """Gives its child the first argument by keyword."""
+    """Passes the first argument to its child by keyword."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -213,13 +213,13 @@ class Direct(Composite):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.inner, nn.LazyLinear):
-            return use(self.inner, x)  # Torch sets a lazy module up in __call__.
+            return use(self.inner, x)  # Torch initializes a lazy module in __call__.
         args, kwargs = arguments(self.inner, x)
         return blend(call_forward(self.inner, *args, **kwargs))
 
 
 class Viewing(Composite):
-    """Returns a view of what its child made."""
+    """Returns a view of its child's output."""
 
     def __init__(self, child: nn.Module, form: str) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class Viewing(Composite):
 
 
 class InPlace(Composite):
-    """Overwrites what its child returned."""
+    """Overwrites its child's output."""
 
     def __init__(self, child: nn.Module, operation: str) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ OVERWRITE: dict[str, Callable[[Tensor], Any]] = {
 
 
 class Mutated(Composite):
-    """Gives its child a tensor of its own to write into; `rereads` goes on with that tensor instead of the result."""
+    """Gives its child a tensor to write into, and returns that tensor if `rereads`, otherwise the child's result."""
 
     def __init__(self, child: nn.Module, rereads: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Containers that a caller gives to modules, which read them and write into them."""
+"""Containers that a caller passes to modules, which read them and write into them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recall(memory: Any) -> list[Tensor]:
 
 
 def append(memory: Any, new: Tensor) -> None:
-    """Write a tensor into a container, behind what is there."""
+    """Append a tensor to a container."""
     if isinstance(memory, dict):
         memory[f"step {len(memory)}"] = new
     elif isinstance(memory, list):
@@ -61,7 +61,7 @@ def append(memory: Any, new: Tensor) -> None:
 
 
 def insert(memory: Any, new: Tensor) -> None:
-    """Write a tensor into a container, and give what was the first in it another place."""
+    """Write a tensor to the front of a container, and move the old first tensor."""
     if isinstance(memory, dict):
         first = memory.pop("step 0", new)
         memory["step 0"], memory[f"step {len(memory) + 1}"] = new, first

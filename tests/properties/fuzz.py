@@ -1,6 +1,6 @@
-"""The long run: `python -m tests.properties.fuzz 20000`; one case again, made small: `... fuzz --seed 123`.
+"""The long run: `python -m tests.properties.fuzz 20000`. To repeat one case and reduce it: `... fuzz --seed 123`.
 
-`--only members` (or another of the properties) runs nothing else.
+`--only members` runs only that property.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Check = Callable[[random.Random], str]
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Run cases: one thread, no warnings, and no garbage collection, so that what reference counting leaves is seen."""
+    """Use one thread, and no warnings. Garbage collection is off, so that tests see leaked reference cycles."""
     threads = torch.get_num_threads()
     state = torch.get_rng_state()
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def quiet() -> Iterator[None]:
 
 
 def problem_of(seed: int, check: Check = any_property) -> str:
-    """Say what is wrong with the case of a seed, or nothing."""
+    """Return what is wrong with the case of a seed, or ""."""
     if seed % COLLECT_EVERY == 0:
         gc.collect()
     try:
@@ -62,7 +62,7 @@ def problem_of(seed: int, check: Check = any_property) -> str:
 
 
 def replay(seed: int, check: Check) -> str:
-    """Run the case of a seed again, and say what is wrong with the smallest case that fails in the same way."""
+    """Repeat the case of a seed; return its problem and the smallest case that fails in the same way."""
     problem = problem_of(seed, check)
     source = random.Random(seed)
     if check is any_property:
@@ -75,7 +75,7 @@ def replay(seed: int, check: Check) -> str:
 
 
 def run(count: int, start: int, check: Check) -> int:
-    """Run cases of consecutive seeds with progress; return how many diverge."""
+    """Run the cases of consecutive seeds and print the progress; return the number of failures."""
     began = last = time.perf_counter()
     found = 0
     for done, seed in enumerate(range(start, start + count), 1):
@@ -91,7 +91,7 @@ def run(count: int, start: int, check: Check) -> int:
 
 
 def say(text: str) -> None:
-    """Write a line at once."""
+    """Print a line without buffering."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

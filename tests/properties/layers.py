@@ -1,4 +1,4 @@
-"""Torch's own layers as the oracle runs them: their forwards written out, so that it can stand at what they do."""
+"""Torch's layers for the oracle: their forwards are written out with seams, so that it sees every function in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.properties import composites, modules, scripts
 from tests.properties.seams import call, read
 from tests.properties.seams import function as do
 
-# Those of our own modules that do everything through the seams.
+# The test modules that do everything through the seams.
 TRANSPARENT = (
     composites.Root,
     composites.Residual,
@@ -31,18 +31,18 @@ TRANSPARENT = (
 
 
 def forward_of(module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what to run instead of a module: its forward written out, if there is one, else the module itself."""
+    """Return the written-out forward of a module if there is one, otherwise `run`."""
     written_out = FORWARDS.get(type(module)) if is_bare(module) else None
     return run if written_out is None else lambda *args, **kwargs: written_out(module, *args, **kwargs)
 
 
 def is_transparent(module: nn.Module) -> bool:
-    """Whether every function that runs in the module's own forward is known."""
+    """Return True if the oracle sees every function in the module's forward."""
     return type(module) in TRANSPARENT or (type(module) in FORWARDS and is_bare(module))
 
 
 def is_bare(module: nn.Module) -> bool:
-    """Whether nobody has put a forward or hooks on the module."""
+    """Return True if the instance has no replaced forward and no hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return "forward" not in module.__dict__ and not any(hooks)
 

@@ -1,6 +1,6 @@
-"""How the oracle keeps the caller's containers: a call works on copies, and what it writes there is brought home.
+"""The oracle's handling of the caller's containers: a call gets copies, and its writes are carried over afterwards.
 
-Hookline exchanges parts of the containers themselves, and puts the old ones back. Both must come to the same.
+Hookline instead replaces parts inside the containers, and restores the old parts. The results must be the same.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from tests.properties.structures import CONTAINERS, MUTABLE, each, flat, like, p
 
 
 class Loan:
-    """What stands in for the containers of a value: copies with some other parts."""
+    """The containers in a value, and the copies of them, some with other parts, that a call gets instead."""
 
     def __init__(self, value: Any, copy: Any) -> None:
         self.pairs = list(_copies(value, copy))
         self.before = [(parts(original), parts(copy)) for original, copy in self.pairs]
 
     def bring_home(self, restoring: bool = True) -> None:
-        """Let the containers hold what the copies hold now; restoring, without the other parts that they began with."""
+        """Write the contents of the copies into the containers. If `restoring`, undo parts replaced at the start."""
         for (original, copy), (old, new) in zip(self.pairs, self.before, strict=True):
             began = [(there, was) for (_, was), (_, there) in zip(old, new, strict=True)] if restoring else []
             _refill(original, [(key, self.home(_instead(part, began))) for key, part in parts(copy)])
 
     def home(self, value: Any) -> Any:
-        """Return a value with the containers themselves where it has copies of them."""
+        """Return a value with each copy replaced by its original container."""
         for original, copy in self.pairs:
             if value is copy:
                 return original
@@ -38,7 +38,7 @@ class Loan:
 
 
 def _copies(value: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container that can be written to, with what stands in for it and has the same keys."""
+    """Yield each mutable container with its copy, if both have the same keys."""
     if value is copy or type(value) is not type(copy) or not isinstance(value, CONTAINERS):
         return
     old, new = dict(parts(value)), dict(parts(copy))
@@ -59,7 +59,7 @@ def _refill(container: Any, held: list[tuple[Any, Any]]) -> None:
 
 
 def settled(value: Any, new: Any) -> Any:
-    """Return `new`, with the containers of `value` wherever nothing in them is another object, as in an empty list."""
+    """Return `new`, but with the containers of `value` where they hold the same objects, as an empty list does."""
     old, others = parts(value), parts(new)
     if type(value) is not type(new) or not isinstance(value, CONTAINERS) or _keys(old) != _keys(others):
         return new
@@ -73,7 +73,7 @@ def _keys(held: list[tuple[Any, Any]]) -> list[Any]:
 
 
 def substituted(value: Any, pairs: list[tuple[Tensor, Tensor]]) -> Any:
-    """Return a value with other tensors in the place of some."""
+    """Return a value with tensors replaced as in `pairs` of (old, new)."""
     return each(lambda tensor: _instead(tensor, pairs), value)
 
 
@@ -87,7 +87,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def stuck_in(output: Any, given: Any, entered: list[Tensor]) -> list[Tensor]:
-    """Return the tensors that came in with a container and go out with it: no tap can take their place there."""
+    """Return the tensors that enter and leave in the same container, where a tap can't replace them."""
     came = list(_mutable(given))
     held = [part for one in _mutable(output) if any(one is other for other in came) for _, part in parts(one)]
     return [part for part in held if any(part is one for one in entered)]

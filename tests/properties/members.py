@@ -1,4 +1,4 @@
-"""Places that are not modules: methods, functions, and parameters that are read or used; how a program names them."""
+"""Places that are not modules: methods, functions, parameters as read or used; and the sites that name them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def random_member(source: random.Random, survey: Survey, ports: tuple[str, ...],
 
 
 def _in_some_form(source: random.Random, survey: Survey, place: Place) -> Place:
-    """Perhaps give a `Site`, or a module with the rest as text."""
+    """Perhaps turn a place into a `Site`, or into a module with the rest as text."""
     draw = source.random()
     if draw < 0.1:
         return dataclasses.replace(place, form="site")
@@ -51,7 +51,7 @@ def _in_some_form(source: random.Random, survey: Survey, place: Place) -> Place:
 
 
 def spots_of(survey: Survey, family: str) -> list[Spot]:
-    """Return the spots of a family of which everything is known."""
+    """Return the spots of a family that the survey knows completely."""
     return [spot for spot in survey.calls if _family(spot) == family and survey.knows(spot)]
 
 
@@ -66,7 +66,7 @@ def _family(spot: Spot) -> str:
 
 
 def _port(source: random.Random, spot: Spot, ports: tuple[str, ...]) -> str:
-    """Draw a port at which the spot has something of which the name is known."""
+    """Draw a port; "inputs" only if the names of the spot's arguments are known."""
     port = source.choice(ports)
     is_named = spot.member[1:] in FUNCTIONS if spot.member.startswith("/") else spot.member != "act()"
     return port if is_named else port.removesuffix("s")
@@ -99,7 +99,7 @@ def _pattern_of_names(source: random.Random, survey: Survey, place: Place, spot:
     wildcard = source.choice(("*", name[:1] + "*", "*" + name[-1:], "{" + name + ",other}"))
     if len(name) < 2:
         wildcard = "*"
-    port = place.port.removesuffix("s")  # All arguments of all functions are too many to know.
+    port = place.port.removesuffix("s")  # The argument names of all functions are not known.
     if spot.member.endswith("()"):
         found = [(place.text, f"{one}()", None) for one in _methods(survey, place.text) if matches(one, wildcard)]
         return dataclasses.replace(place, form="pattern", member=f"{wildcard}()", port=port, meant=tuple(found))
@@ -116,7 +116,7 @@ def _pattern_of_names(source: random.Random, survey: Survey, place: Place, spot:
 
 
 def matches(name: str, wildcard: str) -> bool:
-    """Whether a name is meant; a `*` is never empty."""
+    """Return True if a name matches a wildcard, in which `*` is never empty."""
     if wildcard.startswith("{"):
         return name in wildcard.strip("{}").split(",")
     return fnmatch.fnmatchcase(name, wildcard.replace("*", "?*"))
@@ -127,7 +127,7 @@ def _methods(survey: Survey, path: str) -> tuple[str, ...]:
 
 
 def _pattern_of_modules(source: random.Random, survey: Survey, place: Place) -> Place | None:
-    """Draw a wildcard in the path: the same member of several modules; None if not all of them are known."""
+    """Draw a wildcard in the path, for the same member of several modules; None if some are not known completely."""
     names = survey.names()
     form, text, matched = _matched(source, names, place.text)
     if place.member.endswith("()"):
@@ -142,7 +142,7 @@ def _pattern_of_modules(source: random.Random, survey: Survey, place: Place) -> 
 
 
 def _matched(source: random.Random, names: dict[str, nn.Module], name: str) -> tuple[str, str, list[str]]:
-    """Draw a wildcard or a type that means at least the module of that name; return all modules that it means."""
+    """Draw a wildcard or a type that matches at least the module `name`; return all names that it matches."""
     parent, _, last = name.rpartition(".")
     prefix = parent + "." if parent else ""
     depth = prefix.count(".")
@@ -161,7 +161,7 @@ def _matched(source: random.Random, names: dict[str, nn.Module], name: str) -> t
 
 
 def _parameter(source: random.Random, survey: Survey) -> Place:
-    """Draw a parameter as it is read, by one of its names, or some by a pattern."""
+    """Draw reads of one parameter, by one of its names, or of several by a pattern."""
     spot = source.choice(spots_of(survey, "parameters"))
     owners = survey.owners()
     name = source.choice([name for name, owner in owners.items() if owner == spot.owner])

@@ -1,4 +1,4 @@
-"""Modules that depend on which objects they get: containers that they write into, tensors that are there twice."""
+"""Modules that depend on the identity of their arguments: containers to write into, one tensor passed twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.properties.seams import function as do
 
 
 class Writer(Composite):
-    """Reads what is in a container, and writes a new tensor, the one it was given or the one it returns into it."""
+    """Reads a container, and writes a new tensor, its argument or its result into it."""
 
     def __init__(self, option: tuple[str, str, str, bool, bool]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Writer(Composite):
 
 
 class Remembering(Composite):
-    """Gives one container to several children, and reads it afterwards."""
+    """Passes one container to several children, and reads it afterwards."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Remembering(Composite):
         first = recall(memory)[:1]
         for layer in self.layers:
             x = use_with(layer, x, memory)
-        if first and first[0] is recall(memory)[0]:  # What was there is there still, the very tensor.
+        if first and first[0] is recall(memory)[0]:  # The first tensor is still the same object.
             x = x * 1.25
         for index, tensor in enumerate(recall(memory)):
             x = x + tensor * (0.1 + 0.05 * index)
@@ -62,7 +62,7 @@ class Remembering(Composite):
 
 
 def use_with(child: nn.Module, x: Tensor, memory: Any) -> Tensor:
-    """Call a child with `x`, and with a container if it takes one; what it returns must be that container."""
+    """Call a child with `x`, and a container if it takes one; the result shows if it returns the same container."""
     if not isinstance(child, (Writer, Remembering)):
         return use(child, x)
     args, kwargs = child.with_memory(x, memory)
@@ -73,7 +73,7 @@ def use_with(child: nn.Module, x: Tensor, memory: Any) -> Tensor:
 
 
 class Twice(Composite):
-    """Asks whether its arguments are one tensor."""
+    """Depends on whether its arguments are the same tensor."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -92,14 +92,14 @@ class Twice(Composite):
 
 
 class Stride(nn.Module):
-    """Depends on the stride of a dimension of size 1, as the choice of kernels does, and gives another odd one."""
+    """Depends on the stride of a dimension of size 1, as the choice of kernels does, and returns an odd stride."""
 
     def forward(self, x: Tensor) -> Tensor:
         return odd(x * (x.stride(0) / 50), 55)
 
 
 class Striding(Composite):
-    """Gives its child a tensor of an odd stride, and looks at that of what it gets."""
+    """Passes a tensor with an odd stride to its child, and depends on the stride of the result."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def odd(x: Tensor, stride: int) -> Tensor:
 
 
 class Keeper(Composite):
-    """Keeps a list as its own state, and returns it beside its result."""
+    """Keeps a list as state, and returns it together with its result."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What the random models are made of: the base of all composites (`composites.py` has them), and leaves of our own.
+"""Parts of the random models: the base class of the composites in `composites.py`, and some leaf modules.
 
-What a hook may see, a composite does through the `seams`, where the oracle puts its own recording instead. All modules
-take and give tensors of `SHAPE`, alone or inside some structure; `blend` makes one tensor of a structure again.
+A composite does everything that a hook may see through the `seams`, where the oracle can record it. All modules take
+and return tensors of `SHAPE`, alone or inside a structure; `blend` turns a structure into one tensor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import operator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch._dynamo  # A checkpoint imports it when first called, and that import holds the frames it is called from.
+import torch._dynamo  # The first checkpoint would import it, and that import keeps the calling frames alive.
 from torch import Tensor, nn
 
 from tests.properties import seams
@@ -70,7 +70,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def arguments(child: nn.Module, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how a parent calls this child with `x`."""
+    """Return the arguments with which a parent calls this child for `x`."""
     if isinstance(child, nn.Embedding):
         numbers = do("long", Tensor.long, do("mul", operator.mul, do("detach", Tensor.detach, x), 7))
         indices = do("remainder", Tensor.remainder, numbers, 5)
@@ -83,13 +83,13 @@ def arguments(child: nn.Module, x: Tensor) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def use(child: nn.Module, x: Tensor) -> Tensor:
-    """Call a child with `x`, and make one tensor of what it gives."""
+    """Call a child with `x`, and turn its output into one tensor."""
     args, kwargs = arguments(child, x)
     return blend(seams.call(child, *args, **kwargs))
 
 
 class Composite(nn.Module):
-    """A module that says how it is to be called."""
+    """A module with a method that returns the arguments of its call."""
 
     def arguments(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (x,), {}
@@ -112,7 +112,7 @@ class Tripwire(nn.Module):
 
 
 def fail_if_armed(x: Tensor) -> Tensor:
-    """Pass a value on, or fail in the middle of a forward."""
+    """Return the value, or raise if armed."""
     if Tripwire.armed is not None:
         raise Tripwire.armed("the tripwire was touched")
     return x

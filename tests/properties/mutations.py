@@ -1,6 +1,6 @@
-"""The core, broken on purpose, one way at a time: the properties must notice each.
+"""Ways to break the core on purpose, one at a time. The properties must notice each.
 
-A mutation wraps or replaces a few internals of hookline for a while. It says which property is to notice it.
+A mutation is a context that wraps or replaces a few internals of hookline. It names the property that must notice it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Mutation:
 
 
 def mutation(caught_by: str = "oracle") -> Callable[[Break], Break]:
-    """List a function that breaks the core for a while."""
+    """Register a function that returns a context in which the core is broken."""
 
     def add(apply: Break) -> Break:
         MUTATIONS.append(Mutation(apply.__name__.replace("_", " "), apply, caught_by))
@@ -48,7 +48,7 @@ def mutation(caught_by: str = "oracle") -> Callable[[Break], Break]:
 
 @contextlib.contextmanager
 def instead(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
-    """Call `new(real, ...)` instead of an internal; that of a module also where others have imported it."""
+    """Call `new(real, ...)` instead of an internal function, in every module that has imported it."""
     real = getattr(owner, name)
     owners = [module for module in _modules() if vars(module).get(name) is real] or [owner]
     with contextlib.ExitStack() as stack:
@@ -59,7 +59,7 @@ def instead(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def everywhere(new: Any, *names: str) -> Iterator[None]:
-    """Put `new` under these names in every module of hookline that has them."""
+    """Replace these names with `new` in every module of hookline that has them."""
     with contextlib.ExitStack() as stack:
         for module in _modules():
             for name in names:

@@ -1,4 +1,4 @@
-"""More ways in which the core is broken on purpose: methods, functions and parameters."""
+"""More ways to break the core on purpose, for methods, functions and parameters."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What must come out: the same network with recording and intervening written by hand at its call sites.
+"""The expected results: the same network, with recording and changes written by hand at its call sites.
 
-While an `Oracle` runs its model, the seams lead to it: it counts the calls, deep-copies what goes in and out at that
-moment, and applies the interventions with plain code. Checkpointed segments run as they are, without recomputation. A
-gradient is followed by `Tap`, an identity put into the graph at the place itself.
+While an `Oracle` runs its model, the seams call it. It counts the calls, deep-copies the values that go in and out, and
+applies the changes with plain code. Checkpointed segments run without recomputation. `Tap`, an identity in the graph at
+the place, follows a gradient.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Oracle:
     def _restart(self) -> None:
         self.frames: list[Frame] = []
         self.calls_of: Counter[nn.Module] = Counter()
-        self.uses: Counter[Spot] = Counter()  # Of parameters, in this forward of the model.
-        self.followed: list[tuple[Tensor, Any]] = []  # Parameters as they were read and views of them, and whose.
+        self.uses: Counter[Spot] = Counter()  # Uses of parameters in this forward of the model.
+        self.followed: list[tuple[Tensor, Any]] = []  # Values read from parameters, and views of them; their parameter.
 
     def names(self) -> dict[str, nn.Module]:
-        """Return every module that can be called, by every name; nothing is known of parametrizations."""
+        """Return every callable module by every name, except parametrizations, which the oracle can't see."""
         return {
             name: module
             for name, module in self.model.named_modules(remove_duplicate=False)
@@ -64,7 +64,7 @@ class Oracle:
         }
 
     def owners(self) -> dict[str, Any]:
-        """Return what a path may name: modules, and the holders of each parameter and buffer."""
+        """Return everything that a path may name: modules, and the holders of each parameter and buffer."""
         found: dict[str, Any] = self.names()
         for path, module in self.model.named_modules(remove_duplicate=False):
             for name in (*module._parameters, *module._buffers):
@@ -73,7 +73,7 @@ class Oracle:
         return found
 
     def forward(self, run: Callable[..., Any], method: str, *args: Any, **kwargs: Any) -> Any:
-        """Run the model once, by whatever calls it, or a method of it; None if a stop ended it."""
+        """Run the model once through `run`, or run its method; return None if a stop ended it."""
         for watch in self.watches:
             watch.fired_in_forward = False
         self._restart()
@@ -91,11 +91,11 @@ class Oracle:
         loss.backward(retain_graph=retain)
 
     def call(self, child: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand at a call of a module."""
+        """Handle a call of a module."""
         if self.suspended:
             return run(*args, **kwargs)
         if isinstance(child, nn.LazyLinear) and child.has_uninitialized_params():
-            child._infer_parameters(child, args, kwargs)  # As torch does before it calls any forward.
+            child._infer_parameters(child, args, kwargs)  # Torch does this before any forward.
         frame = self._new_frame(child)
         given = Arguments(arguments.of_module(child), args, kwargs)
         return self._around([Occurrence(Spot(child))], given, lambda: self._in_frame(frame, run, given))
@@ -117,7 +117,7 @@ class Oracle:
             self.frames.pop()
 
     def method(self, owner: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand at a call of a method."""
+        """Handle a call of a method."""
         stored = getattr(owner, name)
         run = (lambda *args: self.function("gelu", stored, args, {})) if stored is F.gelu else stored
         if self.suspended:
@@ -126,7 +126,7 @@ class Oracle:
         return self._around([Occurrence(Spot(owner, f"{name}()"))], given, lambda: run(*given.args, **given.kwargs))
 
     def function(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand at a torch function: it belongs to the innermost forward, and to the parameters that it takes."""
+        """Handle a torch function, which belongs to the innermost forward and to the parameters that it takes."""
         if self.suspended:
             return run(*args, **kwargs)
         sources = self._sources((args, kwargs))
@@ -145,7 +145,7 @@ class Oracle:
         return output
 
     def _write(self, target: Tensor, here: list[Occurrence], given: Arguments, run: Callable[[], Any]) -> Tensor:
-        """Write what comes of a function, or what stands in for it, into the tensor that it writes into."""
+        """Write the result of a function, or its replacement, into the tensor that the function writes into."""
         try:
             return target.copy_(self._around(here, given, run, lambda value: target.clone().copy_(value)))
         except Halt as halt:
@@ -154,7 +154,7 @@ class Oracle:
             raise
 
     def _occurrences(self, name: str, sources: list[Any]) -> list[Occurrence]:
-        """Count a function in the forward that runs, and for each parameter that it takes."""
+        """Count a function in the running forward and for each parameter that it takes."""
         found = []
         if self.frames:
             frame = self.frames[-1]
@@ -166,7 +166,7 @@ class Oracle:
         return found
 
     def read(self, owner: nn.Module, name: str) -> Tensor:
-        """Stand at a parameter or buffer that is read."""
+        """Handle a read of a parameter or buffer."""
         value = getattr(owner, name)
         source = self.holders.get((owner, name))
         if self.suspended or source is None:
@@ -178,7 +178,7 @@ class Oracle:
         return value
 
     def segment(self, function: Callable[..., Any], x: Tensor, reentrant: bool) -> Any:
-        """Stand at a checkpointed segment."""
+        """Handle a checkpointed segment."""
         return function(x)
 
     def _around(
@@ -188,7 +188,7 @@ class Oracle:
         run: Callable[[], Any],
         stand_in: Callable[[Any], Any] = lambda value: value,
     ) -> Any:
-        """Let arguments pass, run or let something stand in for what is skipped, let the result pass."""
+        """Pass the arguments through the watches, run the call or use a skip's value, and pass the result through."""
         call = self._new_call()
         call.given = given.args, given.kwargs
         watches = self._concerned(here, counting=True)
@@ -205,7 +205,7 @@ class Oracle:
         finally:
             loan.bring_home()
         output = loan.home(output)
-        call.taps.clear()  # What was tapped as an argument may come out again, written to: that is another value.
+        call.taps.clear()  # A tapped argument that comes out again may have been written to, and is another value.
         call.tapped.clear()
         for watch, number in watches:
             if not watch.is_before and watch.kind != "skip":
@@ -217,7 +217,7 @@ class Oracle:
         return output
 
     def _concerned(self, here: list[Occurrence], counting: bool = False) -> list[tuple[Watch, int]]:
-        """Return the watches that a call concerns, in their order, with its number; count it where it has none."""
+        """Return the watches for a call with its number for each; if `counting`, count a call without a number."""
         found = []
         for watch in self.watches:
             occurrence = next((one for one in here if one.spot == watch.spot), None)
@@ -236,13 +236,13 @@ class Oracle:
         return Call(self.stamps)
 
     def _sources(self, value: Any) -> list[Any]:
-        """Return whose parameters there are among the arguments of a function, each once."""
+        """Return the parameters among the arguments of a function, each once."""
         tensors = tensors_in(value)
         found = [source for tensor, source in self.followed if any(tensor is one for one in tensors)]
         return list(dict.fromkeys(found))
 
     def _pass(self, watch: Watch, number: int, call: Call, value: Any) -> Any:
-        """Let a value pass a watch; return what goes on."""
+        """Pass a value through a watch; return the value to go on with."""
         try:
             part = at(value, watch.keys)
         except KeyError:
@@ -271,7 +271,7 @@ class Oracle:
         return value if new is None else settled(value, replaced(value, watch.keys, written(part, watch.indices, new)))
 
     def _put_in_place(self, value: Any, tapped: Any, call: Call) -> Any:
-        """Let the containers of an output hold what is tapped, and those of the arguments what the call has made."""
+        """Write tapped tensors into the output's containers, and those made in the call into the arguments'."""
         tapped = substituted(tapped, call.tapped)
         loan = Loan(value, tapped)
         loan.bring_home(restoring=False)
@@ -284,7 +284,7 @@ class Oracle:
             raise Halt
 
     def _tapped(self, watch: Watch, number: int, call: Call, part: Any, stuck: list[Tensor]) -> Any:
-        """Return the part with a tap on every tensor that a gradient can reach, but for those that are stuck."""
+        """Return the part with a tap on every tensor that a gradient can reach, except the stuck ones."""
         tensors = tensors_in(part)
         free = [tensor for tensor in tensors if not any(tensor is one for one in stuck)]
         watch.fired += 1
@@ -296,7 +296,7 @@ class Oracle:
         positions = iter(range(len(tensors)))
         structure = each(lambda _: torch.empty(0), part)
 
-        own: list[tuple[Tensor, Tensor]] = []  # A tensor that is there several times stays one tensor.
+        own: list[tuple[Tensor, Tensor]] = []  # A tensor that occurs several times stays one tensor.
 
         def tap(tensor: Tensor) -> Tensor:
             receive = self._receiver(watch, number, call, structure, next(positions))
@@ -340,7 +340,7 @@ class Oracle:
 
     @contextlib.contextmanager
     def _instead(self) -> Iterator[None]:
-        """Stand at the seams."""
+        """Make the seams call this oracle."""
         before, seams.oracle = seams.oracle, self
         try:
             yield
@@ -349,7 +349,7 @@ class Oracle:
 
 
 def holders(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
-    """Return, for each module and its name for a parameter or buffer, all of these that hold the same one."""
+    """Map each (module, name) of a parameter or buffer to all pairs that hold the same tensor."""
     tied: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -358,17 +358,17 @@ def holders(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
     return {one: tuple(all_of_it) for all_of_it in tied.values() for one in all_of_it}
 
 
-# What makes a view, a cast or a copy of a parameter: the result counts as the parameter itself.
+# Functions that make a view, a cast or a copy of a parameter. Their result counts as the parameter.
 FOLLOWED = ("T", "to", "double", "clone", "detach", "expand", "transpose", "view", "reshape", "getitem")
 
 
 def is_followed(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether the result of a function on a parameter is still that parameter; with a tensor as index it is not."""
+    """Return True if the result of a function on a parameter counts as the parameter; not if a tensor is the index."""
     return name in FOLLOWED and not any(isinstance(leaf, Tensor) for leaf in flat(args[1:]))
 
 
 def written_by(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the tensor that a function writes into."""
+    """Return the tensor that a function writes into, or None."""
     if "out" in kwargs:
         return kwargs["out"]
     return args[0] if name.endswith("_") or name == "setitem" or kwargs.get("inplace") else None

@@ -1,4 +1,4 @@
-"""Places in a random model: how a program names them, and what that means, worked out without the library."""
+"""Places in a random model: the sites that a program writes, and their meaning, computed without the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES = {
 
 
 class Point(NamedTuple):
-    """One site: a member of what a path names, or that itself, one of its calls or all, and a part of the value."""
+    """One site: a module or a parameter by its path, perhaps a member of it, perhaps one call, and a part."""
 
     name: str
     member: str
@@ -41,9 +41,9 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a program writes (`form`, `text`), and what it means: these modules, and this part of what passes there.
+    """The site that a program writes (`form`, `text`), and its meaning: module names, and a part of the value there.
 
-    A `member` is a method, a function or a use of a parameter; `meant` says what a wildcard in its name stands for.
+    A `member` is a method, a function or a use of a parameter; `meant` lists the matches of a wildcard in its name.
     """
 
     form: str
@@ -71,7 +71,7 @@ class Place:
         return self._suffix(self.text, self.member, self.number, self.indices)
 
     def where(self, model: nn.Module) -> Any:
-        """Return what is given to hookline."""
+        """Return the argument for hookline."""
         bare: Any = self.text
         if self.form == "site":
             return hl.Site.parse(self.text + self.suffix)
@@ -98,7 +98,7 @@ class Place:
         return [(row if isinstance(self.indices[0], tuple) else row[0], *self.indices[1:]) for row in rows]
 
     def points(self) -> list[Point]:
-        """Return the sites that this place is."""
+        """Return the sites of this place."""
         meant = self.meant or [(name, self.member, self.number) for name in self.names]
         return [
             Point(name, member, number, indices, name + self._suffix(name, member, number, indices))
@@ -107,14 +107,14 @@ class Place:
         ]
 
     def short_names(self) -> dict[str, list[str]]:
-        """Return, by its text without a number, what each name of a function that a wildcard means stands for."""
+        """Map each site without a call number to the sites it stands for, if a wildcard matches functions."""
         found: dict[str, list[str]] = {}
         for one in self.points() if self.member.startswith("/") and self.meant and not self.is_gradient else ():
             found.setdefault(one.name + self._suffix(one.name, one.member, None, one.indices), []).append(one.text)
         return found
 
     def _suffix(self, name: str, member: str, number: int | None, indices: tuple[Any, ...]) -> str:
-        """Write the part of a site behind the path."""
+        """Return the text of a site after the path."""
         within = "" if self.within is None else f"#{self.within}"
         dot = "." if name and member.endswith(")") else ""
         call = "" if number is None else f"#{number}"
@@ -124,13 +124,13 @@ class Place:
         return within + dot + member + call + marked + inside + part
 
     def spots(self, survey: Survey) -> list[Spot]:
-        """Return where this is in a model, each spot once."""
+        """Return the spots of this place in a model, each once."""
         owners = survey.owners()
         member = ":param" if self.port == "param" else None
         return list(dict.fromkeys(Spot(owners[one.name], member or one.member) for one in self.points()))
 
     def seen(self, survey: Survey) -> list[Seen]:
-        """Return what passed there in a survey."""
+        """Return the calls that a survey recorded at this place."""
         owners = survey.owners()
         member = ":param" if self.port == "param" else None
         meant = dict.fromkeys((one.name, member or one.member, one.number) for one in self.points())
@@ -152,7 +152,7 @@ def _item(item: Any) -> str:
 def random_place(
     source: random.Random, survey: Survey, ports: tuple[str, ...], several: bool = True, among: tuple[str, ...] = ()
 ) -> Place:
-    """Draw a place of the model, mostly of a module that is called, and of one of those `among` them if there are."""
+    """Draw a place in the model, mostly at a module that is called; if `among` names some, at one of those."""
     names = survey.names()
     called = [name for name, module in names.items() if Spot(module) in survey.calls]
     if source.random() < 0.02 and len(called) < len(names):
@@ -177,7 +177,7 @@ def first_name(names: dict[str, nn.Module], name: str) -> str:
 
 
 def _random_pattern(source: random.Random, survey: Survey, name: str) -> tuple[str, str, tuple[str, ...]]:
-    """Draw a pattern that matches at least `name`, with everything that it matches; a tied module counts once."""
+    """Draw a pattern that matches at least `name`; return everything it matches, a tied module once."""
     if not name:
         return "text", name, (name,)
     parent, _, last = name.rpartition(".")
@@ -215,7 +215,7 @@ def _random_part(source: random.Random, survey: Survey, place: Place) -> Place:
     """Narrow a place to a part of its value, and perhaps to one call."""
     calls = survey.calls[Spot(survey.names()[place.names[0]])]
     value = calls[0].value(place.port)
-    if value is None:  # A module that only writes into its input; there is nothing to see.
+    if value is None:  # A module that only writes into its input returns nothing.
         place, value = dataclasses.replace(place, port="input"), calls[0].first
     keys: tuple[Any, ...] = ()
     part = value

@@ -1,4 +1,4 @@
-"""Random programs of hooks, as plain data: blocks of actions, and the events of a run in their order."""
+"""Random programs of hooks, as plain data: blocks of actions, and the events of a run in order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.properties.watches import Spot
 
 VALUES = ("output", "output", "input", "inputs")
 GRADIENTS = ("grad_output", "grad_output", "grad_input", "grad_inputs")
-ASKING = (Root, Writer, Remembering, Twice, Stride, Keeper)  # Where it matters which objects pass.
+ASKING = (Root, Writer, Remembering, Twice, Stride, Keeper)  # Depend on the identity of values.
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """One thing that a block does: at these places, with these options."""
+    """One action of a block, at some places, with some options."""
 
     kind: str
     places: tuple[Place, ...]
@@ -46,7 +46,7 @@ class Action:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A short form with one action, a `Hooks` that is kept and managed, or one line of `hl.run`."""
+    """A short form with one action, a `Hooks` that is kept, or a call of `hl.run`."""
 
     actions: tuple[Action, ...]
     kept: bool = False
@@ -55,7 +55,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Blocks, and what happens: ("open", 0), ("forward", 0, "grad", None), ("close", 0, False), ..."""
+    """Blocks and events: ("open", 0), ("forward", 0, "grad", None), ("close", 0, False), ..."""
 
     blocks: tuple[Block, ...]
     events: tuple[tuple[Any, ...], ...]
@@ -66,12 +66,12 @@ class Program:
 
     @property
     def observes(self) -> bool:
-        """Whether nothing in it changes the run."""
+        """True if no action changes the run."""
         return all(action.kind == "capture" and not action.stop for action in self.actions)
 
     @property
     def keeps_graphs(self) -> bool:
-        """Whether a capture keeps the graph's own tensors."""
+        """True if a capture keeps tensors attached to the graph."""
         return any(not action.detach for action in self.actions)
 
     @property
@@ -105,7 +105,7 @@ def numbered(value: Tensor, call: Any) -> Tensor:
 
 
 def reenter(value: Tensor, call: Any) -> Tensor:
-    """Use the very module that is hooked."""
+    """Call the hooked module again."""
     if type(call.module).__name__ != "Linear":
         return value * 1.5
     return value + call.module(torch.ones(SHAPE, dtype=value.dtype)).detach().sum()
@@ -135,11 +135,11 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 
 def _each(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    return "nothing" if value is None else each(function, value)  # Of a transform, None says to keep nothing.
+    return "nothing" if value is None else each(function, value)  # A transform that returns None keeps nothing.
 
 
 class Drawing:
-    """Draws the actions of a program for one surveyed model, at places of these families besides modules."""
+    """Draws the actions of a program for one surveyed model, at modules and at members of some families."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Drawing:
         return Block((self.action(),))
 
     def line(self) -> Block:
-        """Draw what `hl.run` takes, in the order in which it acts: patches, edits, a skip, captures."""
+        """Draw arguments for `hl.run`, in the order in which it acts: patches, edits, a skip, captures."""
         drawn = [self.action() for _ in range(self.source.choice((1, 2, 3)))]
         drawn = [action for action in drawn if action.option not in WITH_CALL]
         drawn = [dataclasses.replace(action, keep="last", clone=None, detach=True) for action in drawn]
@@ -209,11 +209,11 @@ class Drawing:
         return Action("capture", places, **options)
 
     def _can_stop(self, place: Place) -> bool:
-        is_whole = place.number is None and not place.meant  # Nobody knows how many functions a wildcard means.
+        is_whole = place.number is None and not place.meant  # The number of matching functions is unknown.
         return is_whole and (place.exact or not self.survey.parametrized)
 
     def _is_new(self, place: Place) -> bool:
-        """Whether none of its sites was captured before; two of one cache would be one."""
+        """Return True if none of its sites was captured before; a cache would merge two captures of one site."""
         owners, rest = self.survey.owners(), (place.port, place.keys, place.within)
         keys = {(owners[one.name], one.member, one.number, repr(one.indices), *rest) for one in place.points()}
         known = not keys.isdisjoint(self.captured)
@@ -240,18 +240,18 @@ class Drawing:
 
     def _fits(self, place: Place, changes: bool, tensor: bool) -> bool:
         if changes and not place.exact and self.survey.parametrized:
-            return False  # A pattern means the parametrizations too, and the oracle does not stand there.
+            return False  # A pattern also matches parametrizations, which the oracle can't see.
         spots = place.spots(self.survey)
         called = [spot for spot in spots if spot in self.survey.calls]
-        # Hookline refuses to change functions in a part of a forward that is checkpointed by itself.
+        # Hookline refuses to change functions in a checkpointed part of a forward.
         unfit = self.survey.aliasing | self.survey.segmented
         if (changes or place.is_gradient) and not unfit.isdisjoint(called):
             return False
         if changes and not self.survey.strided.isdisjoint(called):
-            return False  # Nobody says which strides a new value has.
+            return False  # The strides of a new value are unspecified.
         if place.is_gradient and not self._can_have_gradient(place, called):
             return False
-        # Hookline refuses to change a gradient that comes in two parts, as where a changed result is written back.
+        # Hookline refuses to change a gradient that arrives in two parts, as when a changed result is written back.
         if changes and place.port == "grad_input" and not self.survey.writing.isdisjoint(called):
             return False
         parts = self._parts(place)
@@ -268,7 +268,7 @@ class Drawing:
         return all(one.can_have_gradient(place.port, place.keys) for one in place.seen(self.survey))
 
     def _parts(self, place: Place) -> list[Any] | None:
-        """Return what passed at a place, call by call, or None if some of it has no such part."""
+        """Return the values at a place, call by call, or None if one of them does not have the part."""
         try:
             return [at(one.value(place.port), place.keys) for one in place.seen(self.survey)]
         except KeyError:
@@ -280,7 +280,7 @@ class Drawing:
             if not place.member:
                 place = dataclasses.replace(place, number=None)
             spots = place.spots(self.survey)
-            # The same arguments for each call of a module that calls itself would never end.
+            # A module that calls itself would never end if each call got the same arguments.
             unfit = self.survey.reentrant | {spot for spot in spots if isinstance(spot.owner, Recursive)}
             unfit |= {spot for spot in spots if spot.member == "countdown()"}
             as_written = place.port != "inputs" or place.member[:1] != "/" or place.member[1:] in AS_WRITTEN
@@ -294,7 +294,7 @@ class Drawing:
         return Action("patch", tuple(places.values()), (kind, self.source.randrange(1000)))
 
     def _are_alike(self, place: Place) -> bool:
-        """Whether the same structure passes at every call."""
+        """Return True if the value has the same structure at every call."""
         parts = self._parts(place) or []
         return len({repr(each(lambda tensor: (tuple(tensor.shape), tensor.dtype), part)) for part in parts}) == 1
 
@@ -307,9 +307,9 @@ class Drawing:
         function = "explode" if self.source.random() < 0.03 else self.source.choice(OF_TENSORS)
         place = self._place(VALUES, True, tensor=True)
         if function == "reenter" and not all(isinstance(spot.owner, nn.Module) for spot in place.spots(self.survey)):
-            function = "numbered"  # The module of a parameter is one of those that hold it.
+            function = "numbered"  # For a shared parameter, `call.module` may be any of its modules.
         if function == "write" and any(spot.member == "/expand" for spot in self.survey.calls):
-            function = "double"  # Torch refuses to write into a tensor whose elements share their memory.
+            function = "double"  # Torch refuses to write into a tensor whose elements share memory.
         if function == "zero" and not self.survey.reentrant.isdisjoint(place.spots(self.survey)):
             function = "double"
         return Action("edit", (place,), function)
@@ -349,7 +349,7 @@ def _is_floating(part: Any) -> bool:
 
 
 def patch_value(kind: str, seed: int, part: Any) -> Any:
-    """Return the value that a patch puts in the place of `part`."""
+    """Return the value with which a patch replaces `part`."""
     if kind == "number":
         return seed / 100
     if kind == "structure":
@@ -359,6 +359,6 @@ def patch_value(kind: str, seed: int, part: Any) -> Any:
 
 
 def chosen(survey: Survey, place: Place) -> Any:
-    """Return the part of what passed in the survey that a place names."""
+    """Return the part of the first surveyed value that a place names."""
     value = at(place.seen(survey)[0].value(place.port), place.keys)
     return picked(value, place.expanded()[0]) if place.indices else value

@@ -1,4 +1,4 @@
-"""The invariants. Each property draws a case from a random source and says what is wrong with it, or nothing."""
+"""The invariants. Each property draws a case from a random source and returns what is wrong with it, or ""."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from tests.properties.worlds import Case, Run, value_of
 
 
 def agrees_with_the_oracle(source: random.Random, members: bool = False, containers: bool = False) -> str:
-    """A program of hooks gives what the hand-instrumented forward gives, and leaves nothing behind."""
+    """Check that a program of hooks gives the oracle's results and leaves nothing behind."""
     case, survey = random_case(source, members, containers)
     found = check(case, survey)
     return f"{found}\n    {show(case)}" if found else ""
 
 
 def members_agree_with_the_oracle(source: random.Random) -> str:
-    """The same with hooks on methods, functions and parameters."""
+    """Check agreement with the oracle for hooks on methods, functions and parameters."""
     return agrees_with_the_oracle(source, members=True)
 
 
 def containers_agree_with_the_oracle(source: random.Random) -> str:
-    """The same on modules that ask which objects they get: containers to write into, one tensor given twice."""
+    """Check agreement with the oracle for modules that depend on the identity of their arguments."""
     return agrees_with_the_oracle(source, containers=True)
 
 
 def patched_with_itself_nothing_changes(source: random.Random) -> str:
-    """Values captured in one run and put back in the next change nothing."""
+    """Check that patching with the values captured in an earlier run changes nothing."""
     members = source.random() < 0.5
     case, survey = random_case(source, members)
     while case.method:
@@ -57,15 +57,15 @@ def patched_with_itself_nothing_changes(source: random.Random) -> str:
     sites = [place.text + place.suffix for place in places]
     output, cache = _seeded(case, lambda model, args, kwargs: hl.run(model, *args, capture=sites, **kwargs))
     patched = _seeded(case, lambda model, args, kwargs: hl.run(model, *args, patch=cache, **kwargs))
-    # Attention asks whether query, key and value are one tensor, and computes otherwise if not; the kernel of an LSTM
-    # rounds otherwise on memory of another alignment.
+    # Attention takes another path if query, key and value are not one tensor. The kernel of an LSTM rounds differently
+    # if its memory is aligned differently.
     tolerance = _tolerance(case) if case.model.has("lstm", "attention") else 0.0
     problem = difference(copied(patched), copied(output), tolerance)
     return problem and f"patching {sites} with itself changed the output: {problem}\n    {show(case)}"
 
 
 def contexts_do_not_see_each_other(source: random.Random) -> str:
-    """Two blocks on one model, open at once on two threads or in two tasks, each get what they would alone."""
+    """Check that two blocks on one model, open at once on two threads or tasks, each get the results they get alone."""
     runs, expected = _two_runs(source)
     before = anatomy(runs[0].model)
     allowed = changes(before, before)
@@ -79,7 +79,7 @@ def contexts_do_not_see_each_other(source: random.Random) -> str:
 
 
 def sites_are_listed_as_they_run(source: random.Random) -> str:
-    """A trial run lists what a pattern means in the order in which it passes, and leaves nothing behind."""
+    """Check that hl.sites with `run=` lists a pattern's matches in the order of the run and leaves nothing behind."""
     case, survey = random_case(source, members=True)
     while case.model.has("lazy") or case.method:
         case, survey = random_case(source, members=True)
@@ -109,7 +109,7 @@ PROPERTIES: dict[str, tuple[Callable[[random.Random], str], float]] = {
 
 
 def any_property(source: random.Random) -> str:
-    """Check one property, drawn too."""
+    """Check one randomly drawn property."""
     return drawn_property(source)(source)
 
 
@@ -128,7 +128,7 @@ def show(case: Case) -> str:
 
 
 def check(case: Case, survey: Survey) -> str:
-    """Play a case in every world and compare."""
+    """Run a case in every world and compare."""
     tolerance = _tolerance(case)
     oracle = OracleRun(case, survey)
     before = anatomy(oracle.model)
@@ -137,7 +137,7 @@ def check(case: Case, survey: Survey) -> str:
     run = HooklineRun(case, survey)
     before = anatomy(run.model)
     found = run.play()
-    # Without gradients, as in the first pass of a segment, torch computes these otherwise, with other last bits.
+    # Without gradients, as in the first pass of a segment, torch uses other kernels for these, with other last bits.
     exact = case.program.observes and not (case.model.has("lstm", "attention") and case.model.has("segment"))
     problem = (
         divergence(*_readable(case, expected, found), exact=exact, tolerance=tolerance)
@@ -161,7 +161,7 @@ def _tolerance(case: Case) -> float:
 
 
 def _readable(case: Case, expected: list[Any], found: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Leave out captures by reference that say they are stale, or that torch can't know to be, and empty gradients."""
+    """Leave out captures by reference that are stale, whether torch notices or not, and empty gradients."""
     stale = may_be_stale(case.program)
     written = case.model.has("in_place", "mutated", "reusing", "relu_inplace", *WRITING)
     out = {label for label, _ in found if label in stale} if written else set()
@@ -170,13 +170,13 @@ def _readable(case: Case, expected: list[Any], found: list[Any]) -> tuple[list[A
 
 
 def _empty_gradients(expected: list[Any], found: list[Any], recomputed: bool) -> set[str]:
-    """Return the labels of gradients that are zeros in one world and not there in the other."""
+    """Return the labels of gradients that are zero in one world and missing in the other."""
     empty = [{label for label, value in one if ":grad_" in label and is_nothing(value)} for one in (expected, found)]
-    return empty[0] | empty[1] if recomputed else empty[0] & empty[1]  # A reentrant segment makes zeros of any.
+    return empty[0] | empty[1] if recomputed else empty[0] & empty[1]  # A reentrant segment turns missing into zero.
 
 
 def _left_behind(run: HooklineRun, before: Anatomy, allowed: Any) -> str:
-    """Say what is different about the model now, other than what the model did to itself."""
+    """Return how the model differs from before, apart from changes by its own forward."""
     now = changes(before, anatomy(run.model))
     extra = {key: change for key, change in now.items() if allowed.get(key) != change}
     missing = {key: change for key, change in allowed.items() if key not in now}
@@ -184,7 +184,7 @@ def _left_behind(run: HooklineRun, before: Anatomy, allowed: Any) -> str:
 
 
 def _written_to(run: HooklineRun) -> str:
-    """Say which value that the caller gave to a patch was written to."""
+    """Return a message if a value that the caller passed to a patch was written to."""
     for (block, number, place), value in run.leaves.items():
         problem = difference(value, value_of(run.case.program.blocks[block].actions[number], run.survey, place))
         if problem:
@@ -193,7 +193,7 @@ def _written_to(run: HooklineRun) -> str:
 
 
 def _disturbed(case: Case, found: list[Any], tolerance: float) -> str:
-    """Say what a bare run of the same events gives that the observed one did not."""
+    """Return how a run with captures only differs from one without hooks."""
     if not case.program.observes or any(isinstance(value, str) and value == "NeverFired" for _, value in found):
         return ""
     bare = Run(case).play()
@@ -205,18 +205,18 @@ def _disturbed(case: Case, found: list[Any], tolerance: float) -> str:
 
 
 def _held_by_cache(run: HooklineRun) -> str:
-    """Say whether a graph is alive though nobody but the caches can hold it."""
+    """Return a message if a graph is alive although only the caches could hold it."""
     run.outputs.clear()
     run.inputs.clear()
     if run.case.model.has("buffer_replaced"):
-        return ""  # The buffer may be made of a parameter that was patched, and hold its graph.
+        return ""  # The buffer may be computed from a patched parameter, and hold its graph.
     if not run.case.program.keeps_graphs and any(graph() is not None for graph in run.graphs):
         return "a graph is still alive after its output is gone"
     return ""
 
 
 def _things(run: HooklineRun) -> list[tuple[str, weakref.ref[Any]]]:
-    """Return weak references to all that must be gone when the run is."""
+    """Return weak references to everything that must be freed with the run."""
     things: list[tuple[str, Any]] = [("hooks", hooks) for hooks in run.hooks.values()]
     things += [("a cache", cache) for cache in run.caches.values()]
     if not run.case.model.has(*CYCLIC):
@@ -231,7 +231,7 @@ def _alive(things: list[tuple[str, weakref.ref[Any]]]) -> str:
 
 
 def _own_places(source: random.Random, survey: Survey, members: bool) -> list[Place]:
-    """Draw places where a value put back is the very value, call by call."""
+    """Draw places where patching each call with its captured value can have no effect."""
     places: dict[str, Place] = {}
     families = random_families(source)
     for _ in range(source.choice((1, 2, 4))):
@@ -243,7 +243,7 @@ def _own_places(source: random.Random, survey: Survey, members: bool) -> list[Pl
         unfit = (
             survey.aliasing | survey.segmented | (survey.views & survey.overwritten)
         )  # A patched value is not a view.
-        unfit |= {spot for spot in survey.calls if spot.member == "offset()"}  # Nor is it the parameter that was read.
+        unfit |= {spot for spot in survey.calls if spot.member == "offset()"}  # Nor is it the parameter.
         unfit |= survey.strided | {spot for spot in survey.calls if _asks_for_identity(spot, place.port)}
         if spot not in survey.calls or spot in unfit or "*" in place.suffix or not place.exact:
             continue
@@ -259,14 +259,14 @@ def _own_places(source: random.Random, survey: Survey, members: bool) -> list[Pl
 
 
 def _asks_for_identity(spot: Spot, port: str) -> bool:
-    """Whether it matters that a value is the very object, not one like it."""
+    """Return True if a value must be the same object, not an equal one."""
     if port == "output":
         return isinstance(spot.owner, Writer) and spot.owner.beside
     return isinstance(spot.owner, Twice)
 
 
 def _as_listed(place: Place, survey: Survey) -> list[str]:
-    """Return the sites of a place in the order in which something first passed there; an exact one in any case."""
+    """Return the sites of a place in the order of their first value; an exact site even if there was none."""
     found: dict[str, int] = {}
     for point in place.points():
         one = dataclasses.replace(place, names=(point.name,), meant=((point.name, point.member, point.number),))
@@ -287,7 +287,7 @@ def _seeded(case: Case, run: Callable[..., Any]) -> Any:
 
 
 def _two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]]:
-    """Draw two programs for one model, and what each of them gives alone."""
+    """Draw two programs for one model, and compute the trace of each alone."""
     members = source.random() < 0.5
     model = random_model(source, members)
     while model.has("reusing", "keeper", "lazy", "buffer_written", "buffer_replaced"):
@@ -300,7 +300,7 @@ def _two_runs(source: random.Random) -> tuple[list[HooklineRun], list[list[Any]]
         survey = surveyed(bare)
         drawing = Drawing(source, survey, False, random_families(source) if members else ())
         action = drawing.action()
-        while action.option in ("noise", "noisy"):  # The random generator is the whole process's.
+        while action.option in ("noise", "noisy"):  # The process has one random generator.
             action = drawing.action()
         forwards = ("forward", 0, "grad", None), ("forward", 1, "no_grad", None)
         events = (("open", 0), *forwards, ("close", 0, False), ("read",))
@@ -326,7 +326,7 @@ def _play_on_threads(runs: list[HooklineRun]) -> None:
 
 
 def _play_in_tasks(source: random.Random, runs: list[HooklineRun]) -> None:
-    """Interleave the runs as asyncio does: each in a context of its own, on one thread."""
+    """Interleave the runs as asyncio does: each in its own context, on one thread."""
     left = [(run, contextvars.copy_context(), list(run.case.program.events)) for run in runs]
     while left:
         task = source.choice(left)

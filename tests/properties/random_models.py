@@ -1,4 +1,4 @@
-"""Random models as plain data: a `Node` says what to build, `build` builds it, the same from the same seed."""
+"""Random models as plain data: a `Node` describes a module, and `build` builds it, always the same from one seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from tests.properties import composites, containers, memories, modules, scripts
 from tests.properties.steps import STEPS, WRITING
 
-# Leaves whose output no backward needs, so that it may be overwritten in place.
+# Leaves whose output is not needed in backward, so that it may be overwritten in place.
 FRESH = ("linear", "linear", "linear", "frozen", "conv", "layernorm", "batchnorm", "lazy", "parametrized", "foreign")
 PLAIN = (*FRESH, "dropout", "dropout", "relu", "gelu", "identity", "tripwire", "watched")
 LEAVES = (*PLAIN, "embedding", "lstm", "attention")
@@ -26,7 +26,7 @@ CALLERS = ("options", "keyword_only", "variadic", "by_name", "direct")
 WRAPPERS = ("residual", "repeat", "recursive", "pack", "pack", *CALLERS)
 WRITERS = ("in_place", "in_place", "mutated", "reusing")
 MEMORIES = ("remembering", "remembering", "remembering", "writer", "writer", "twice", "twice", "striding", "keeper")
-# Modules that keep themselves alive by a cycle of their own, hooks or no hooks.
+# Modules that are in a reference cycle even without hooks.
 CYCLIC = ("parametrized", "foreign")
 
 
@@ -45,7 +45,7 @@ class Node:
         return f"{self.kind}{option}{inside}"
 
     def kinds(self) -> set[str]:
-        """Return every kind in this node and below; the steps of a script count too."""
+        """Return every kind in this node and below, including the steps of a script."""
         steps = self.option[0] if self.kind == "script" else ()
         return {self.kind, *steps}.union(*(child.kinds() for child in self.children))
 
@@ -61,7 +61,7 @@ class Model:
     seed: int
 
     def build(self) -> composites.Root:
-        """Build it, the same each time, as the global random generator's state is left alone."""
+        """Build the model, the same each time, without changing the global random generator's state."""
         state = torch.get_rng_state()
         torch.default_generator.manual_seed(self.seed)
         root = composites.Root(_build(self.body, []), self.packed).train(self.train)
@@ -77,7 +77,7 @@ class Model:
 
 
 def random_model(source: random.Random, scripts: bool = False, memories: bool = False) -> Model:
-    """Draw a model, with scripts in it or none, and perhaps with many modules that ask which objects they get."""
+    """Draw a model, with scripts in it or not, and with modules that depend on the identity of values or not."""
     body = Growth(source, source.choice((1, 2, 3, 4, 6, 8)), scripts, memories).node(safe=False)
     while memories and not body.kinds().intersection(MEMORIES):
         body = Growth(source, source.choice((1, 2, 3, 4, 6, 8)), scripts, memories).node(safe=False)
@@ -94,7 +94,7 @@ class Growth:
         self.finished: list[Node] = []
 
     def node(self, safe: bool) -> Node:
-        """Draw one node with all below it; `safe` for the inside of a checkpointed segment."""
+        """Draw a node with its children; `safe` means inside a checkpointed segment."""
         self.budget -= 1
         if self.scripts and self.source.random() < 0.4:
             if not safe and self.source.random() < 0.2:
@@ -179,7 +179,7 @@ class Growth:
         return Node("in_place", (target,), self.source.choice(list(composites.OVERWRITE)))
 
     def _memory(self, safe: bool, kinds: tuple[str, ...] = MEMORIES) -> Node:
-        """Draw a module that depends on which objects it is given."""
+        """Draw a module that depends on the identity of its arguments."""
         kind = self.source.choice([kind for kind in kinds if not (safe and kind in UNSAFE_IN_CHECKPOINT)])
         self.budget -= 1
         if kind == "remembering":
@@ -194,7 +194,7 @@ class Growth:
         return Node(kind, (self._finish(Node("stride")),)) if kind == "striding" else Node(kind)
 
     def _layer(self, safe: bool) -> Node:
-        """Draw a child for a module that has a container to give."""
+        """Draw a child for a module that passes on a container."""
         if self.budget > 0 and self.source.random() < 0.3:
             return self.node(safe)
         return self._finish(self._memory(safe, ("writer", "writer", "writer", "writer", "remembering")))
@@ -210,18 +210,18 @@ class Growth:
 
 
 def aliasing(root: nn.Module) -> set[nn.Module]:
-    """Return the modules that write into what they are given, and whose parent goes on with that."""
+    """Return the modules that write into their argument, and whose parent then uses that argument."""
     return {module.writer for module in root.modules() if isinstance(module, composites.Mutated) and module.rereads}
 
 
 def inside_reentrant(root: nn.Module) -> set[nn.Module]:
-    """Return the modules inside a checkpointed segment of the reentrant kind."""
+    """Return the modules inside a reentrant checkpointed segment."""
     segments = [module for module in root.modules() if isinstance(module, composites.Segment) and module.reentrant]
     return {module for segment in segments for module in segment.inner.modules()}
 
 
 def overwritten(root: nn.Module) -> set[nn.Module]:
-    """Return the modules whose result somebody writes into."""
+    """Return the modules whose result is overwritten."""
     found: set[nn.Module] = set()
     for module in root.modules():
         if isinstance(module, composites.InPlace):
@@ -271,15 +271,15 @@ def _foreign() -> nn.Module:
 
 
 def foreign_hook(module: nn.Module, args: Any, output: Any) -> None:
-    """Stand in for another library's forward hook that only looks."""
+    """Stand in for another library's forward hook, which changes nothing."""
 
 
 def foreign_pre_hook(module: nn.Module, args: Any) -> None:
-    """Stand in for another library's forward pre-hook that only looks."""
+    """Stand in for another library's forward pre-hook, which changes nothing."""
 
 
 def foreign_backward_hook(module: nn.Module, grad_output: Any) -> None:
-    """Stand in for another library's backward hook that only looks."""
+    """Stand in for another library's backward hook, which changes nothing."""
 
 
 def _watched() -> nn.Module:

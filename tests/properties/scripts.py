@@ -1,4 +1,4 @@
-"""`Script`: a module whose forward is a list of steps, with methods of every kind and parameters of its own."""
+"""`Script`: a module whose forward is a list of steps, with methods of every kind and bare parameters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.properties.steps import STEPS, Step, step
 
 
 def squash(value: Tensor, *, amount: float = 0.5) -> Tensor:
-    """Stand for a function of the user's own that is stored on a module."""
+    """Stand in for a user's function that is stored on a module."""
     return do("mul", operator.mul, do("tanh", torch.tanh, value), amount)
 
 
 def is_plain_linear(child: nn.Module) -> bool:
-    """Whether a child is a linear layer on which nobody has put hooks or a forward."""
+    """Return True if a child is a linear layer without hooks and without a replaced forward."""
     return type(child) is nn.Linear and "forward" not in vars(child) and not child._forward_hooks
 
 
 class Tools(nn.Module):
-    """What a script inherits."""
+    """The base class of Script, with methods to inherit."""
 
     FACTOR = 0.75
 
@@ -199,7 +199,7 @@ def parameter_looked_up(script: Script, h: Tensor, x: Tensor) -> Tensor:
 @step
 def parameters_together(script: Script, h: Tensor, x: Tensor) -> Tensor:
     both = do("stack", torch.stack, [read(script, "W"), read(script, "V")])
-    both = do("mul", operator.mul, both, 0.5)  # Or torch would let the gradients of both share their memory.
+    both = do("mul", operator.mul, both, 0.5)  # Otherwise the gradients of W and V would share memory.
     return do("matmul", operator.matmul, h, do("sum", Tensor.sum, both, 0))
 
 

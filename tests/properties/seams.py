@@ -1,6 +1,6 @@
-"""Where the oracle stands: the random models do through these functions what a hook may see.
+"""The functions through which the random models do everything that a hook may see, so that the oracle can intercept it.
 
-Outside the oracle each just does it: calls the module, runs the torch function, calls the method, reads the parameter.
+Without an oracle, each just calls the module, runs the torch function, calls the method or reads the parameter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-oracle: Any = None  # While an oracle runs its model.
+oracle: Any = None  # Set while an oracle runs its model.
 
 
 def call(child: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -30,7 +30,7 @@ def function(name: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 def method(owner: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of a module, or what is stored there under that name."""
+    """Call a method of a module, or a function that is stored there under that name."""
     return getattr(owner, name)(*args, **kwargs) if oracle is None else oracle.method(owner, name, args, kwargs)
 
 
@@ -40,7 +40,7 @@ def read(owner: nn.Module, name: str) -> Tensor:
 
 
 def segment(function: Callable[..., Any], x: Tensor, reentrant: bool) -> Any:
-    """Run a part of a forward under activation checkpointing, if a gradient is needed; the oracle runs it once."""
+    """Run a part of a forward with activation checkpointing if a gradient is needed; the oracle runs it without."""
     if oracle is not None:
         return oracle.segment(function, x, reentrant)
     return checkpoint(function, x, use_reentrant=reentrant) if x.requires_grad else function(x)

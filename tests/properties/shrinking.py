@@ -1,4 +1,4 @@
-"""Making a failing case smaller, so that a person can read it."""
+"""Reduce a failing case, so that a person can read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIRED = ("open", "close", "enter", "leave", "line")
 
 
 def shrunk(case: Case, rounds: int = 400) -> tuple[Case, str]:
-    """Return the smallest case found that fails in the same way, and how."""
+    """Return the smallest case found that fails in the same way, and its problem."""
     problem = _problem(case)
     kind = _kind(problem)
     for _ in range(rounds):
@@ -37,7 +37,7 @@ def _problem(case: Case) -> str:
             return ""
         return check(case, survey)
     except Exception:
-        return ""  # Not a case any more: a place that the smaller model does not have.
+        return ""  # The case is invalid: the smaller model lacks one of its places.
 
 
 def _kind(problem: str) -> str:
@@ -57,7 +57,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 def _smaller_nodes(node: Node) -> Iterator[Node]:
     if "shared" in node.kinds():
-        return  # It counts the modules before it.
+        return  # A "shared" node refers to an earlier module by its number.
     yield from node.children
     if node.kind != "linear" and not node.children:
         yield Node("linear")
@@ -104,7 +104,7 @@ def _belongs(event: tuple[Any, ...]) -> bool:
 
 
 def _without_forward(events: tuple[tuple[Any, ...], ...], index: int) -> tuple[tuple[Any, ...], ...]:
-    """Leave out a forward and its backwards; those after it get the numbers before."""
+    """Leave out a forward and its backwards, and renumber the later backwards."""
     order = [at for at, event in enumerate(events) if event[0] in ("forward", "line")].index(index)
     kept = []
     for at, event in enumerate(events):

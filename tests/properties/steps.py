@@ -1,6 +1,6 @@
-"""Steps of a `Script`: each does some torch functions the way real forwards do, and keeps the shape.
+"""Steps of a `Script`: each runs some torch functions as real forwards do, and keeps the shape.
 
-`h` is the value so far, `x` what the script was given. What a step writes into is its own.
+`h` is the value so far, and `x` the script's argument. A step writes only into tensors that it made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Step = Callable[[Any, Tensor, Tensor], Tensor]
 STEPS: dict[str, Step] = {}
 
 
-# Those that write into a tensor which somebody may have captured by reference.
+# Steps that write into a tensor that may have been captured by reference.
 WRITING = (
     "in_place",
     "in_place_by_option",
@@ -34,13 +34,13 @@ WRITING = (
 
 
 def step(run: Step) -> Step:
-    """List a step under its name."""
+    """Register a step under its name."""
     STEPS[run.__name__] = run
     return run
 
 
 def reflected(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return an operator whose sides are alike, with the tensor on its right: torch takes it as its first argument."""
+    """Return a commutative operator with the tensor on its right side, which torch takes as its first argument."""
     return lambda input, other: run(other, input)
 
 
@@ -166,7 +166,7 @@ def reshaping(script: Any, h: Tensor, x: Tensor) -> Tensor:
 
 
 def gate(h: Tensor, x: Tensor) -> Tensor:
-    """Stand for the helper functions that forwards call."""
+    """Stand in for a helper function that a forward calls."""
     return do("mul", operator.mul, h, do("sigmoid", Tensor.sigmoid, x))
 
 

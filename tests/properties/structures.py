@@ -1,4 +1,4 @@
-"""Nested values, for the oracle: its own plain code, sharing nothing with the library under test."""
+"""Functions for nested values, for the oracle. They share no code with the library under test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTAINERS = (tuple, *MUTABLE)
 
 
 def parts(value: Any) -> list[tuple[Any, Any]]:
-    """Return the keys and parts of a container, nothing for anything else."""
+    """Return the keys and parts of a container, or [] for any other value."""
     if isinstance(value, Pair):
         return [("first", value.first), ("second", value.second)]
     if isinstance(value, (tuple, list)):
@@ -40,7 +40,7 @@ def like(value: Any, items: list[Any]) -> Any:
 
 
 def each(function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Return `value` with `function` of each tensor and `other` of each other leaf."""
+    """Return `value` with `function` applied to each tensor and `other` to each other leaf."""
     if isinstance(value, Tensor):
         return function(value)
     inside = parts(value)
@@ -56,7 +56,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that nothing written later can reach."""
+    """Return a copy that later writes can't change."""
     return each(lambda tensor: tensor.detach().clone(), value)
 
 
@@ -68,7 +68,7 @@ def at(value: Any, keys: tuple[Any, ...]) -> Any:
 
 
 def replaced(value: Any, keys: tuple[Any, ...], new: Any) -> Any:
-    """Return `value` with `new` at `keys`; every container on the way is made anew."""
+    """Return `value` with `new` at `keys`; every container on the way is copied."""
     if not keys:
         return new
     return like(value, [replaced(part, keys[1:], new) if key == keys[0] else part for key, part in parts(value)])
@@ -101,7 +101,7 @@ def paths(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
 
 
 def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
-    """Say how two nested values differ, or nothing."""
+    """Return how two nested values differ, or ""."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return tensor_difference(one, other, tolerance)
     if type(one) is not type(other):
@@ -119,7 +119,7 @@ def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
 
 
 def tensor_difference(one: Tensor, other: Tensor, tolerance: float) -> str:
-    """Say how two tensors differ, or nothing; without a tolerance they must agree in every bit that counts."""
+    """Return how two tensors differ, or ""; without a tolerance they must be exactly equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {tuple(one.shape)} is not {other.dtype} {tuple(other.shape)}"
     one, other = one.detach(), other.detach()

@@ -1,4 +1,4 @@
-"""One run of a model that notes everything that passes: what the random programs are drawn from."""
+"""One run of a model that records every value. The random programs are drawn from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.properties.watches import Occurrence, Spot
 
 @dataclasses.dataclass
 class Seen:
-    """One call at a spot: copies of what passed, where gradients can flow, and which call it was."""
+    """One call at a spot: copies of the values, where gradients can flow, and the numbers of the call."""
 
     inputs: dict[str, Any]
     first: Any
@@ -29,16 +29,16 @@ class Seen:
     differentiable: bool = False
     number: int = 0
     within: int = 0
-    began: int = 0  # When its arguments passed, and when its result did.
+    began: int = 0  # Times at which the arguments and the result passed.
     ended: int = 0
 
     def value(self, port: str) -> Any:
-        """Return what passed at a port."""
+        """Return the value at a port."""
         values = {"input": self.first, "inputs": self.inputs, "output": self.output, "param": self.output}
         return values[port.removeprefix("grad_")]
 
     def can_have_gradient(self, port: str, keys: tuple[Any, ...]) -> bool:
-        """Whether a gradient can reach this port, or one of its arguments."""
+        """Return True if a gradient can reach this port, or one of its arguments."""
         if port == "grad_output":
             return self.differentiable
         if port == "grad_inputs" and keys:
@@ -48,7 +48,7 @@ class Seen:
 
 
 class Survey(Oracle):
-    """A run that notes everything."""
+    """An oracle that records every call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -60,13 +60,13 @@ class Survey(Oracle):
         self.overwritten = {Spot(module) for module in random_models.overwritten(model)}
         # Torch refuses a reentrant segment in which nothing needs a gradient, but only in backward.
         self.reentrant = {Spot(module) for module in random_models.inside_reentrant(model)}
-        self.segments: list[tuple[bool, int]] = []  # Those that are running, and in how many forwards.
-        self.segmented: set[Spot] = set()  # Functions in a part of a forward that is checkpointed by itself.
+        self.segments: list[tuple[bool, int]] = []  # Running segments: reentrant? How many forwards around it?
+        self.segmented: set[Spot] = set()  # Functions in a checkpointed part of a forward.
         self.lazy = {module for module in model.modules() if isinstance(module, nn.LazyLinear)}
         self.made: list[tuple[Tensor, Spot]] = []
-        self.views: set[Spot] = set()  # Those that give a view of what they take.
-        self.writing: set[Spot] = set()  # Those that write into a tensor.
-        self.through_views: dict[Spot, bool] = {}  # Those that write into a part of a tensor: of a contiguous one?
+        self.views: set[Spot] = set()  # Spots that return a view of an argument.
+        self.writing: set[Spot] = set()  # Spots that write into a tensor.
+        self.through_views: dict[Spot, bool] = {}  # Spots that write into a part of a tensor; True if it is contiguous.
 
     def segment(self, function: Callable[..., Any], x: Tensor, reentrant: bool) -> Any:
         self.segments.append((reentrant, len(self.frames)))
@@ -122,20 +122,20 @@ class Survey(Oracle):
             self.segmented.add(spot)
 
     def knows(self, spot: Spot) -> bool:
-        """Whether everything is known that happens at a spot, and the spot is there before the first forward."""
+        """Return True if the oracle sees everything at a spot, and the spot exists before the first forward."""
         owners = [spot.owner] if isinstance(spot.owner, nn.Module) else [module for module, _ in spot.owner]
         return all(is_transparent(owner) and owner not in self.lazy for owner in owners)
 
     def loses_gradient(self, spot: Spot, port: str) -> bool:
-        """Whether hookline refuses to follow the gradient, or the oracle can't: it taps a copy, not the view itself."""
-        if spot.member == "offset()":  # It gives a parameter, which others use too.
+        """Return True if hookline refuses to follow the gradient, or the oracle can't, as it taps a copy of a view."""
+        if spot.member == "offset()":  # It returns a parameter that is used elsewhere.
             return True
         if spot in self.through_views and not (port == "grad_output" and self.through_views[spot]):
             return True
         return spot in self.views and spot in self.overwritten and spot not in self.through_views
 
     def calls_at(self, spot: Spot, number: int | None, within: int | None = None) -> list[Seen]:
-        """Return the calls at a spot that a site with these numbers means."""
+        """Return the calls at a spot that a site with these numbers selects."""
         calls = self.calls.get(spot, [])
         if not spot.member.startswith("/"):
             return calls if number is None else calls[number : number + 1]

@@ -1,16 +1,16 @@
-"""The core is broken in many ways, and the properties must notice each: a test of the tests."""
+"""A test of the tests: the properties must notice each of many ways to break the core."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.properties import mutations_of_members  # noqa: F401  # It lists its own.
+from tests.properties import mutations_of_members  # noqa: F401  # Registers its mutations.
 from tests.properties.fuzz import problem_of, quiet
 from tests.properties.mutations import MUTATIONS, Mutation
 from tests.properties.properties import PROPERTIES
 
 SEEDS = 800
-# A mutation that no longer fits the core fails like this; that does not count as noticed.
+# Errors of a mutation that no longer fits the core. These do not count as noticed.
 ACCIDENTS = ("the case itself failed", "TypeError", "AttributeError", "NameError")
 
 
@@ -24,4 +24,4 @@ def test_a_broken_core_is_noticed(mutation: Mutation) -> None:
             assert not any(accident in problem for accident in ACCIDENTS), problem
             if problem and not problem_of(seed, check):
                 return
-    pytest.fail(f"{SEEDS} cases, and none shows that {mutation.name}")
+    pytest.fail(f"none of {SEEDS} cases shows that {mutation.name}")

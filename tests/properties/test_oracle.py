@@ -1,4 +1,4 @@
-"""The oracle itself, against values that are computed by hand: no hookline in here."""
+"""The oracle, compared with values computed by hand, without hookline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def script(*steps: str, tied: bool = False, children: tuple[nn.Module, ...] = ()
 
 
 def watched(oracle: Oracle, spot: Spot, port: str = "output", number: int | None = None, **rest: Any) -> Watch:
-    """Capture everything that passes at a spot."""
+    """Capture every value at a spot."""
     given: dict[str, Any] = {"kind": "capture", "function": lambda part, _: part, **rest}
     watch = Watch("", spot, port, (), (), number, active=True, **given)
     watch.family = [watch]

@@ -1,4 +1,4 @@
-"""A few hundred random models and programs of hooks, against the oracle. `make fuzz` runs many more."""
+"""A few hundred random models and programs of hooks, compared with the oracle. `make fuzz` runs many more."""
 
 from __future__ import annotations
 

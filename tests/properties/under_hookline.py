@@ -43,7 +43,7 @@ class HooklineRun(Run):
 
     def close(self, block: int, failing: bool) -> None:
         if block not in self.hooks:
-            return  # It could not be opened, which was noted.
+            return  # Opening the block failed, which is in the trace.
         if not self.case.program.blocks[block].kept:
             self._exit(block, failing)
         elif failing:
@@ -100,13 +100,13 @@ class HooklineRun(Run):
             for short, meant in short_names(places, texts):
                 if len([text for text in meant if _attempt(cache.calls, text)]) == 1:
                     self.note(f"short {block} {short}", copied(_attempt(cache.__getitem__, short)))
-            # The oracle knows nothing of parametrizations; gradients come in no order.
+            # The oracle can't see parametrizations, and the order of gradients is unspecified.
             order = [text for text in cache if "parametrizations" not in text and ":grad_" not in text]
             if texts:
                 self.note(f"order {block}", [text for text in order if _attempt(cache.__getitem__, text) is not None])
 
     def captured_tensors(self) -> list[torch.Tensor]:
-        """Return every tensor that a cache holds as a copy of its own."""
+        """Return every tensor that only a cache holds."""
         found: list[torch.Tensor] = []
         for block, cache in self.caches.items():
             actions = self.case.program.blocks[block].actions
@@ -145,14 +145,14 @@ class HooklineRun(Run):
 
 
 def short_names(places: list[Place], texts: list[str]) -> list[tuple[str, list[str]]]:
-    """Return the names without a number that a cache answers to, where only one of those that they mean has fired."""
+    """Return the names without a number that a cache may accept, each with the sites it may stand for."""
     found = [pair for place in places for pair in place.short_names().items()]
     short = [name for name, _ in found]
     return [(name, meant) for name, meant in found if name not in texts and short.count(name) == 1]
 
 
 def _attempt(read: Callable[[str], Any], site: str) -> Any:
-    """Return what is read, or the name of the error for a value that is there no more; None if it never was."""
+    """Return the value read, "StaleValue" if it was overwritten, or None if it was not captured."""
     try:
         return read(site)
     except hl.NotCaptured:

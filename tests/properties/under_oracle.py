@@ -22,7 +22,7 @@ from tests.properties.worlds import Case, Run, value_of
 
 @dataclasses.dataclass
 class Call:
-    """What an edit function is told of the call."""
+    """The argument `call` of an edit function."""
 
     module: nn.Module
     number: int
@@ -30,7 +30,7 @@ class Call:
 
 @dataclasses.dataclass
 class Open:
-    """What to restore when a block ends."""
+    """The state to restore when a block ends."""
 
     token: object
     forwards: int
@@ -47,9 +47,9 @@ class OracleRun(Run):
         self.oracle = Oracle(self.model)
         self.watches: dict[int, list[list[Watch]]] = {}
         self.entered: dict[int, list[Open]] = {}
-        self.missed: set[Watch] = set()  # Those that the latest forward did not reach, because it failed.
-        self.silent: dict[Watch, int] = {}  # Those that did not fire in a block, with how many values they had.
-        self.unread: set[int] = set()  # Lines that raised, and so gave no cache.
+        self.missed: set[Watch] = set()  # Watches that the latest forward did not reach, because it failed.
+        self.silent: dict[Watch, int] = {}  # Watches that did not fire in a block, with their number of values.
+        self.unread: set[int] = set()  # Calls of hl.run that raised, and returned no cache.
         self.forwards = self.failures = 0
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class OracleRun(Run):
             self.missed |= {watch for watch in followed if not watch.fired_in_forward}
             raise
         self.missed -= followed
-        self.forwards += 1  # One that fails says nothing about what would have fired.
+        self.forwards += 1  # A failed forward does not show which watches would have fired.
         return output
 
     def run_backward(self, loss: Tensor, retain: bool) -> None:
@@ -159,7 +159,7 @@ class OracleRun(Run):
                 self.note(f"order {block}", [watch.text for watch in readable])
 
     def _is_gone(self, watch: Watch) -> bool:
-        """Whether a later run has shown the latest value to be an old one."""
+        """Return True if a later run did not pass here, so that the latest value is out of date."""
         missed = not watch.is_gradient and watch in self.missed
         return missed or len(watch.values) in (self.silent.get(watch), watch.hopeless)
 
@@ -198,7 +198,7 @@ def _watch(place: Place, point: Point, spot: Spot, kind: str, function: Any) -> 
 
 
 def fitted(value: Any, part: Any) -> Any:
-    """Return a patch's value in the shape of the part it replaces, never the tensor that the user holds."""
+    """Return a copy of a patch's value in the shape of the part it replaces."""
     if isinstance(value, Tensor):
         return value.expand(part.shape).clone()
     if isinstance(part, Tensor):
@@ -208,7 +208,7 @@ def fitted(value: Any, part: Any) -> Any:
 
 
 def refuse_another_structure(value: Any, part: Any) -> None:
-    """Raise unless a value has the parts of what it replaces; a plain object is not looked into."""
+    """Raise unless a value has the same parts as the one it replaces; a plain object counts as a leaf."""
     if isinstance(part, KeyValues):
         return
     held, there = dict(parts(value)), dict(parts(part))
@@ -221,7 +221,7 @@ def refuse_another_structure(value: Any, part: Any) -> None:
 
 
 def transformed(name: str | None, part: Any) -> Any:
-    """Return what a capture keeps of a part; random numbers drawn for that are not the model's."""
+    """Return a part as a capture's transform keeps it, without drawing from the model's random numbers."""
     if name is None:
         return part
     with torch.random.fork_rng([]):
@@ -229,7 +229,7 @@ def transformed(name: str | None, part: Any) -> Any:
 
 
 def edited(name: str, part: Any, call: Call) -> Any:
-    """Return what an edit function makes of a part, or None if it leaves it alone."""
+    """Return the result of an edit function for a part, or None if it changes nothing."""
     if name in ("same", "none"):
         return None
     own = each(torch.clone, part)

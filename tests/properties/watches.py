@@ -1,4 +1,4 @@
-"""What the oracle has on a model: watches at spots, the calls that pass them, and the gradients that arrive."""
+"""The oracle's data: watches at spots of a model, the calls there, and the gradients that arrive."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Receiver = Callable[[Tensor], Tensor]
 class Halt(BaseException):
     """Ends a forward of the oracle."""
 
-    passing: Any = None  # What a function that writes in place was about to give.
+    passing: Any = None  # The result that an in-place function was about to write.
 
 
 class SiteError(Exception):
-    """A part was asked for that a value does not have."""
+    """A value does not have the requested part."""
 
 
 class EditError(Exception):
-    """A value does not fit where another passes."""
+    """A new value does not fit in place of the old one."""
 
 
 class NeverFired(Exception):
-    """A gradient was asked for by name where none can be."""
+    """A gradient was requested by an exact name at a place that can't have one."""
 
 
 class Tap(torch.autograd.Function):
@@ -50,7 +50,7 @@ class Tap(torch.autograd.Function):
 
 
 class Spot(NamedTuple):
-    """Where something happens: a module; a method or a function of one; a parameter, read or used by a function."""
+    """A module, a method or a function of one, or a parameter that is read or used by a function."""
 
     owner: Any  # A module, or all holders of a parameter with their names for it.
     member: str = ""  # "damped()", "/softmax", ":param"
@@ -58,7 +58,7 @@ class Spot(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Watch:
-    """One action at one place of one spot. `function(part, number)` gives what is kept, or what goes on instead."""
+    """One action at one place of one spot. `function(part, number)` returns the value to keep or to go on with."""
 
     text: str
     spot: Spot
@@ -69,15 +69,15 @@ class Watch:
     kind: str
     function: Callable[[Any, int], Any]
     exact: bool = True
-    within: int | None = None  # The call of the module in which those of its function count.
-    family: list[Watch] = dataclasses.field(default_factory=list, repr=False)  # What one `[*]` or `/*` stands for.
+    within: int | None = None  # Only functions in this call of the module.
+    family: list[Watch] = dataclasses.field(default_factory=list, repr=False)  # All of one `[*]` or `/*`.
     active: bool = False
     blocks: set[object] = dataclasses.field(default_factory=set)
     calls: int = 0
     fired: int = 0
     fired_in_forward: bool = False
-    first: int = 0  # When it first kept a value.
-    hopeless: int = -1  # How many values there were when it was last found that no gradient can come.
+    first: int = 0  # Time of the first value kept.
+    hopeless: int = -1  # Number of values when last found that no gradient can arrive.
     values: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -105,7 +105,7 @@ class Gradients:
     tensors: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def whole(self) -> Any:
-        """Return a value of the same structure, None where there is no gradient."""
+        """Return a value of the same structure, with None where there is no gradient."""
         positions = iter(range(len(flat(self.value))))
         return each(lambda _: self.tensors.get(next(positions)), self.value)
 
@@ -116,14 +116,14 @@ class Call:
 
     stamp: int
     taps: list[tuple[Tensor, list[Receiver]]] = dataclasses.field(default_factory=list)
-    tapped: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)  # Each with its tap.
-    given: Any = ()  # What it was called with, in the caller's containers.
-    entered: list[Tensor] = dataclasses.field(default_factory=list)  # The tensors in that, before it ran.
+    tapped: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)  # Tensors and their taps.
+    given: Any = ()  # The arguments, with the caller's containers.
+    entered: list[Tensor] = dataclasses.field(default_factory=list)  # The arguments' tensors before the call.
 
 
 @dataclasses.dataclass
 class Frame:
-    """A forward that is running: how often each function ran in it, and which call of the module it is to whom."""
+    """A running forward: how often each function ran in it, and the number of this call for each watch."""
 
     module: nn.Module
     number: int

@@ -1,4 +1,4 @@
-"""A case, and its run in the bare world; `under_oracle` and `under_hookline` add hooks. A run leaves a trace."""
+"""A case, and its run without hooks; `under_oracle` and `under_hookline` add hooks. A run records a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODES = {
     "grad": contextlib.nullcontext,
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
-    "functional": contextlib.nullcontext,  # With parameters that are given for this call.
+    "functional": contextlib.nullcontext,  # Called with other parameters by functional_call.
 }
 
 
@@ -39,10 +39,10 @@ class Case:
     seed: int
     input_needs_grad: bool
     style: str
-    method: str = ""  # What is called instead of the model.
+    method: str = ""  # The method to call instead of the model.
 
     def arguments(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the forward of that number."""
+        """Return the arguments of forward `number`."""
         generator = torch.Generator().manual_seed(self.seed + number)
         x = torch.randn(SHAPE, generator=generator, dtype=self.model.dtype).requires_grad_(self.input_needs_grad)
         if self.style == "keyword":
@@ -72,7 +72,7 @@ class Sentinel(torch.autograd.Function):
 
 
 class Run:
-    """Plays the events of a case on a model of its own; hooks are up to the worlds below."""
+    """Plays the events of a case on a model, without hooks; the subclasses add them."""
 
     def __init__(self, case: Case, model: nn.Module | None = None) -> None:
         self.case = case
@@ -80,7 +80,7 @@ class Run:
         self.trace: list[tuple[str, Any]] = []
         self.outputs: list[Any] = []
         self.inputs: list[Any] = []
-        self.leaves: dict[Any, Any] = {}  # What patches put in, by block, action and place.
+        self.leaves: dict[Any, Any] = {}  # The values of patches, by block, action and place.
         self.graphs: list[weakref.ref[Token]] = []
         self.is_functional = False
 
@@ -93,13 +93,13 @@ class Run:
         return self.trace
 
     def play_quietly(self) -> list[tuple[str, Any]]:
-        """Run the events alone, without what the whole process shares."""
+        """Run only the events; leave the process-wide random state alone."""
         for event in self.case.program.events:
             self.happen(event)
         return self.trace
 
     def happen(self, event: tuple[Any, ...]) -> None:
-        """Let one event happen."""
+        """Run one event."""
         getattr(self, event[0])(*event[1:])
 
     def note(self, label: str, value: Any) -> None:
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def callable(self) -> Callable[..., Any]:
-        """The model, a method of it, or the model with other parameters for a while."""
+        """The model, a method of it, or a functional_call of the model with other parameters."""
         if self.case.method:
             return getattr(self.model, self.case.method)
         if not self.is_functional:
@@ -128,7 +128,7 @@ class Run:
         self.is_functional = False
 
     def line(self, block: int, number: int) -> None:
-        """Run the model once, in one line of `hl.run`."""
+        """Run the model once, with `hl.run`."""
         self._run(number, lambda *args, **kwargs: self.run_line(block, args, kwargs))
 
     def run_line(self, block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,7 +159,7 @@ class Run:
         return (Sentinel.apply(args[0], token), *args[1:])
 
     def backward(self, number: int, retain: bool) -> None:
-        """Run one backward pass and note every gradient."""
+        """Run one backward pass and record every gradient."""
         output = self.outputs[number]
         total = None if output is None else blend(output)
         if total is None or not total.requires_grad:
@@ -174,7 +174,7 @@ class Run:
         holders = {f"parameter {name}": value for name, value in self.model.named_parameters()}
         holders |= {f"input {index}": value for index, value in enumerate(self.inputs)}
         holders |= {f"patch {key}": value for key, value in self.leaves.items() if isinstance(value, Tensor)}
-        # Torch makes zeros of some gradients that are not there, so the two count as the same.
+        # Torch returns zeros for some missing gradients, so zero and missing count as the same.
         grads = {name: holder.grad for name, holder in holders.items() if holder.grad is not None and holder.grad.any()}
         self.note("gradients", copied(grads))
         for holder in holders.values():
@@ -185,11 +185,11 @@ class Run:
         loss.backward(retain_graph=retain)
 
     def copy(self, how: str, number: int) -> None:
-        """Copy the model as it is now, and use the copy: it must be an unhooked model with weights of its own."""
+        """Copy the model and run the copy, which must be an unhooked model with its own weights."""
         if any(map(is_lazy, self.model.parameters())):
-            return  # Torch itself copies a parameter that is not there yet with another dtype.
+            return  # Torch copies an uninitialized parameter with another dtype.
         if self.case.model.has("foreign"):
-            how = "deepcopy"  # Torch has no name by which to pickle the forward that was put there.
+            how = "deepcopy"  # The replaced forward can't be pickled.
         try:
             twin = copy.deepcopy(self.model) if how == "deepcopy" else pickle.loads(pickle.dumps(self.model))
         except Exception as error:
@@ -218,15 +218,15 @@ class Run:
         """Activate or deactivate one action of a `Hooks`."""
 
     def read(self) -> None:
-        """Note everything that was captured."""
+        """Record every captured value."""
 
 
 def describe_failure(error: BaseException) -> str:
-    """Name an error; torch itself refuses a reentrant segment in which nothing needs a gradient."""
+    """Return the name of an error, or that torch refused a reentrant segment in which nothing needs a gradient."""
     return "refused by torch" if "none of output has requires_grad" in str(error) else type(error).__name__
 
 
 def value_of(action: Action, survey: Survey, place: int) -> Any:
-    """Return the value that a patch or a skip puts in."""
+    """Return the value of a patch or a skip."""
     kind, seed = action.option
     return patch_value(kind, seed + place, chosen(survey, action.places[place]))
