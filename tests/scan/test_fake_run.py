@@ -1,4 +1,4 @@
-"""A run on fake tensors, or for real where those do not suffice: the model is left as it was."""
+"""A run on fake tensors, or a real run where they do not suffice, leaves the model unchanged."""
 
 from __future__ import annotations
 

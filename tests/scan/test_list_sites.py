@@ -1,4 +1,4 @@
-"""hl.sites: the places that a pattern means, as a sequence and as a table."""
+"""hl.sites: the places that a pattern matches, as a sequence and as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves on the modules of a model is put back."""
+"""A run's changes to the modules of a model are undone."""
 
 from __future__ import annotations
 

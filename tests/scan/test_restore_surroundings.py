@@ -1,4 +1,4 @@
-"""Trial runs of models that keep tensors outside of their modules: nothing of the run may stay there."""
+"""Trial runs of models that keep tensors outside their modules: no tensor of the run may stay there."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def on_a_thread_local(_module: nn.Module, size: int) -> Tensor:
 
 
 class Tables(OrderedDict[int, Tensor]):
-    """A dictionary of a kind of its own: nothing can be removed, and reading counts."""
+    """A dict subclass from which nothing can be removed, and which counts its reads."""
 
     reads = 0
 
@@ -157,7 +157,7 @@ def in_a_dict_of_its_own_kind(_module: nn.Module, size: int) -> Tensor:
 
 
 class Rotary:
-    """A helper that is not a module, and is called."""
+    """A callable helper that is not a module."""
 
     tables: ClassVar[dict[int, Tensor]] = {}
     shared: ClassVar[Tensor | None] = None
@@ -225,7 +225,7 @@ def in_a_module_of_torch(_module: nn.Module, size: int) -> Tensor:
 
 
 class Private:
-    """An object whose only slot has a name that Python changes."""
+    """An object whose only slot has a name that Python mangles."""
 
     __slots__ = ("__made",)
 
@@ -297,9 +297,9 @@ class Keeping(nn.Module):
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """Nothing is kept from one test to the next, and no fake tensor that was not there before."""
+    """Clear everything that a test keeps, and check that it left no fake tensor."""
     global LATEST, LATEST_SIZE, ROTARY, SLOTTED, PRIVATE
-    before = [one for one in gc.get_objects() if type(one) is FakeTensor]  # Of a compiler that ran in another test.
+    before = [one for one in gc.get_objects() if type(one) is FakeTensor]  # Left by torch.compile in another test.
     known = {id(one) for one in before}
     yield
     assert [one for one in gc.get_objects() if type(one) is FakeTensor and id(one) not in known] == []
@@ -331,6 +331,13 @@ def test_a_model_is_sound_after_a_trial_run_wherever_it_keeps_a_table(
     assert torch.equal(found, expected)
 
 
+def test_a_cache_that_gc_freeze_hides_from_the_collector_is_emptied() -> None:
+    gc.freeze()
+    assert bounded not in gc.get_objects()
+    assert "the cache of bounded" in hl.scan(Keeping(in_a_bounded_cache), torch.ones(2, 4)).note
+    assert type(bounded(4)) is Tensor
+
+
 def test_the_note_names_what_had_kept_a_tensor_of_the_run() -> None:
     assert "the cache of bounded" in hl.scan(Keeping(in_a_bounded_cache), torch.ones(2, 4)).note
     assert "test_restore_surroundings.COUNTS" in hl.scan(Keeping(in_a_dict), torch.ones(2, 4)).note
@@ -353,19 +360,19 @@ def test_looking_for_what_is_kept_runs_no_code_of_the_user() -> None:
     model(x)
     reads = TABLES.reads
     hl.scan(model, x)
-    assert TABLES.reads == reads + 1, "by the forward"
+    assert TABLES.reads == reads + 1, "only the forward may read the table"
 
 
 def test_a_model_on_meta_and_a_model_that_fails_leave_nothing_behind() -> None:
     with torch.device("meta"):
         model = Keeping(in_a_dict)
-    with pytest.raises(RuntimeError, match="meta and cpu"):  # The table is not on meta.
+    with pytest.raises(RuntimeError, match="meta and cpu"):  # The table is on the CPU.
         hl.scan(model, torch.ones(2, 4))
     assert COUNTS == {}
     broken = nn.Sequential(Keeping(in_a_dict), Keeping(in_a_bounded_cache), nn.Linear(3, 3))
     with pytest.raises(RuntimeError):
         hl.scan(broken, torch.ones(2, 4))
-    assert [type(COUNTS[4]), type(bounded(4))] == [Tensor, Tensor], "of the real run, which failed last"
+    assert [type(COUNTS[4]), type(bounded(4))] == [Tensor, Tensor], "not the real run's tables"
 
 
 def test_other_peoples_hooks_keep_nothing_of_a_trial_run() -> None:
@@ -394,7 +401,7 @@ def test_tensors_of_any_kind_may_be_elsewhere_in_the_process() -> None:
 
 
 def test_a_cached_view_of_a_parameter_is_a_view_of_the_parameter_itself() -> None:
-    """The real run is on copies of the parameters: one that is cached would not follow the training."""
+    """The real run uses copies of the parameters: a cached view of a copy would not follow the training."""
 
     class Tied(nn.Module):
         transposed: ClassVar[dict[str, Tensor]] = {}
@@ -493,7 +500,7 @@ def test_a_module_that_forward_imports_keeps_nothing_of_a_trial_run(
 def test_transformers_that_cache_their_position_index_are_sound_after_a_scan(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    # A size of its own: the cache is shared by all models of the class.
+    # A size that no other test uses: all models of the class share the cache.
     config = getattr(transformers, f"{name}Config")(
         **sizes, image_size=24, patch_size=8, use_relative_position_bias=True
     )

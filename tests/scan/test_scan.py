@@ -1,4 +1,4 @@
-"""hl.scan: what a model would do, without doing it, and without leaving a mark."""
+"""hl.scan: it predicts what a forward does without running the model, and leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Hazards(nn.Module):
-    """Has one module of every kind that a capture can go wrong at."""
+    """A model with one module of every kind at which a capture can go wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,9 +92,9 @@ def test_hazards_say_what_goes_wrong_and_what_to_do() -> None:
     assert "never called" in scan["unused"].hazards
     assert "never called" in scan["branches.0"].hazards
     assert not scan["rectify"].hazards
-    assert not any("hl.scan" in row.hazards for row in scan), "a scan that refers to itself"
+    assert not any("hl.scan" in row.hazards for row in scan), "a scan advises the user to scan"
     uncalled = [row.site for row in scan if not row.calls]
-    assert uncalled == ["attention.out_proj", "unused", "branches.0"], "after all others, in the order of the model"
+    assert uncalled == ["attention.out_proj", "unused", "branches.0"], "last, in the order of the model"
 
 
 def test_a_fast_path_is_a_hazard_only_where_it_is_taken() -> None:
@@ -106,7 +106,7 @@ def test_a_fast_path_is_a_hazard_only_where_it_is_taken() -> None:
 
 
 def test_hazards_are_true() -> None:
-    """What is said to be overwritten is so, and nothing else."""
+    """A value is overwritten if and only if the scan says so."""
     model, x = GPT(depth=2), tokens()
     scan = hl.scan(model, x)
     kept: dict[str, tuple[Tensor, Tensor]] = {}
@@ -181,8 +181,8 @@ def test_an_8b_model_is_scanned_in_seconds_without_memory_for_its_weights() -> N
     assert found["real"].startswith(FAKE)
     assert found["meta"]
     assert found["seconds"] < 30
-    assert found["grown"] < 300, "in MB: the weights alone would be 32,000"
-    assert found["real grown"] < 100, "in MB: the weights are 400"
+    assert found["grown"] < 300, "more MB than expected; the weights alone would be 32,000"
+    assert found["real grown"] < 100, "more MB than expected; the weights are 400"
 
 
 def test_a_scan_inside_a_block_leaves_the_hooks_of_the_block_as_they_are():

@@ -162,8 +162,15 @@ class RealRun:
         return [one for one in _living_tensors() if not living.isdisjoint(_storage(one))]
 
 
-def _living_tensors() -> Iterator[Tensor]:
-    return (one for one in gc.get_objects() if issubclass(type(one), Tensor))
+def _living_tensors() -> list[Tensor]:
+    kinds = {Tensor, *_subclasses(Tensor)}  # `type(one) in kinds` takes a third of the time of `issubclass`.
+    return [one for one in gc.get_objects() if type(one) in kinds]
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for one in type.__subclasses__(kind):
+        yield one
+        yield from _subclasses(one)
 
 
 def _storage(tensor: Tensor) -> list[StorageWeakRef]:

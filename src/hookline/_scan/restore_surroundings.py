@@ -1,4 +1,4 @@
-"""Undo the changes of a trial run of a model outside of its modules.
+"""Undo the changes that a trial run of a model makes outside of the model's modules.
 
 A trial run makes tensors that must not outlive it: fake ones, and copies of the parameters. The code of a model may
 keep one in a global, a class, a closure, another object or a cache, such as a table that a function computes once.
@@ -68,7 +68,8 @@ class Surroundings:
     """A snapshot, from before the run, of everything outside of a model's modules that its code can reach."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._held = list(_reached(model))
+        self._caches: list[Any] = []  # The garbage collector does not show those that `gc.freeze()` hid from it.
+        self._held = list(_reached(model, self._caches))
         self._modules = sys.modules.copy()
 
     def free(self, run: TrialRun) -> list[str]:
@@ -93,7 +94,8 @@ class Surroundings:
         wanted = {id(tensor) for tensor in run.kept()}
         changed = [held for held in self._held if not holds_same(content(held.holder), held.before)]
         keeping = [held for held in changed if keeps(held, wanted)]
-        caches = [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]
+        living = [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]
+        caches = [*{id(cache): cache for cache in (*self._caches, *living)}.values()]
         caches = [cache for cache in caches if leads_to(wanted, gc.get_referents(cache))]
         imported = [name for name in self._imported() if leads_to(wanted, _defined(name))]
         for held in changed if keeping or caches or imported else ():
@@ -248,8 +250,12 @@ def values(container: Any) -> list[Any]:
     return list(container.values() if isinstance(container, dict) else container)
 
 
-def _reached(model: nn.Module) -> Iterator[Snapshot]:
-    """Walk from a model's modules to everything that their code names and their attributes hold."""
+def _reached(model: nn.Module, caches: list[Any]) -> Iterator[Snapshot]:
+    """Walk from a model's modules to everything that their code names and their attributes hold.
+
+    Args:
+        caches: The caches of functions on the way are added here.
+    """
     waiting: deque[tuple[str, Any]] = deque((type(module).__qualname__, module) for module in model.modules())
     seen = {id(module.__dict__) for module in model.modules()}  # `left_as_found` restores the modules themselves.
     seen.add(id(sys.modules))
@@ -260,13 +266,15 @@ def _reached(model: nn.Module) -> Iterator[Snapshot]:
         name, one = waiting.popleft()
         if id(one) in seen:
             continue
-        kind = type(one)  # Not `isinstance`: it reads `__class__`, at which a proxy may load its object.
+        kind = type(one)  # Not `isinstance`: it reads `__class__`, which may make a proxy load its object.
         if kind not in kinds:
             kinds[kind] = (issubclass(kind, NOT_ENTERED), base_of(kind))
         is_skipped, base = kinds[kind]
         if is_skipped or (base and base.__len__(one) > _LARGEST):
             continue
         seen.add(id(one))
+        if kind is functools._lru_cache_wrapper:
+            caches.append(one)
         if kind is FunctionType:
             yield from _with_attributes([(name, one)], seen)
             is_closed = _is_foreign(one) or _package(one) in without_torch
@@ -439,7 +447,7 @@ def _name(function: Any) -> str:
 
 
 def _owner(kept: list[Tensor]) -> str:
-    """Describe what holds these tensors; return an empty text if a stored traceback does."""
+    """Describe the object that holds these tensors; return an empty text if a stored traceback holds them."""
     holders = [_suspended(one) or one for one in gc.get_referrers(*kept) if one is not kept]
     if not kept or any(type(one) is FrameType for one in holders):
         return ""
