@@ -1,10 +1,17 @@
 # `make demo` and `make test` work on a fresh clone with nothing but python3: the first target that needs it makes .venv.
+# `make demo` installs only what the demo needs; the other targets add the tools of the tests.
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+DEMO_INSTALLED := $(VENV)/.demo-installed
+INSTALLED := $(VENV)/.installed
+
+# `make test-oldest`: the oldest versions that pyproject.toml admits, in an environment of their own.
+OLDEST_PYTHON ?= python3.10
+OLDEST_PACKAGES := torch==2.4.0 safetensors==0.4.3
+OLDEST_VENV := .venv-oldest
 
 # What `make bench` runs, one file for each question.
 BENCHMARKS := $(patsubst %,benchmarks/%.py,overhead setup compile gradients memory growth compat harvest store watch)
@@ -20,31 +27,52 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format page bench bench-peers fuzz clean
+.PHONY: help setup demo test test-oldest check format page bench bench-peers fuzz clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## Make .venv and install hookline with everything in it (once)
+setup: $(INSTALLED)  ## Make .venv and install hookline with everything in it (once)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS)
-	@echo "Installing hookline and its tools into $(VENV): once, a few minutes"
+# pip installs torch, because only pip's own settings can name a CPU build. uv installs the rest, several times faster.
+UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS)
+
+$(DEMO_INSTALLED): pyproject.toml $(CONSTRAINTS)
+	@echo "Installing hookline and what its demo needs into $(VENV): once, about a minute"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[dev,all]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c $(CONSTRAINTS) torch uv
+	@$(UV_INSTALL) --editable '.[demo]'
 	@touch $@
 
-demo: $(STAMP)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
+$(INSTALLED): $(DEMO_INSTALLED)
+	@echo "Installing the tools of the tests into $(VENV): once, about a minute"
+	@$(UV_INSTALL) --editable '.[dev,all]'
+	@touch $@
+
+demo: $(DEMO_INSTALLED)  ## Train a small net, look inside it, and write a page to browse (offline, under a minute)
 	@$(BIN)/hookline demo
 
-test: $(STAMP)  ## Run the tests, the examples of the README and the docs among them
+test: $(INSTALLED)  ## Run the tests, the examples of the README and the docs among them
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(TESTS)
 
-check: $(STAMP)  ## Lint, format and types
+# What runs there: the packages of the kernel, and the suites about its promises. Tests of packages that are missing skip.
+OLDEST_TESTS ?= $(addprefix tests/,values sites engine cache hooks failure_modes properties)
+
+$(OLDEST_VENV)/.installed: pyproject.toml
+	@test -x $(OLDEST_VENV)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
+	@$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(OLDEST_PACKAGES) \
+	  numpy pytest pytest-xdist hypothesis --editable .
+	@touch $@
+
+test-oldest: $(OLDEST_VENV)/.installed  ## Run the tests of the kernel on the oldest Python and torch (downloads CUDA with torch)
+	$(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(OLDEST_TESTS)
+
+check: $(INSTALLED)  ## Lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-format: $(STAMP)  ## Let ruff put right what it can
+format: $(INSTALLED)  ## Let ruff put right what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -55,17 +83,17 @@ explorer/node_modules/.package-lock.json: explorer/package-lock.json
 	cd explorer && npm ci --ignore-scripts --no-fund --no-audit
 	@touch $@
 
-bench: $(STAMP)  ## Measure what hooks cost, against raw torch hooks: a few minutes; rewrites benchmarks/*.txt
+bench: $(INSTALLED)  ## Measure what hooks cost, against raw torch hooks: a few minutes; rewrites benchmarks/*.txt
 	for script in $(wildcard $(BENCHMARKS)); do $(BIN)/python $$script || exit 1; done
 
-bench-peers: $(STAMP)  ## Install eight other libraries, each by itself, and give all of them the same tasks
+bench-peers: $(INSTALLED)  ## Install eight other libraries, each by itself, and give all of them the same tasks
 	$(BIN)/python benchmarks/peers/run.py
 
-fuzz: $(STAMP)  ## Check N random models against an oracle, every architecture of transformers, Ctrl-C at any moment
+fuzz: $(INSTALLED)  ## Check N random models against an oracle, every architecture of transformers, Ctrl-C at any moment
 	$(BIN)/python -m tests.properties.fuzz $(N)
 	$(BIN)/python -m tests.failure_modes.every_port
 	HOOKLINE_ALL_MOMENTS=1 $(BIN)/python -m pytest -q tests/failure_modes/test_interrupts.py tests/failure_modes/test_races.py
 
 clean:  ## Remove .venv and everything the tools left
-	rm -rf $(VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) benchmarks/peers/.venvs explorer/node_modules build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
