@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ParamSpec
 
@@ -27,7 +28,7 @@ from hookline._kernel import (
 )
 from hookline._store.store import Store
 from hookline._tables import Table
-from hookline.errors import HooklineError, SiteError
+from hookline.errors import HooklineError, SiteError, warn
 
 ENGINES = (None, "ray")
 _Arguments = ParamSpec("_Arguments")
@@ -189,6 +190,7 @@ class Harvest:
         engine = engine if engine is not None else self.engine
         workers = workers if workers is not None else self.workers
         _refuse_unknown(engine, ENGINES, "engine")
+        _warn_if_ctrl_c_is_ignored()
         if engine == "ray":
             on_ray(self._job, workers)
         elif workers is not None:
@@ -203,6 +205,13 @@ class Harvest:
         """Run one unit in this process, for engines to call. Return False if another process has done it already."""
         refuse_numbers(unit=unit)
         return run_unit(self._job, unit).committed > 0
+
+
+def _warn_if_ctrl_c_is_ignored() -> None:
+    """Warn if SIGINT is ignored, as it is in a process that a shell script starts with `&`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        warn(f"Ctrl-C is ignored in this process, as in any process that a script starts with `&`; to stop this "
+             f"harvest, run `kill {os.getpid()}`; the same call resumes it")  # fmt: skip
 
 
 def _columns(columns: Sequence[Any] | Mapping[str, Any] | None) -> Mapping[str, Callable[..., Any]] | None:
