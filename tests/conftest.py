@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
+
+# Set before torch is imported, and inherited by the processes that tests start.
+# Inductor compiles in this process: its pool of compile workers outlives the test that starts it.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Some virtual machines report AMX and can't run it: there oneDNN fails, or crashes Python, at a bfloat16 linear.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+gc.disable()  # Until all test files are imported: see `pytest_collection_finish`.
 
 import pytest
 import torch
@@ -15,7 +24,7 @@ from hookline._open_blocks import not_left, open_blocks
 from tests.support.states import hooks_left, modes_left
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that the tests start.
+    # A process that a script starts with `&` ignores Ctrl-C, and the programs that the tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -57,6 +66,13 @@ def nothing_is_compiled() -> None:
     """Forget what earlier files compiled: torch counts the graphs of a function over the whole process."""
     if "torch._dynamo.eval_frame" in sys.modules:
         torch._dynamo.reset()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from the objects of imported modules: a collection took a second."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
