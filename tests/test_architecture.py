@@ -1,4 +1,4 @@
-"""What keeps the code small to read: imports point one way, one layer touches models, importing does nothing."""
+"""The structure of the code: imports point one way, few files write to models, importing has no side effects."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ KERNEL = [
 KERNEL += ["parallel", "_open_blocks", "_why_nothing_passed", "_cache", "_engine", "_hooks", "_kernel"]
 CLIENTS = ["_scan", "_sweep", "_store", "_watch", "callbacks", "_explore", "_harvest", "points", "compat", "_cli"]
 ORDER = [*KERNEL, *CLIENTS, "__main__"]
-# What a client may import beside hookline's public names and the clients above it. `_plot` stands among them and not
-# among the clients: `Cache` and `Store` are plottable, and it knows sites and values, but no engine, cache or hooks.
+# Packages that a client may import beside hookline's public names and the clients above it. `_plot` is among them and
+# not a client: `Cache` and `Store` can be plotted, and it knows sites and values, but no engine, cache or hooks.
 FOUNDATIONS = {"errors", "_tables", "_stats", "_progress", "_untrusted_files", "_plot", "_kernel", "_torch"}
 
 NAMES = {
@@ -52,21 +52,21 @@ NAMES = {
     *("BadValue", "pinned", "sweep", "watch"),
 }
 
-# These may write to a module: the engine shadows forwards, and a run on fake tensors puts back what it leaves behind.
+# These may write to a module: the engine shadows forwards, and a run on fake tensors undoes its own changes.
 MAY_WRITE = ("_engine.", "_scan.fake_run")
 
-# What dynamo needs differently is in compiled.py; these hand over to it, or step aside, as its docstring says.
+# The code that differs under dynamo is in compiled.py. These files call it or do nothing, as its docstring says.
 ASK_DYNAMO = {"_open_blocks", "_torch", "_values.copy_or_share", "_watch.watch"}
 ASK_DYNAMO |= {"_engine.functions", "_engine.parameters", "_engine.shadowed_forward"}
 
-# Assembled, so that this file does not hold what it looks for.
+# Assembled from pieces, so that the search does not find this file.
 ELSEWHERE = [
     *(f"/{folder}/" for folder in ("ho" + "me", "Us" + "ers", "ro" + "ot", "wo" + "rk", "t" + "mp", "mn" + "t")),
     *("py" + "pi.", "python" + "hosted", "art" + "ifactory", "dev" + "pi", "ne" + "xus", "--index" + "-url"),
 ]
 
 
-# What the kernel lists for its clients.
+# The names that the kernel lists for its clients.
 LISTED = {name for name in vars(_kernel) if not name.startswith("__")}
 
 
@@ -87,7 +87,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Return what of hookline a module imports, anywhere in it, also when it is called and for types only."""
+    """Return the parts of hookline that a module imports, including imports inside functions and for types only."""
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Import):
             found = [alias.name for alias in statement.names]
@@ -102,7 +102,7 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 
 def hidden_imports(tree: ast.Module) -> Iterator[str]:
-    """Return what a module reaches in hookline without an import statement: `hl._hooks`, "hookline._hooks.hooks"."""
+    """Return the parts of hookline that a module uses without an import: `hl._hooks`, "hookline._hooks.hooks"."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("hl", "hookline"):
             yield from [node.attr] if re.match(r"_[a-z]", node.attr) else []
@@ -132,7 +132,7 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def writes_to_modules(tree: ast.Module) -> Iterator[int]:
-    """Return the lines that set a `forward` (of another object than self), or anything in a `__dict__`."""
+    """Return the lines that set a `forward` of an object other than self, or anything in a `__dict__`."""
     for node in ast.walk(tree):
         targets: list[ast.expr] = []
         if isinstance(node, (ast.Assign, ast.Delete)):
@@ -165,7 +165,7 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
-# Names that look like a file of ours and are not: of users, and of the standard library.
+# Names that look like files of hookline, but are files of users or of the standard library.
 NOT_OURS = {"folder/file.py", "mine.py", "their_script.py", "threading.py", "typing.py"}
 _FILE_NAME = re.compile(r"(?<![\w<>*.-])(?:[\w-]+/)*[\w-]+\.(?:py|ts)\b")
 
@@ -187,7 +187,7 @@ def files_named_in(text: str) -> set[str]:
 
 
 def python(code: str) -> str:
-    """Run code in a new interpreter, and return what it prints."""
+    """Run code in a new interpreter, and return its output."""
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
@@ -209,7 +209,7 @@ def test_a_client_reaches_no_further_than_the_kernel_s_list(name):
     assert packages_of(name) <= {"", "parallel", *FOUNDATIONS, *CLIENTS[: CLIENTS.index(name)]}
 
 
-# Each loads files of its own package by name: a command, a callback, an older library.
+# These load files of their own package by name: a command, a callback, an older library.
 LOAD_THEIR_OWN = {"_cli.main": "hookline._cli.", "callbacks": "hookline.callbacks.", "compat": "hookline.compat."}
 
 
@@ -293,10 +293,9 @@ def test_few_files_ask_whether_dynamo_traces():
     assert asking - {"_engine.compiled"} == ASK_DYNAMO
 
 
-def test_the_map_in_contributing_has_every_package_in_its_order():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| package |")[2].partition("\n\n")[0]
-    rows = [row.split("|")[1] for row in text.splitlines()[2:]]
-    found = [name.removesuffix(".py").removesuffix("/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+def test_contributing_lists_every_package_in_its_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("The kernel, in this order:")[2]
+    found = re.findall(r"`([^`]+)`", text.partition("\n\n")[0])
     assert found == [name for name in ORDER if name != "__main__"]
 
 
@@ -320,7 +319,7 @@ def test_a_file_stays_small(name):
 
 
 def reaches_behind_the_public_names(tree: ast.Module, name: str) -> Iterator[str]:
-    """Return what a module of `compat` uses of hookline that is not public, or not of its own package."""
+    """Return the names that a module of `compat` uses that are neither public nor of its own package."""
     own = ("_torch", "compat.backward_hooks", "compat.shared", ".".join(name.split(".")[:2]))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "hookline":
@@ -338,7 +337,7 @@ def reaches_behind_the_public_names(tree: ast.Module, name: str) -> Iterator[str
             yield node.attr
 
 
-# What hookline's public objects have, but not for everybody: their attributes that begin with an underscore.
+# The private attributes of hookline's public objects: those that begin with an underscore.
 OBJECTS = (hl.Hooks, hl.Hook, hl.Cache, hl.HookedModel, hl.HookPoint)
 HOLDERS = [holder for kind in OBJECTS for holder in kind.__mro__ if holder.__module__.startswith("hookline")]
 PRIVATE = {
@@ -346,10 +345,10 @@ PRIVATE = {
     for holder in HOLDERS
     for name in (*vars(holder), *re.findall(r"\bself\.(_\w+)", Path(inspect.getfile(holder)).read_text("utf-8")))
     if re.match(r"_[a-z]", name)
-} - {"_replace", "_make", "_asdict", "_fields", "_repr_html_"}  # Named tuples have these for everybody.
+} - {"_replace", "_make", "_asdict", "_fields", "_repr_html_"}  # These are public on named tuples.
 
 
-# The same of what the kernel gives to clients.
+# The private attributes of the objects that the kernel gives to clients.
 PRIVATE_TO_KERNEL = {
     name
     for holder in (hl.Hooks, hl.Hook, hl.Cache, Tap)
@@ -359,7 +358,7 @@ PRIVATE_TO_KERNEL = {
 
 
 def touches_the_kernel(tree: ast.Module) -> Iterator[str]:
-    """Return the attributes that are private to the kernel and that a client asks another object than self for."""
+    """Return the attributes, private to the kernel, that a client reads on objects other than self."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     own |= {target.attr for target in ast.walk(tree) if isinstance(target, ast.Attribute) and _is_self(target.value)}
     for node in ast.walk(tree):
