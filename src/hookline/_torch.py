@@ -124,7 +124,7 @@ def is_thrown_away(line: Line | None) -> bool:
     """Return True if the statement on this line is running and drops its own result, not a variable's old value."""
     frame = user_frame()[0]
     if frame is None or line is None or frame.f_code is not line[0] or frame.f_lineno != line[1]:
-        return False  # Compared by identity: a notebook cell that runs again has new code that is equal.
+        return False  # Code is compared by identity: a notebook cell that runs again has new, equal code.
     return not _gives_up_variable(frame)
 
 
@@ -146,11 +146,11 @@ MODULE_CALLS = (MODULE_CALL, nn.Module._wrapped_call_impl.__code__)
 _FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 # `DataParallel` copies a module by the method of this name. Without the method there is nothing to refuse.
 REPLICATE = "_replicate_for_data_parallel"
-# Modules of torch that run functions of their own, not of the model, while they trace. A missing one is in no frame.
+# Modules of torch that call torch functions themselves while they trace a model. A missing one is in no frame.
 TRACING_MODULES = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")
 
-# The files of torch that call functions on behalf of the model: their lines are not where the model asked for one. A
-# file that does not exist matches nothing: then a listing shows a line of torch instead of the model's.
+# The files of torch that call functions on behalf of the model. A listing skips their lines and shows the model's line.
+# A file that does not exist matches nothing: then the listing shows a line of torch.
 _CALLING = ("overrides", "functional", "_tensor", "_ops", "nn/functional", "nn/modules/module", "nn/utils/stateless",
             "_functorch/functional_call", "utils/_contextlib")  # fmt: skip
 CALLING_FILES = tuple(os.path.join(os.path.dirname(torch.__file__), *f"{file}.py".split("/")) for file in _CALLING)
@@ -218,7 +218,7 @@ def is_traced() -> bool:
         return True
     if not is_dynamo_compiling() and _dispatch_mode(_MAKE_FX) is not None:
         return True
-    # Reads the flag itself: before torch 2.13 dynamo takes is_exporting() to be True always.
+    # Reads the flag itself: before torch 2.13, is_exporting() is always True while dynamo traces.
     return _exporting._is_exporting_flag
 
 
@@ -244,7 +244,7 @@ uncompiled: Callable[[Any], Any] = (
 
 
 def has_compiled() -> bool:
-    """Return True if dynamo has compiled something, or is loaded in a torch that does not count that."""
+    """Return True if dynamo has compiled something, or if it is loaded and this torch does not count compilations."""
     dynamo = sys.modules.get(f"{DYNAMO}.convert_frame")
     return dynamo is not None and bool(getattr(dynamo, "FRAME_COUNTER", 1))
 
@@ -379,7 +379,7 @@ graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def saves_its_output(node: type) -> bool:
-    """Return True if a node of this class keeps the output of its forward. Asking the node would unpack it."""
+    """Return True if a node of this class keeps the output of its forward. Reading it would unpack the output."""
     return hasattr(node, "_saved_result") or hasattr(node, "_saved_output")
 
 
@@ -449,10 +449,10 @@ AnyDropout = dropout._DropoutNd
 AnyMaxPool = pooling._MaxPoolNd
 AnyAvgPool = pooling._AvgPoolNd
 
-# Public; several files need them. They may compute in one kernel, without calling their children or any function.
+# Classes that may compute in one kernel, without calling their children or any function. Several files need them.
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
-# Torch's hooks: the attributes that hold them, and a name for each. A table that torch lacks holds nothing.
+# Torch's hooks: the attributes that hold them, and a name for each. An attribute that torch lacks counts as empty.
 
 MODULE_HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -471,7 +471,7 @@ TENSOR_HOOKS = {"_backward_hooks": "gradient hook", "_post_accumulate_grad_hooks
 # Distributed processes.
 
 _STAGES = "torch.distributed.pipelining.stage"
-REHEARSAL = -1  # Instead of a microbatch's number: a stage runs without data, to find out its shapes.
+REHEARSAL = -1  # Stands for a microbatch's number when a stage runs without data to find out its shapes.
 
 
 def is_running() -> bool:
@@ -550,7 +550,7 @@ def microbatch() -> int | None:
 
 
 def is_rehearsal() -> bool:
-    """Return True if a pipeline stage runs without data, as in its first step, where it finds out its shapes."""
+    """Return True if a pipeline stage runs without data, as it does in its first step to find out its shapes."""
     return _STAGES in sys.modules and microbatch() == REHEARSAL
 
 

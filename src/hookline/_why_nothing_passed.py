@@ -57,17 +57,17 @@ RECOMPUTED = (
     "was passed over: it ran in a backward, where a forward is taken for a recomputation; run it after backward(), or "
     "in a function of a hook at a gradient"
 )
-HELD_BY_OTHERS = "others hold the list, dict or object that it is in, so nothing can follow it there"
-CHANGED_IN_PART = f"is changed only in part. A tensor of it can get no gradient: {HELD_BY_OTHERS}; name the other parts"
+HELD_BY_OTHERS = "others hold the list, dict or object that contains it, so its gradient can't be followed"
+CHANGED_IN_PART = f"is changed only in part. One of its tensors is left out: {HELD_BY_OTHERS}; name the other parts"
 OTHER_MEMORY_ORDER = "can get no gradient: it writes into a view of a tensor in another memory order"
-_FOLLOWED = "gradients are followed from the forward on; run it inside the block too"
-FORWARD_BEFORE = f"was passed over: backward() ran in this block, and the forward before it; {_FOLLOWED}"
+_FOLLOWED = "gradients are followed from the forward on; run the forward inside the block too"
+FORWARD_BEFORE = f"was passed over: backward() ran in this block, but the forward ran before the block; {_FOLLOWED}"
 GRADIENTS_WRITTEN = (
-    "got no gradient, though those of parameters were written in this block. If backward() did that: " + _FOLLOWED
+    "got no gradient, though gradients of parameters were written in this block. If backward() wrote them: " + _FOLLOWED
 )
 CUT_OFF = (
     "changed nothing: a backward ran in this block, and no gradient came here: the loss may not depend on this value, "
-    "detach() may cut it off, or torch.autograd.grad() was not asked for anything before it"
+    "detach() may cut it off, or torch.autograd.grad() was asked only for gradients that don't pass here"
 )
 ADDED = f"was added after the hooks were made, and has none; {_AGAIN}"
 WRITTEN_LATER = "can get no gradient: a part of it is written in place later"
@@ -138,7 +138,7 @@ def why_empty(site: Site, session: Session, reason: str, has_value: bool, is_ina
     if site.is_gradient:
         return (
             f"no gradient has reached '{site}': run the forward inside the block, and call backward() after it; if you "
-            "did, what backward() was called on does not depend on it"
+            "did, the loss does not depend on it"
         )
     if session.over:
         did_not_run = session.over == BLOCK_OVER and not session.any_forward and not session.failed
@@ -151,15 +151,15 @@ def why_empty(site: Site, session: Session, reason: str, has_value: bool, is_ina
 
 
 def why_unmet(name: str, site: Site, reason: str) -> str:
-    """Say that no site of a pattern has a value yet; `name` is one of them."""
+    """Say that no site of a pattern has a value yet; `name` is the site that was read."""
     return reason.replace("{site}", str(site)) or f"{name} was not captured: nothing has passed '{site}' yet"
 
 
 def same_as_before(site: Site) -> str:
     """Say that a value is from before the latest forward, in which nothing passed the site."""
     return (
-        f"'{site}' is the value that was read before: the model ran, and nothing passed here since; "
-        "call cache.clear() before each forward, and reading it raises instead"
+        f"'{site}' is the value that was read before: the model has run since, and nothing passed here; "
+        "if you call cache.clear() before each forward, reading it raises instead"
     )
 
 
@@ -171,8 +171,8 @@ def why_failed(site: Site, failed: type[BaseException] | None) -> str:
 def why_none_returned(model: str) -> str:
     """Say why the call of a model returned None: its forward was stopped."""
     return (
-        f"the call of {model} returned None, since its forward was stopped. To stop what calls it too, "
-        "give that to hl.run: hl.run(model.generate, ..., capture=..., stop=True)"
+        f"the call of {model} returned None, since its forward was stopped. To stop the method that called it "
+        "too, pass that method to hl.run: hl.run(model.generate, ..., capture=..., stop=True)"
     )
 
 
@@ -284,15 +284,15 @@ def runs_later(method: str, output: Any) -> str:
     """Say that a forward, or a method, returned a generator or a coroutine, and calls its functions later."""
     what = f"'{method}()'" if method else "the forward"
     return (
-        f"did not fire: {what} returns a {type(output).__name__}, which runs after the call, and what it calls then "
-        "can't be seen; hook the modules and methods it calls"
+        f"did not fire: {what} returns a {type(output).__name__}, which runs after the call, and functions that it "
+        "calls then can't be seen; hook the modules and methods it calls"
     )
 
 
 def counts_elsewhere(method: Site, caller: str, function: str) -> str:
     """Say that another module's forward called a method, so that the functions in it count there."""
     whose = f"the forward of {caller!r}" if caller else "the model's own forward"
-    return f"did not fire: '{method}' was called by {whose}, and what it calls counts there: '{caller}/{function}'"
+    return f"did not fire: '{method}' was called by {whose}, so its functions count there: '{caller}/{function}'"
 
 
 # Hooks that did nothing in a block, or were never used.
@@ -312,7 +312,7 @@ def nothing_stopped(model: nn.Module) -> str:
 def did_not_run(call: Any, model: nn.Module) -> str:
     """Say that the callable given to hl.run did not run the model given with it."""
     what = getattr(call, "__name__", None) or type(call).__name__
-    return f"{what} did not run {type(model).__name__}, the model that it was given with, nor a part of it"
+    return f"{what} did not run {type(model).__name__}, the model that was given with it, nor any part of it"
 
 
 def why_skipped(site: Site, above: str) -> str:
@@ -509,7 +509,7 @@ def why_not_called(path: str, module: nn.Module, model: nn.Module) -> str:
 
 
 def _calls_no_forward(kind: type[nn.Module]) -> bool:
-    """Return True if `__call__` of a class can't call forward: no name in its code, or its methods', leads there."""
+    """Return True if `__call__` of a class can't call forward: neither it nor a method it calls names forward."""
     known = {"__call__"}
     waiting = [kind.__call__]
     while waiting:

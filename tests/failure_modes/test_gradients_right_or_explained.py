@@ -235,10 +235,10 @@ def test_a_backward_that_adds_to_gradients_is_warned_of_as_it_could_be_clipping(
     model, x = mlp(), torch.randn(2, 4)
     model(x).sum().backward()
     loss = model(x).sum()
-    with pytest.warns(hl.HooklineWarning, match="'0:grad_output' got no gradient, though those of parameters were"):
+    with pytest.warns(hl.HooklineWarning, match="'0:grad_output' got no gradient, though gradients of parameters were"):
         with hl.edit(model, "0:grad_output", torch.zeros_like):
             loss.backward()
-    with pytest.warns(hl.HooklineWarning, match=r"If backward\(\) did that: gradients are followed from"):
+    with pytest.warns(hl.HooklineWarning, match=r"If backward\(\) wrote them: gradients are followed from"):
         with hl.capture(model, "0:grad_output"):
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 

@@ -286,7 +286,7 @@ def test_a_block_around_the_backward_alone_says_that_the_forward_has_to_be_insid
         "patch": hl.patch(model, {"0:grad_output": 0.0}),
         "capture": hl.capture(model, "0:grad_output"),
     }
-    with pytest.raises(hl.NeverFired, match=r"'0:grad_output' .* backward\(\) ran in this block, and the forward"):
+    with pytest.raises(hl.NeverFired, match=r"'0:grad_output' .* backward\(\) ran in this block, but the forward"):
         with blocks.pop(verb):
             loss.backward()
     for block in blocks.values():

@@ -252,13 +252,13 @@ def test_a_function_behind_a_decorator_is_compared(to):
 def test_another_batch_size_is_refused_since_rows_may_depend_on_it(sites, to):
     options = {"loss": lambda output, _batch: output.mean()} if "grad" in sites else {}
     begin(to, net(), sites, **options)
-    told = r"its batches are of 8 samples \(batch_size=8 goes on with it\), those of this run of 4"
+    told = r"its batches have 8 samples \(batch_size=8 continues it\), those of this run have 4"
     with pytest.raises(hl.StoreError, match=told):
         go_on(to, net(), sites, batch_size=4, **options)
     with pytest.raises(hl.StoreError, match="sort_by_length"):
         go_on(to, net(), sites, sort_by_length=True, **options)
     assert len(go_on(to, net(), sites, **options)[sites]) == 48
-    with pytest.raises(hl.StoreError, match="can't be appended to: its batches are of 8"):
+    with pytest.raises(hl.StoreError, match="can't be appended to: its batches have 8"):
         go_on(to, net(), sites, batch_size=4, append=True, **options)
 
 

@@ -96,7 +96,7 @@ def test_run_takes_any_function_that_runs_the_model_that_is_given() -> None:
 
 def test_run_refuses_a_function_that_does_not_run_the_model_and_one_without_a_model() -> None:
     model, x = GPT(), tokens()
-    with pytest.raises(hl.NeverFired, match="<lambda> did not run GPT, the model that it was given with"):
+    with pytest.raises(hl.NeverFired, match="<lambda> did not run GPT, the model that was given with it"):
         hl.run(lambda x: x + 1, x, patch={"h.0": 0.0}, model=model)
     with pytest.raises(hl.SiteError, match=r"takes it as model=: run\(<lambda>, \.\.\., model=model\)"):
         hl.run(lambda x: model(x), x, capture="h.0")

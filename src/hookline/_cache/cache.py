@@ -57,7 +57,7 @@ Value = TypeVar("Value")
 
 
 class _OfClassOnly(Generic[Arguments, Value]):
-    """A classmethod that raises when it is called on an instance, which it would not change."""
+    """A classmethod that raises when it is called on an instance: a user may expect it to change the instance."""
 
     def __init__(self, method: Callable[Concatenate[Any, Arguments], Value]) -> None:
         self.method: Any = method  # A classmethod; mypy sees only its function.
@@ -115,7 +115,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
         if not self._is_readable(record):
             raise NotCaptured(self._why_empty(record))
         if self._session.others.take_mixed() and record.keep == 1 < record.count:
-            record.repeated = False  # Two forwards at once look like one that fired twice: don't warn again.
+            record.repeated = False  # Two forwards at once look like two calls in one. Don't warn about that as well.
             warn(
                 f"'{record.site}' was captured by several asyncio tasks or threads in one block, and only the latest "
                 "value is kept; keep='all' keeps every call, a block in each task keeps them apart"
@@ -237,8 +237,8 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
             raise NotCaptured("nothing to stack: this cache is empty")
         if call is None and (several := _with_several(chosen._fired())) is not None:
             raise HooklineError(
-                f"'{several.site}' has {count(len(several.stamps()), 'call')} here, and one value of each site stacks: "
-                "stack(..., call=-1) takes the latest call, call=0 the first"
+                f"'{several.site}' has {count(len(several.stamps()), 'call')} here, and stack takes one value of each "
+                "site: stack(..., call=-1) takes the latest call, call=0 the first"
             )
         values = {
             site: chosen[site] if call is None else one_call(site, chosen.calls(site), call)
@@ -305,7 +305,7 @@ class Cache(Tabular, Plottable, Mapping[str, Any]):
     def with_gradients(self) -> tuple[Cache, Cache]:
         """Return values and their gradients as two caches with the same sites: `values * gradients` is an attribution.
 
-        Both have the sites that were captured with their gradient: "h.0" and "h.0:grad_output" are "h.0" in both.
+        They hold the sites whose value and gradient were both captured. The gradient "h.0:grad_output" is named "h.0".
         """
         gradients = {
             record.site._replace(port=record.site.port.removeprefix("grad_")): record
@@ -562,7 +562,7 @@ def _means(asked: Any, had: Any) -> bool:
 
 
 def _parts_of(record: Record, rest: tuple[Any, ...]) -> dict[str, list[Any]]:
-    """Return the part of every call at each subscript that `rest` stands for, by its text."""
+    """Return the parts of a site's values: for the text of each subscript in `rest`, the part of every call."""
     if not rest:
         return {"": record.unread()}
     parts: dict[str, list[Any]] = {}
@@ -594,7 +594,7 @@ def _called(function: Callable[[Any], Any], value: Any, site: Site) -> Any:
 
 
 def _lend(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor, on write if possible. A tensor of the graph is not copied: a copy has no history."""
+    """Copy a tensor, on write if possible. A tensor in the graph is not copied: no loss depends on a copy."""
     return tensor if tensor.requires_grad else share_tensor(tensor)
 
 
@@ -707,7 +707,7 @@ def refuse_several_calls(cache: Cache, *keys: Key) -> None:
     site, calls = record.site, count(len(record.stamps()), "call")
     text = str(site)
     numbered = str(site._replace(call=0)) if site.call is None and not site.function else ""
-    one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's into the first call"
+    one_each = f"; {{{numbered!r}: cache.calls({text!r})[0]}} puts the first call's value into the first call"
     raise EditError(
         f"'{site}' has {calls} in this cache, and a value that is put in goes into every call; choose one, as in "
         f"{{{text!r}: cache.calls({text!r})[0]}}{one_each if numbered else ''}; dict(cache) has the latest of each"

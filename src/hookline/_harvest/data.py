@@ -70,7 +70,7 @@ class Source(Protocol):
         """Read data that can't be compared otherwise, and call `passed` with the number and digest of every unit."""
 
     def longer(self, first: int) -> float:
-        """Return the mean length of all samples over that of the first few, estimated from a selection."""
+        """Return how many times longer samples are on average than the first few, estimated from a selection."""
 
 
 def source_of(
@@ -148,8 +148,8 @@ def _source_of_loader(
     if not _counts_up(loader, sampler):
         warn(
             "the loader has an order of its own, so samples are numbered 0, 1, ... as they come, not by their place in "
-            "its dataset; harvest the dataset with batch_size= to number them by that, or give `lambda: iter(loader)` "
-            "if this is what you mean"
+            "its dataset; to number them by that place, harvest the dataset with batch_size=; to number them as they "
+            "come without this warning, give `lambda: iter(loader)`"
         )
     return Batches(loader)
 
@@ -441,10 +441,10 @@ class NumberedSamples:
         return len(sample) if sample is not None and hasattr(sample, "__len__") else 0
 
     def compare(self, size: int, passed: Callable[[int, str], None]) -> None:
-        """Do nothing: some samples were compared already."""
+        """Do nothing: `known` has a fingerprint or a digest of some samples, which was compared."""
 
     def longer(self, first: int) -> float:
-        """Return the mean length of all samples over that of the first ones, estimated from some of them."""
+        """Return how many times longer samples are on average than the first ones, estimated from some of them."""
         own = [self._length(number) for number in range(min(first, SAMPLES_COMPARED))]
         spread = [self._length(number) for number in self._spread()]
         return sum(spread) / len(spread) * len(own) / sum(own) if sum(own) else 1.0

@@ -1,5 +1,6 @@
 """Run a harvest in this process: the arguments (`Job`), the hooked model (`ReadyModel`), and the order of the units.
 
+A unit is a group of samples or batches whose rows are stored together, or not at all: see _store/writer.py.
 `Job` holds the arguments of a harvest and can be pickled. `ReadyModel` is the model in this process with its hooks. It
 is made when it is first needed, and runs the first batch, which shows what each array will hold.
 
@@ -45,7 +46,8 @@ from hookline._torch import may_be_a_stage
 from hookline.errors import HooklineError, NeverFired, StoreError, warn
 from hookline.parallel import Replica, meet, replica
 
-_LARGEST, _SMALLEST, _UNITS = 128 << 20, 8 << 20, 64  # Most and fewest bytes of an array in a unit; units to aim for.
+_LARGEST, _SMALLEST = 128 << 20, 8 << 20  # The most and the fewest bytes of one array in a unit.
+_UNITS = 64  # How many units to aim for.
 _LONGEST = 60.0  # Seconds that one unit should take at most.
 
 
@@ -108,7 +110,7 @@ class Job:
         return "ready" in vars(self)
 
     def renew(self) -> None:
-        """Forget the model if it has changed, and the state of the folder in any case."""
+        """Forget the model if it has changed; otherwise only the state of the store."""
         if self.is_ready and reconcile(model_digest(self.ready.model), self.ready.digest) != self.ready.digest:
             del self.ready
         elif self.is_ready:
@@ -273,7 +275,7 @@ class ReadyModel:
         return Manifest(spec, arrays, job.source.units(unit), {"unit": unit, "batch_size": job.source.batch_size})
 
     def _unit_size(self) -> int:
-        """Return the size of a unit, in samples or batches: enough data for a file, and little enough work to lose."""
+        """Return the size of a unit, in samples or batches: enough for a file, but little work to lose."""
         source = self.job.source
         per_batch = max((part.nbytes for part in self.first.values()), default=1) or 1
         count = source.units(1) if source.samples is None else source.samples / self.first_samples
@@ -295,7 +297,7 @@ class ReadyModel:
 
     @cached_property
     def batch_runner(self) -> BatchRunner:
-        """The runner of all further batches. It has hooks only at sites that fired, so a missing one is noticed."""
+        """The runner of all further batches. It hooks only sites that fired, to notice if one does not fire again."""
         names = [name for name in self.first if name not in (self.job.options.columns or {})]
         return BatchRunner(self.model, names, self.job.options, stop=self.stops)
 
@@ -401,7 +403,7 @@ def turns(
             yield unit
     chance = random.Random()  # Leaves Python's global random numbers alone.
     while left := sorted(set(range(units)) - given - done()):
-        # Help from the end of the last share, which its own process reaches last. Each rank takes another unit.
+        # Help from the end of the last share, which its own process reaches last. Each rank takes a different unit.
         unit = chance.choice(left) if lost() else left[-1 - rank % len(left)]
         given.add(unit)
         yield unit
@@ -426,7 +428,7 @@ def run_together(job: Job, together: Replica, listener: Listener) -> None:
 def _divide_units(job: Job, together: Replica, first: bool) -> list[list[int]]:
     """Return this process's units, then the units of every process with its own batches; [] if none are left.
 
-    The ranks exchange what each sees as left, so that all agree.
+    The ranks exchange their lists of units that are left, so that all agree.
     """
     storage, manifest = job.ready.open_store()
     units = unit_count(storage, manifest)

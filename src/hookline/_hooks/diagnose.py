@@ -111,7 +111,7 @@ def _ran_in_another(tap: Tap, taps: list[Tap]) -> bool:
 
 
 def _skipped_above(tap: Tap, model: nn.Module, skipped: frozenset[int]) -> str:
-    """Return the message that a module was not called because a parent of it is skipped, or was in this block."""
+    """Return the message that a module was not called because a parent is skipped, or was skipped in this block."""
     names = Names(model)
     parts = tap.path.split(".")
     last = len(parts) + (tap.is_inside or tap.site.method != "")  # For a function or method, its module counts as well.
@@ -134,7 +134,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 def forward_before_block(
     unfollowed: list[Tap], before: Gradients | None, session: Session, model: nn.Module
 ) -> list[Message]:
-    """Return messages if a backward ran in the block but its forward ran before it, so gradients were not followed."""
+    """Return messages about gradients that were not followed because only the backward ran in the block."""
     missing, before = [tap for tap in unfollowed if not tap.fired], before or {}
     if session.any_forward or session.failed or session.others.ran or session.rested:
         return []
@@ -171,7 +171,7 @@ def selected_nothing(taps: list[Tap]) -> list[Message]:
 
 
 def replaced(taps: list[Tap], model: nn.Module) -> list[Message]:
-    """Return messages about taps whose module was replaced, or wrapped in another, while they were open."""
+    """Return messages about taps whose module was replaced, or wrapped in another, while the block was open."""
     # If only a parent of a captured module was replaced, the captured value is still right.
     doubtful = [tap for tap in taps if not tap.action.observes or _is_elsewhere(tap)]
     if not doubtful:

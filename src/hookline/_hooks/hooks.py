@@ -76,7 +76,7 @@ class Hook:
 
     @property
     def fired(self) -> bool:
-        """Whether a value passed since it was attached or its block entered; for a gradient, its forward value."""
+        """Whether a value passed since the hook was attached or entered; at a gradient, the value in the forward."""
         return self._tap.fired
 
     def activate(self) -> None:
@@ -198,8 +198,8 @@ class Hooks(Tabular):
 
         Args:
             keep: "last", "all", or how many of the latest calls.
-            detach: Detach the value from the graph. With False it is the graph's own tensor, until that is overwritten.
-            clone: None copies on write, True at once, False never: then reading an overwritten value raises.
+            detach: Detach the value from the graph. False keeps the graph's own tensor, or a copy if it is overwritten.
+            clone: None copies on write, True at once, False never. With False, reading an overwritten value raises.
             transform: Keep `transform(value)` instead of the value. If it returns None, nothing of this call is kept.
             with_call: Call `transform(value, call)`; see `edit`.
             limit: How many bytes these captures may keep in memory, as a number or "2 GB". More raises CacheFull.
@@ -285,7 +285,7 @@ class Hooks(Tabular):
             with_call: Call `function(value, call)`. `call` has site, module, args, kwargs, number and notes, a dict
                 that all hooks on this call share, including those on its gradients.
             check: Raise if the result differs from the value in structure, shape, dtype or device.
-            clone: False passes the model's own tensors to the function, so the model sees what it writes there.
+            clone: False passes the model's own tensors to the function, so the model sees its in-place changes.
             gather: Gather values that are sharded over ranks, and shard the result again. False passes this rank's
                 part.
         """
@@ -304,9 +304,10 @@ class Hooks(Tabular):
         return self._add(self._make(find_places(self._model, [where]), action, name), [where])
 
     def skip(self, where: Where, value: Any = NOTHING, name: str = "", check: bool = True) -> Hooks:
-        """Don't run these modules. Each returns its first argument, or the value: from a cache, the one of its site.
+        """Don't run these modules. Each returns its first argument, or `value` if there is one.
 
         Args:
+            value: The result. If it is a cache, each module returns the cached value of its own site.
             check: Raise if a layer of torch.nn is known to return something different from the value.
         """
         refuse_flags(check=check)
@@ -543,10 +544,10 @@ def _budget_of(limit: Any, spill: Any, detach: bool) -> Budget | None:
 
 
 def _refuse_model(model: nn.Module, given: Any, verb: str, is_place: bool = False) -> None:
-    """Raise if the model is passed to a method of its hooks, as to a short form, unless it is meant as a place."""
+    """Raise if a method of hooks is passed their model, which only short forms take, unless it is meant as a place."""
     if given is model and not is_place:
         raise SiteError(
-            f"these hooks know their model; leave it out, as in hooks.{verb}(...). The place of its own output is ''"
+            f"these hooks know their model; leave it out, as in hooks.{verb}(...). Its output is the place ''"
         )
 
 
@@ -571,7 +572,7 @@ def _refuse_skip(site: Site) -> None:
 
 
 def _refuse_call(model: nn.Module, given: Any) -> None:
-    """Raise if hooks.run is passed its model, or a method of it, as the first argument, as hl.run is."""
+    """Raise if the first argument of hooks.run is its model or a method of it: only hl.run takes that."""
     own = [id(model), id(unwrap(model))]
     if id(given) in own:
         raise HooklineError("hooks.run calls the model that the hooks are on; leave it out, as in hooks.run(x)")

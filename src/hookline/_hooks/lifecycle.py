@@ -84,7 +84,7 @@ class OpenBlock(Token):
         return bool(self.taps) and own is not None and overlap(own, model)
 
     def restore(self) -> None:
-        """Restore the state that the taps had before the block. Taps that acted before it keep counting from there."""
+        """Restore the state that the taps had before the block, and add their earlier counts to those of the block."""
         while self.before:  # One at a time, so that a second attempt continues where Ctrl-C stopped the first.
             tap, active, count, fired = self.before[-1]
             tap.active = active and not tap.removed
@@ -104,7 +104,7 @@ class Lifecycle:
 
     def __init__(self, model: nn.Module, session: Session) -> None:
         self.wrapped = model
-        # A copy of a model that holds its hooks has an empty `__dict__` while it is being made.
+        # While a model is copied that holds its own `Hooks`, the copy still has an empty `__dict__`.
         self.model = unwrap(model) if model.__dict__ else model
         self.session = session
         session.model = weakref.ref(self.model)
@@ -230,7 +230,9 @@ class Lifecycle:
             return
         others = any([not tap.blocks <= here for tap in model_taps(self.model)])
         if others and is_any_compiled(self.wrapped):
-            raise HooklineError("a compiled graph acts for all threads, and another one has a block open on this model")
+            raise HooklineError(
+                "a compiled graph acts for all threads, and another thread has a block open on this model"
+            )
 
     def _open(self, block: OpenBlock, renew: bool) -> None:
         """Let the taps of a block count from 0, and hide their earlier values while it is open."""
@@ -411,13 +413,13 @@ class Owner:
 
 @cache
 def look_at_exit() -> None:
-    """Warn when Python exits about short forms that a variable still holds and that were never entered."""
+    """When Python exits, warn about short forms that a variable still holds but that were never entered."""
     atexit.register(_warn_of_waiting, os.getpid())
 
 
 def _warn_of_waiting(process: int) -> None:
     if os.getpid() != process or hasattr(sys, "last_value"):
-        return  # In a fork, the parent may still enter them. After an error, the program could not.
+        return  # In a fork, the parent may still enter them. After an error, the program had no chance to.
     # The garbage collector finds them once, at exit. Keeping a list would cost time in every block.
     found = {
         id(one.lifecycle): one.lifecycle for one in gc.get_objects() if type(one) is Owner and one.lifecycle is not None
@@ -429,7 +431,7 @@ def _warn_of_waiting(process: int) -> None:
 
 
 def yielding(frame: FrameType) -> Generating | None:
-    """Return the generator that a frame belongs to; None if a context manager or fixture runs it, which is intended."""
+    """Return the generator that a frame belongs to; None in a context manager or fixture, which may yield."""
     # With `yield from`, the outer generator runs the inner one: look for the first frame that is not a generator.
     driver = next((one for one in frames(frame) if not one.f_code.co_flags & GENERATOR), None)
     name = driver.f_globals.get("__name__", "") if driver is not None else ""
@@ -451,7 +453,7 @@ def leave_all() -> None:
 
 @cache
 def _follow_process() -> None:
-    """Follow garbage collection and forks, from the first hooks on. Importing hookline changes nothing."""
+    """Register callbacks for garbage collection and forks: with the first hooks, not when hookline is imported."""
     follow_collector()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=leave_all)

@@ -163,12 +163,12 @@ def parse(text: str) -> Pattern:
 
 
 def _hint(text: str, position: int, index: int, member: str) -> str:
-    """Say what to write in place of a text that goes on where it should end; its subscripts begin at `index`."""
+    """Return a hint for text that goes on at `position`, where it should end. Its subscripts begin at `index`."""
     mark, subscripts, rest = text[position], text[index:position], text[position:]
     if member[:1] == "/" and mark in ".(":
         return ": a function is named alone, as in '/softmax'"
     if mark == "." and subscripts:
-        if not _NAMES.fullmatch(subscripts):  # A negative number or a slice is no module's name.
+        if not _NAMES.fullmatch(subscripts):  # A negative number or a slice can't be a module's name.
             return ": a module is named with dots, by its own number or name, not by subscripts"
         dotted = re.sub(r"[^\w*]+", ".", subscripts).rstrip(".")
         return f": a module is named with dots, as in {text[:index] + dotted + rest!r}"
@@ -192,7 +192,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matches_name(name: str, pattern: str) -> bool:
-    """Return True if a name matches the name of a method or function, which may have wildcards."""
+    """Return True if a name matches a pattern: the name of a method or function, which may have wildcards."""
     if name == pattern or not is_pattern(pattern):
         return name == pattern
     mark = "/" if pattern[0] == "/" else ""  # How the member of a site marks a function.
@@ -256,7 +256,7 @@ def _parse_name(text: str, position: int) -> tuple[Alternatives | None, int]:
 
 
 def _parse_member(text: str, position: int, segments: Segments) -> tuple[Segments, str, int]:
-    """Read `/function`, `.method()` or the `()` of a method whose name was read as the last of the path."""
+    """Read `/function` or `.method()`, or the `()` of a method whose name was read as the last name of the path."""
     mark = text[position]
     if mark == "(":
         start, segments = text.rfind(".", 0, position) + 1, segments[:-1] or _ROOT
@@ -341,7 +341,7 @@ def _parse_subscript(text: str, position: int) -> tuple[Any, int]:
             hint = f'; a key is quoted: ["{key.group()}"]' if key else ""
             if text.startswith("[", position):
                 hint = "; several positions are several sites, as in '[:, 0]' and '[:, 2]'"
-            _refuse(text, position, f"not a subscript: integers, slices, '...', None, '*' and quoted keys are{hint}")
+            _refuse(text, position, f"not a subscript: use integers, slices, '...', None, '*' or quoted keys{hint}")
         token, kind = match.group().strip(), match.lastindex
         if kind in (6, 7):  # A comma or the closing bracket.
             items.append(_finish_item(text, start, parts))

@@ -86,7 +86,7 @@ class Rows:
         return self._index.samples.numbers.clone()
 
     def is_aligned_with(self, other: Rows) -> bool:
-        """Return True if row n of both arrays is of the same sample and position, for every n."""
+        """Return True if each row has the same sample and position as the row with its number in the other array."""
         mine, theirs = self._index, other._index
         if not torch.equal(mine.bounds, theirs.bounds) or not mine.samples.equal(theirs.samples):
             return False
@@ -110,7 +110,7 @@ class Rows:
             yield from rows.unbind()
 
     def span(self, sample: int) -> range:
-        """Return the row numbers of one sample; raise NotCaptured, also an IndexError, if it is not in the store."""
+        """Return the row numbers of one sample; raise NoSample (a NotCaptured and IndexError) if it has none."""
         found = self._index.span(operator.index(sample))
         if found is None:
             raise NoSample(f"sample {sample} has no rows in {self.name!r}: it is not in the store, or was skipped")

@@ -54,7 +54,7 @@ _WORDS = {
     **{f"data.{one}": "its data differ" for one in ("digest", "fingerprint", "first")},
 }
 _FILE = re.compile(r"([0-9]{8,15})-([0-9a-f]{16})(-[0-9]+)?\.safetensors")
-_SYNCS = 4  # Files that wait for the disk at once.
+_SYNCS = 4  # How many files are flushed to disk at the same time.
 
 
 def begin(storage: Storage, manifest: Manifest) -> Manifest:
@@ -110,7 +110,7 @@ class Unit:
         self._write(self._shards, array, data_name(array, self.unit, self.attempt), expected, rows)
 
     def positions(self, group: int, positions: Tensor) -> None:
-        """Write the positions, in their samples, of the rows of a group of arrays. Not needed for 0, 1, 2, ...."""
+        """Write the positions of rows in their samples, for a group of arrays. Not needed if they are 0, 1, 2, ...."""
         name = positions_name(self.unit, self.attempt, group)
         self._write(self._positions, group, name, POSITIONS, positions.to("cpu", torch.int64))
 
@@ -192,14 +192,15 @@ class Unit:
         return files[:count], dict(zip(self._positions, files[count:], strict=True))
 
     def _publish(self, record: bytes) -> bool:
-        """Create the record; return False if another attempt was faster. After an error, keep files it may name."""
+        """Create the record; return False if another attempt was faster. After an error, keep files it may list."""
         self._is_kept = True
         try:
             self._is_kept = self._storage.create(unit_name(self.unit), record)
         except BaseException as error:
             found = self._is_committed()
             self._is_kept = found is not False
-            if not (found and isinstance(error, StoreError)):  # Over a network, perhaps only the answer was lost.
+            # Over a network, the record may have been created, and only the answer lost.
+            if not (found and isinstance(error, StoreError)):
                 raise
         finally:
             self.discard()
@@ -287,7 +288,7 @@ def _difference_of_specs(found: object, wanted: object, path: Iterable[str] = ()
     both = f"{_short(found)}, that of this run {_short(listed)}"
     if name == "batches.batch_size" and isinstance(found, int) and isinstance(listed, int):
         return (
-            f"its batches are of {found} samples (batch_size={found} goes on with it), those of this run of {listed}; "
+            f"its batches have {found} samples (batch_size={found} continues it), those of this run have {listed}; "
             "values may depend on which samples share a batch: a mean loss, batch statistics, rounding"
         )
     if name.startswith("model.code."):

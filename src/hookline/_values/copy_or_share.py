@@ -91,7 +91,7 @@ current_forward: ContextVar[RunningForward | None] = ContextVar("current_forward
 
 
 def may_move(tensor: Tensor) -> bool:
-    """Return True if a later write may move the tensor to new memory, because only torch knows its address.
+    """Return True if torch may move the tensor to new memory on a later write: nothing else knows its address.
 
     This is always true of a copy-on-write tensor: torch copies it before it gives its address away.
     """
@@ -187,9 +187,9 @@ def _memory_of_all(model: nn.Module, given: Any) -> set[int]:
 
 
 def _calibrate() -> tuple[int, int, int]:
-    """Measure the counts of a tensor that is held once: its references, those of a view's base, its memory's users."""
+    """Measure the counts for a tensor that is held once: its references, those of a view's base, its memory's users."""
     tensor = torch.empty(1, device="cpu")
-    if type(tensor) is not Tensor:  # Imported under a mode that makes other tensors: no count proves anything.
+    if type(tensor) is not Tensor:  # A mode made another kind of tensor during the import: no count proves anything.
         return -1, -1, -1
     view = torch.empty(1, device="cpu").view(1)
     base = base_of(view)
@@ -204,7 +204,7 @@ def _calibrate() -> tuple[int, int, int]:
 ALONE, _ALONE_AS_BASE, ALONE_IN_MEMORY = _calibrate()
 _SMALL = 1 << 20  # Bytes.
 _MOST_OBJECTS = 20_000
-_TOO_MUCH = -1  # Among memory ids: not all objects were searched.
+_TOO_MUCH = -1  # In a set of memory ids: there were too many objects to search.
 
 
 def share(value: Any, objects: bool = False) -> Any:
@@ -238,7 +238,7 @@ def share_detached(tensor: Tensor) -> Tensor:
 
 def share_for_now(tensor: Tensor) -> Tensor:
     """Copy a tensor on write without asking `may_move`: for memory of hookline, or a copy that lasts for this run."""
-    # On CUDA torch makes the late copy on the default stream, and its foreach functions make none: see `copy_captured`.
+    # On CUDA torch makes the copy on the default stream, and its foreach functions make none: see `copy_captured`.
     if not tensor.is_cpu or tensor.is_quantized or current_transform() is not None or is_parameter(tensor):
         return copy_tensor(tensor)
     if not tensor.numel():  # An `out=` tensor may be resized, which fails if it is empty and shared.
@@ -265,7 +265,7 @@ def copy_captured(source: Tensor, tensor: Tensor, moves: bool) -> tuple[Tensor, 
 
 def _may_share_on_cuda(tensor: Tensor) -> bool:
     """Return True if torch copies this CUDA tensor correctly when somebody writes to it."""
-    if raw_stream(tensor.get_device()) != 0:  # The late copy is made on the default stream, unordered with others.
+    if raw_stream(tensor.get_device()) != 0:  # Torch makes the copy on the default stream, not in order with others.
         refuse_recording()
         return False
     if is_parameter(tensor):  # Fused optimizers write through the copy and count no version.

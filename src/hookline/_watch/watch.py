@@ -1,8 +1,8 @@
 """`hl.watch`: its options, the `Watcher` that it returns, and the `ValueCheck` that looks at each value.
 
 A check changes no value. On the hot path it gets only the value; the other details of an error are looked up when the
-error is raised. Reading a value from a GPU waits for the GPU, so a check stores the value's largest element there, and
-the watcher reads all of these notes at the end of a forward or backward.
+error is raised. Reading a value from a GPU waits for the GPU. So a check stores a note there, the value's largest
+element, and the watcher reads all notes together at the end of a forward or backward.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ class ValueCheck(OutputObserver):
 
     kind = "watch"
     is_traceable = True
-    # True if the site's module is from torch.nn. If such a module returns the tensor that was checked last, it has not
-    # modified it through `.data` or numpy, which don't raise a tensor's version. A user's module may have.
+    # True if the site's module is from torch.nn. If such a module returns the tensor that was checked last, that tensor
+    # needs no new check. A user's module may have modified it through `.data` or numpy, which don't raise its version.
     is_torchs = False
 
     def __init__(self, site: Site, watcher: Watcher, rule: Rule, backward: bool, forward: bool = True) -> None:
@@ -223,7 +223,7 @@ class ValueCheck(OutputObserver):
         self.extreme: Tensor | None = None  # The largest elements, as a compiled graph computed them.
 
     def __call__(self, value: Any, call: Call | None, _is_whole: bool) -> Any:
-        """Check a value that came off the hot path, and note where the model's forward begins and ends."""
+        """Check a value outside the hot path, and note where the model's forward begins and ends."""
         if is_dynamo_compiling():
             return self._trace(value)
         assert call is not None
@@ -635,7 +635,7 @@ class Watcher:
         model = self._inner
         origin = reports.origin(model, call, calls)
         made_in = call if origin is None else origin.around
-        if origin is None and call.site.method:  # Functions that a method calls count as the forward's.
+        if origin is None and call.site.method:  # A function in a method counts as one of the forward.
             forwards = [one for one in calls if one.module is call.module and not one.site.member]
             made_in = forwards[0]._replace(site=Site(call.site.path)) if forwards else call
         inside: rerun.BadFunction | None = None

@@ -190,7 +190,7 @@ def _refuse_arguments(function: HookFunction, error: TypeError) -> None:
 
 
 class HookCall:
-    """A hook function as hookline calls it: with a value of any structure, whose tensors it passes on one by one.
+    """A wrapper around a hook function: hookline passes it any structure, and the function gets its tensors one by one.
 
     It has no `__code__`, so that two closures of one function don't count as the same hook added twice.
     """
@@ -327,7 +327,7 @@ class Points:
 
     @contextmanager
     def opened(self, wanted: list[HookToAdd], reset: bool = True, clear_contexts: bool = False) -> Iterator[None]:
-        """Add hook functions for a block on this thread, one level deeper; without `reset` they stay after it."""
+        """Add hook functions for a block on this thread, one level deeper. Without `reset` they stay afterwards."""
         level = self.level + 1
         self._levels.append(level)
         try:

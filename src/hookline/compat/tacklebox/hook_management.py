@@ -213,7 +213,7 @@ class Tables:
             self.clear()
 
     def select(self, modules: Iterable[nn.Module], functions: Functions, category: str) -> list[HookHandle]:
-        """Return the handles on these modules that have one of these functions (if there are any) and this category."""
+        """Return the handles of this category on these modules; if there are `functions`, only handles of these."""
         check_category(category)
         for function in functions:
             if function not in self.function_to_hookfn:
