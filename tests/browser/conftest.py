@@ -23,9 +23,9 @@ QUIET = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[object]:
-    """Start a browser for the tests of one file. It runs an event loop, which would disturb asyncio tests elsewhere."""
+    """Start a browser for the tests of this folder. Its event loop would disturb the asyncio tests of others."""
     program = os.environ.get("HOOKLINE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None and os.environ.get("CI", "").lower() == "true":
         pytest.fail("no Chromium is installed, but CI must test the explorer page: see .ci/run")
@@ -39,20 +39,28 @@ def browser() -> Iterator[object]:
         running.close()
 
 
+@pytest.fixture(scope="package")
+def free_windows(browser) -> list[Window]:
+    """The windows that no test is using."""
+    return []
+
+
 @pytest.fixture
-def look(browser) -> Iterator[Callable[..., Window]]:
+def look(browser, free_windows) -> Iterator[Callable[..., Window]]:
     """Return a function that opens pages. At the end, check that none logged an error or fetched anything."""
     windows: list[Window] = []
 
     def open_page(path: os.PathLike[str] | str, **options) -> Window:
-        windows.append(Window(browser, Path(path), **options))
+        windows.append(free_windows.pop() if free_windows else Window(browser))
+        windows[-1].open(Path(path), **options)
         return windows[-1]
 
     yield open_page
     for window in windows:
-        window.close()
-        assert window.errors == []
-        assert window.requests == [window.address]
+        errors, requests = window.leave()
+        assert errors == []
+        assert requests == [window.address]
+        free_windows.append(window)
 
 
 @pytest.fixture(scope="session")

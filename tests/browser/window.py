@@ -27,29 +27,43 @@ SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimatio
 
 
 class Window:
-    """One page, opened as a user would, with the errors it logged and the URLs it requested."""
+    """One page, opened as a user would, with the errors it logged and the URLs it requested.
 
-    def __init__(self, browser: Any, path: Path, scheme: str = "light", size=(1440, 900), **state: Any) -> None:
-        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-        self.page = self.context.new_page()
+    A window shows one page after another: making a window takes longer than opening most pages.
+    """
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_context().new_page()
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.address = path.resolve().as_uri()
+        self.address = ""
         self.page.on(
             "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
         )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.note(request.url))
+
+    def open(self, path: Path, scheme: str = "light", size=(1440, 900), **state: Any) -> None:
+        """Open a page, with `state` in its address."""
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self.page.emulate_media(color_scheme=scheme)
+        self.address = path.resolve().as_uri()
         self.page.goto(self.address + (f"#{urlencode(state)}" if state else ""))
         self.page.wait_for_function(SHOWN)
+
+    def leave(self) -> tuple[list[str], list[str]]:
+        """Forget the page, what it stored and where the mouse was; return its errors and the URLs it requested."""
+        self.page.evaluate("localStorage.clear()")
+        self.page.goto("about:blank")
+        self.page.mouse.move(-1, -1)
+        found = self.errors, self.requests
+        self.errors, self.requests = [], []
+        return found
 
     def note(self, url: str) -> None:
         if not url.startswith("data:"):
             self.requests.append(url.partition("#")[0])
-
-    def close(self) -> None:
-        self.context.close()
 
     @property
     def ready(self) -> float:
