@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import torch
 
 import hookline as hl
 from hookline._cli import harvest_command
+from tests.support import command_line
+from tests.support.quick_python import quick_python
 from tests.support.real_models import SENTENCES, alone, gpt2, near, numbers, of, t5, tokenizer, vit
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,11 +44,11 @@ def said_by(asked: harvest_command.Task) -> Iterator[str]:
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     source = str(Path(hl.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": source, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    line = [sys.executable, "-m", "hookline", "harvest", *arguments]
+    line = [*quick_python(), "-m", "hookline", "harvest", *arguments]
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_command_says_how_much_it_will_be_and_shows_the_store(folder, tmp_path):
+def test_the_command_says_how_much_it_will_be_and_shows_the_store(folder, tmp_path, monkeypatch):
     acts = str(tmp_path / "acts")
     line = ["gpt2", "--data", "corpus.txt", "--at", "transformer.h.*", "--at", "lm_head", "--to", acts]
     line += ["--rows", "tokens", "--dtype", "bfloat16", "--also", "input_ids", "--batch-size", "3"]
@@ -60,8 +61,9 @@ def test_the_command_says_how_much_it_will_be_and_shows_the_store(folder, tmp_pa
     store = hl.Store(acts)
     near(store.rows("transformer.h.1", sample=3), alone(of(gpt2), "transformer.h.1", SENTENCES[3]).bfloat16())
 
-    again = run(folder, *line)
-    assert (again.returncode, again.stdout) == (1, "")
+    monkeypatch.chdir(folder)
+    again = command_line.run("harvest", *line)
+    assert (again.exit_code, again.stdout) == (1, "")
     assert again.stderr == f"hookline: {acts!r} has a store already; --resume continues it, --append adds to it\n"
 
 

@@ -19,7 +19,7 @@ import hookline as hl
 from hookline._cli import demo_command as demo_command
 from hookline._cli import main as cli
 from hookline.errors import HooklineError
-from tests.support.running import python
+from tests.support.quick_python import quick_python
 
 # Runs a command without one extra: a module that is None in sys.modules can't be imported.
 WITHOUT = """
@@ -30,8 +30,12 @@ import hookline
 from hookline._cli import main as cli
 cli.main()
 """
-HOOKLINE = [sys.executable, "-m", "hookline"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(hl.__file__).parent.parent)}
+
+
+def hookline() -> list[str]:
+    """Return the words that start the command in a process of its own."""
+    return [*quick_python(), "-m", "hookline"]
 
 
 def invoke(*arguments: str) -> str:
@@ -42,7 +46,7 @@ def invoke(*arguments: str) -> str:
 
 def run_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     code = WITHOUT.format(missing=missing, arguments=arguments)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*quick_python(), "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def test_the_version_is_that_of_the_package():
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of Unix")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_stream_is_one_that_nobody_reads(closed, acts):
-    line = shlex.join([*HOOKLINE, "show", str(acts)])
+    line = shlex.join([*hookline(), "show", str(acts)])
     done = subprocess.run(f"{line} {closed}", shell=True, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -86,7 +90,8 @@ def test_a_command_imports_only_what_it_needs():
         "print([name for name in ('transformers', 'numpy', 'hookline._harvest', 'hookline._cli.demo_command', 'rich') "
         "if name in sys.modules])"
     )
-    assert python("-c", code) in ("['numpy']\n", "[]\n")  # torch imports numpy where it is installed.
+    done = subprocess.run([*quick_python(), "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout in ("['numpy']\n", "[]\n")  # torch imports numpy where it is installed.
 
 
 def test_demo_passes_its_options_on(monkeypatch):
@@ -153,7 +158,7 @@ def test_a_real_interrupt_is_one_line_and_status_130(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\n\ndef model():\n    open('began', 'w').close()\n    time.sleep(60)\n"
     )
-    line = [*HOOKLINE, "scan", "slow:model", "--shape", "1"]
+    line = [*hookline(), "scan", "slow:model", "--shape", "1"]
     process = subprocess.Popen(line, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (tmp_path / "began").exists() and time.monotonic() < deadline:
@@ -167,7 +172,7 @@ def test_a_real_interrupt_is_one_line_and_status_130(tmp_path):
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=" ".join)
 def test_a_reader_that_has_seen_enough_ends_it_quietly(options, acts):
     shown = subprocess.Popen(
-        [*HOOKLINE, "show", str(acts), *options], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*hookline(), "show", str(acts), *options], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert shown.stdout is not None
     assert shown.stderr is not None
@@ -181,7 +186,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(options, acts):
 
 def test_signs_that_a_stream_has_no_code_for_do_no_harm(acts):
     done = subprocess.run(
-        [*HOOKLINE, "show", str(acts)],
+        [*hookline(), "show", str(acts)],
         env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         timeout=60,
@@ -198,7 +203,7 @@ def test_the_shell_completes_commands_and_options():
         "COMP_WORDS": "hookline show --st",
         "COMP_CWORD": "2",
     }
-    done = subprocess.run(HOOKLINE, env=asked, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(hookline(), env=asked, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["--stats"]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import hookline
 from hookline._cli import main as cli
 from tests.support.command_line import lines_of, run, said
 from tests.support.documentation import blocks, run_page
+from tests.support.quick_python import quick_python
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "command-line.md"
 
@@ -58,7 +59,7 @@ def shell(code: str, folder: Path) -> str:
         lines = [run(*words[1:]) for words in lines_of(code)]
         assert all(result.exit_code == 0 for result in lines), [result.stderr for result in lines]
         return "".join(result.stdout for result in lines)
-    command = f'hookline() {{ "{sys.executable}" -m hookline "$@"; }}\n{code}'
+    command = f'hookline() {{ {shlex.join(quick_python())} -m hookline "$@"; }}\n{code}'
     source = str(Path(hookline.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": source, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

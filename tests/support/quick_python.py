@@ -1,0 +1,36 @@
+"""The command to run Python programs that have torch and hookline imported already: importing them takes seconds."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.running import environment
+
+SCRIPT = str(Path(__file__).with_name("script_quick_python.py"))
+
+
+@functools.cache
+def quick_python() -> list[str]:
+    """Return what stands for `python` before `-m module` or `-c code`. The first call starts the server."""
+    if not hasattr(os, "pidfd_open"):
+        return [sys.executable]
+    folder = tempfile.TemporaryDirectory()
+    address = str(Path(folder.name) / "socket")
+    pipe = subprocess.PIPE
+    command = [sys.executable, SCRIPT, "serve", address]
+    server = subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, start_new_session=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return [sys.executable, "-IS", SCRIPT, address]
