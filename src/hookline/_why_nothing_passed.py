@@ -220,7 +220,7 @@ def _fate(now: nn.Module | None) -> str:
 def why_covered(tap: Waiting) -> str:
     """Say that the forward in which a tap waits was replaced on the instance."""
     whose = f"{tap.method!r} of this {type(tap.module).__name__}"
-    advice = f"{_AGAIN}, unless the new one calls the old one"
+    advice = f"{_AGAIN}, unless the new {tap.method!r} calls the old one"
     return f"{whose} was replaced on the instance after the hooks were made; {advice}"
 
 
@@ -413,7 +413,8 @@ def _why_not_run(tap: Waiting, model: nn.Module) -> str:
         return f"{function!r} did not run {where} itself, but in that of a module below: try {below!r}"
     fused = fused_instead(tap)
     if fused:
-        return f"{fused} computes it in one kernel, and never makes it. {_eager_instead(tap.module, path, model)}"
+        advice = _eager_instead(tap.module, path, model)
+        return f"{fused} computes attention in one kernel, without this function. {advice}"
     if has_method(tap.module, function):
         return f"{function!r} is a method; did you mean '{path}.{function}()'?".replace("'.", "'")
     names = ", ".join(ran[:12]) + (", …" if len(ran) > 12 else "")
@@ -465,7 +466,7 @@ def _why_not_taken(tap: Waiting, model: nn.Module) -> str:
         return f"it is a {type(tensor).__name__}, whose operations can't be followed; ':param' works"
     if tensor is not None and tensor.layout is not torch.strided:
         return "it is a sparse tensor, whose operations can't be followed; ':param' works"
-    seen = f"; only those on what self.{key} reads are seen, and none inside a scripted function"
+    seen = f"; hookline sees only operations on the tensor that self.{key} reads, and none in a scripted function"
     return f"no operation took it in {times}{why or seen}"
 
 

@@ -89,7 +89,8 @@ def test_a_second_input_is_kept_beside_the_first(folder):
 def test_the_attention_pattern_needs_the_eager_implementation_and_an_error_says_so(at, folder):
     line = refused(*ONE, "--at", at)
     assert (
-        "scaled_dot_product_attention computes it in one kernel, and never makes it. Choose --attention eager" in line
+        "scaled_dot_product_attention computes attention in one kernel, without this function. Choose --attention eager"
+        in line
     )
     assert not (folder / "x.safetensors").exists()
     said(*ONE, "--at", at, "--attention", "eager")

@@ -50,7 +50,7 @@ def test_rows_are_those_that_passed(to):
         (X, {"batch_size": 4, "calls": "all"}, "calls= is one of"),
         (X, {"batch_size": 4, "unit": 0}, "unit=0 is not a whole number from 1 on"),
         ({"a": X, "b": X[:3]}, {"batch_size": 4}, "'a' 50, 'b' 3"),
-        ([torch.tensor(1.0)], {}, "with the samples in front"),
+        ([torch.tensor(1.0)], {}, "with samples in the first dimension"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_harvested_is_refused_in_words(data, options, problem, to):

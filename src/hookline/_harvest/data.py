@@ -330,7 +330,9 @@ def samples_in(value: Any) -> int:
         return len(tensors[0])
     if isinstance(value, (list, tuple)) and value and not tensors:
         return len(value)
-    raise HooklineError(f"a batch holds tensors with the samples in front, or a list of samples; this is {value!r:.80}")
+    raise HooklineError(
+        f"a batch holds tensors with samples in the first dimension, or is a list of samples; this is {value!r:.80}"
+    )
 
 
 class NumberedSamples:
