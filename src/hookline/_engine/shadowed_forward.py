@@ -312,7 +312,7 @@ class Shadow:
         return (*self.around, *self.pauses, *self.entries, *self.taps)
 
     def remove(self, tap: Tap) -> HotTap | None:
-        """Remove a tap; restore the module after the last one. If the only tap left is a `HotTap`, return it."""
+        """Remove a tap; restore the module after the last one. Return a tap that can use the hot path now, if any."""
         every = self.all
         if every == (tap,) or not every:
             self.leave()
