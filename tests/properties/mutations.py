@@ -33,14 +33,15 @@ class Mutation:
 
     name: str
     apply: Break
-    caught_by: str = "oracle"
+    caught_by: str
+    seed: int  # A case that notices it, tried first.
 
 
-def mutation(caught_by: str = "oracle") -> Callable[[Break], Break]:
+def mutation(caught_by: str = "oracle", *, seed: int) -> Callable[[Break], Break]:
     """Register a function that returns a context in which the core is broken."""
 
     def add(apply: Break) -> Break:
-        MUTATIONS.append(Mutation(apply.__name__.replace("_", " "), apply, caught_by))
+        MUTATIONS.append(Mutation(apply.__name__.replace("_", " "), apply, caught_by, seed))
         return apply
 
     return add
@@ -76,17 +77,17 @@ def _itself(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return tensor
 
 
-@mutation()
+@mutation(seed=30)
 def nothing_is_copied_when_captured() -> Any:
     return everywhere(_itself, "lazy_clone", "share_tensor", "copy_tensor")
 
 
-@mutation()
+@mutation(seed=47)
 def parts_are_not_copied_when_captured() -> Any:
     return everywhere(_itself, "copy_tensor")
 
 
-@mutation()
+@mutation(seed=15)
 @contextlib.contextmanager
 def inputs_are_captured_after_the_forward() -> Iterator[None]:
     late: list[tuple[Any, ...]] = []
@@ -109,17 +110,17 @@ def inputs_are_captured_after_the_forward() -> Iterator[None]:
         yield
 
 
-@mutation()
+@mutation(seed=10)
 def hooks_stay_when_a_block_ends_with_an_exception() -> Any:
     return instead(hooks.Hooks, "__exit__", lambda real, self, kind, *rest: None if kind else real(self, kind, *rest))
 
 
-@mutation()
+@mutation(seed=45)
 def dropped_hooks_stay() -> Any:
     return instead(lifecycle.Lifecycle, "drop", lambda real, self: None)
 
 
-@mutation()
+@mutation(seed=4)
 def the_forward_that_was_found_is_not_put_back() -> Any:
     def leave(real: Any, shadowed: Any) -> None:
         shadowed.before = None
@@ -128,7 +129,7 @@ def the_forward_that_was_found_is_not_put_back() -> Any:
     return instead(shadowed_forward.Shadow, "leave", leave)
 
 
-@mutation()
+@mutation(seed=225)
 def calls_are_numbered_when_they_end() -> Any:
     def put(real: Any, record: Any, value: Any, stamp: Any, *rest: Any) -> None:
         real(record, value, next(records.ticks) if isinstance(stamp, int) else stamp, *rest)
@@ -136,7 +137,7 @@ def calls_are_numbered_when_they_end() -> Any:
     return instead(records.Record, "put", put)
 
 
-@mutation()
+@mutation(seed=78)
 def a_copy_of_the_model_is_hooked_too() -> Any:
     def run(real: Any, shadowed: Any, module: Any, *rest: Any) -> Any:
         home = shadowed.module
@@ -151,7 +152,7 @@ def a_copy_of_the_model_is_hooked_too() -> Any:
     return instead(run_call, "run", run)
 
 
-@mutation()
+@mutation(seed=6)
 def capturing_draws_a_random_number() -> Any:
     def keep(real: Any, *args: Any) -> Any:
         torch.rand(())
@@ -160,7 +161,7 @@ def capturing_draws_a_random_number() -> Any:
     return instead(Save, "keep", keep)
 
 
-@mutation()
+@mutation(seed=18)
 def a_transform_draws_the_models_random_numbers() -> Any:
     def transformed(_real: Any, save: Any, value: Any, _call: Any) -> Any:
         own = values.map_tensors(lambda tensor: copy_or_share.share_tensor(tensor.detach()), value)
@@ -169,7 +170,7 @@ def a_transform_draws_the_models_random_numbers() -> Any:
     return instead(Save, "_transformed", transformed)
 
 
-@mutation()
+@mutation(seed=1)
 def hooks_act_in_reverse_order() -> Any:
     def change(real: Any, shadowed: Any, given: Any) -> None:
         real(shadowed, given)
@@ -178,7 +179,7 @@ def hooks_act_in_reverse_order() -> Any:
     return instead(shadowed_forward.Shadow, "change", change)
 
 
-@mutation()
+@mutation(seed=6)
 def parts_are_written_into_the_models_own_tensor() -> Any:
     def put(tensor: torch.Tensor, subscripts: Any, new: Any) -> torch.Tensor:
         part = tensor.data
@@ -190,12 +191,12 @@ def parts_are_written_into_the_models_own_tensor() -> Any:
     return mock.patch.object(values, "_put_in_tensor", put)
 
 
-@mutation()
+@mutation(seed=30)
 def a_patch_hands_out_the_callers_tensor() -> Any:
     return mock.patch.object(copy_or_share, "share_tensor", _itself)
 
 
-@mutation()
+@mutation(seed=25)
 def captures_keep_the_graph() -> Any:
     def keep(real: Any, save: Any, value: Any, call: Any = None, _is_new: bool = False) -> Any:
         usual = save.options.detach and save.clone is None and save.transform is None
@@ -204,7 +205,7 @@ def captures_keep_the_graph() -> Any:
     return instead(Save, "keep", keep)
 
 
-@mutation()
+@mutation(seed=2)
 def the_cache_holds_the_model() -> Any:
     def make(real: Any, self: Any, model: Any, active: bool = True) -> None:
         real(self, model, active)
@@ -213,7 +214,7 @@ def the_cache_holds_the_model() -> Any:
     return instead(hooks.Hooks, "__init__", make)
 
 
-@mutation()
+@mutation(seed=47)
 def the_call_count_is_not_restarted() -> Any:
     def enter(real: Any, self: Any, entered: Any, *args: Any, **kwargs: Any) -> Any:
         counts = [tap.count for tap in entered]
@@ -225,7 +226,7 @@ def the_call_count_is_not_restarted() -> Any:
     return instead(lifecycle.Lifecycle, "enter", enter)
 
 
-@mutation()
+@mutation(seed=42)
 def any_call_is_the_one_asked_for() -> Any:
     def event_of(real: Any, module: Any, taps: Any, *rest: Any) -> Any:
         for tap in taps:
@@ -235,7 +236,7 @@ def any_call_is_the_one_asked_for() -> Any:
     return instead(call_event, "event_of", event_of)
 
 
-@mutation()
+@mutation(seed=3)
 def a_recomputation_is_captured_again() -> Any:
     def event_again(_real: Any, _module: Any, taps: Any, *_: Any) -> Any:
         return call_event.Event([(tap, 0) for tap in taps if tap.active or tap.blocks])
@@ -243,17 +244,17 @@ def a_recomputation_is_captured_again() -> Any:
     return instead(call_event, "_again", event_again)
 
 
-@mutation()
+@mutation(seed=1)
 def a_recomputation_is_not_edited() -> Any:
     return instead(call_event, "_again", lambda real, *_: call_event.Event([]))
 
 
-@mutation()
+@mutation(seed=4)
 def hooks_do_not_rest_while_a_function_runs() -> Any:
     return everywhere(lambda _model, function, *args: function(*args), "call_user")
 
 
-@mutation()
+@mutation(seed=8)
 def a_skipped_module_runs() -> Any:
     def skipped(real: Any, tap: Any, called: Any, module: Any, passed: Any) -> Any:
         called.forward(module, *passed)
@@ -262,22 +263,22 @@ def a_skipped_module_runs() -> Any:
     return instead(run_call, "_skip", skipped)
 
 
-@mutation()
+@mutation(seed=16)
 def a_stop_is_not_heard() -> Any:
     return instead(stop, "reached", lambda real, tap: None)
 
 
-@mutation()
+@mutation(seed=8)
 def nothing_is_said_of_sites_that_never_fired() -> Any:
     return instead(diagnose, "speak", lambda real, _: None)
 
 
-@mutation()
+@mutation(seed=12)
 def one_call_too_many_is_kept() -> Any:
     return instead(hooks, "_calls_of", lambda real, keep: calls + 1 if (calls := real(keep)) else calls)
 
 
-@mutation()
+@mutation(seed=42)
 def the_input_is_the_last_argument() -> Any:
     def first(real: Any, given: Any, parameters: Any) -> Any:
         return given[0][-1] if given[0] else real(given, parameters)
@@ -285,12 +286,12 @@ def the_input_is_the_last_argument() -> Any:
     return instead(call_arguments, "first", first)
 
 
-@mutation()
+@mutation(seed=334)
 def a_gradient_of_an_input_counts_all_its_uses() -> Any:
     return instead(gradients, "_hook_gradients", lambda real, *given: real(*given[:-1], lambda tensor: tensor))
 
 
-@mutation()
+@mutation(seed=5)
 def backward_passes_are_not_told_apart() -> Any:
     def save(real: Any, arrival: Any, *rest: Any) -> None:
         with everywhere(lambda: 0, "graph_task"):
@@ -299,7 +300,7 @@ def backward_passes_are_not_told_apart() -> Any:
     return instead(gradients.Arrival, "_save", save)
 
 
-@mutation(caught_by="contexts")
+@mutation(caught_by="contexts", seed=2)
 def blocks_act_on_every_thread() -> Any:
     return everywhere(Shared(), "open_blocks")
 
@@ -321,12 +322,12 @@ class Shared:
         self.value = before
 
 
-@mutation()
+@mutation(seed=59)
 def a_failed_forward_hides_nothing() -> Any:
     return instead(context.Session, "fail", lambda real, session, error: None)
 
 
-@mutation(caught_by="itself")
+@mutation(caught_by="itself", seed=2)
 def a_patch_is_put_in_a_moment_late() -> Any:
     def nearly(tensor: torch.Tensor) -> torch.Tensor:
         return tensor * 1.0000001 if tensor.is_floating_point() else tensor
@@ -335,17 +336,17 @@ def a_patch_is_put_in_a_moment_late() -> Any:
     return mock.patch.object(action.Set, "__call__", put_in)
 
 
-@mutation(caught_by="containers")
+@mutation(caught_by="containers", seed=42)
 def containers_are_rebuilt_instead_of_exchanged() -> Any:
     return instead(exchange.Exchange, "rebuild", lambda real, self, *given: values.rebuild(*given))
 
 
-@mutation(caught_by="containers")
+@mutation(caught_by="containers", seed=42)
 def what_is_exchanged_in_a_container_stays_there() -> Any:
     return instead(exchange.Exchange, "put_back", lambda real, self: None)
 
 
-@mutation(caught_by="containers")
+@mutation(caught_by="containers", seed=156)
 def each_argument_gets_an_alias_of_its_own() -> Any:
     def with_aliases(real: Any, value: Any, aliases: Any, *rest: Any) -> Any:
         own = {key: (tensor, copy_or_share.alias_of(alias)) for key, (tensor, alias) in aliases.items()}
@@ -354,12 +355,12 @@ def each_argument_gets_an_alias_of_its_own() -> Any:
     return instead(gradients, "_with_aliases", with_aliases)
 
 
-@mutation(caught_by="containers")
+@mutation(caught_by="containers", seed=124)
 def an_alias_has_the_strides_of_a_new_tensor() -> Any:
     return everywhere(lambda tensor: tensor.view_as(tensor), "alias_of")
 
 
-@mutation(caught_by="containers")
+@mutation(caught_by="containers", seed=27)
 def what_a_call_writes_into_a_container_counts_as_given() -> Any:
     def follow_output(real: Any, tap: Any, value: Any, call: Any, event: Any, _given: Any) -> Any:
         return real(tap, value, call, event, gradients.given((call.args, dict(call.kwargs)), event))

@@ -18,7 +18,7 @@ ACCIDENTS = ("the case itself failed", "TypeError", "AttributeError", "NameError
 def test_a_broken_core_is_noticed(mutation: Mutation) -> None:
     check, _ = PROPERTIES[mutation.caught_by]
     with quiet():
-        for seed in range(SEEDS):
+        for seed in (mutation.seed, *range(SEEDS)):
             with mutation.apply():
                 problem = problem_of(seed, check)
             assert not any(accident in problem for accident in ACCIDENTS), problem
