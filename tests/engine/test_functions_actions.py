@@ -57,7 +57,7 @@ def test_a_forward_stops_after_a_function() -> None:
     assert output is None
     assert not later
     assert acts["h.0.attn/softmax"].equal(plain["h.0.attn/softmax"])
-    with pytest.raises(hl.SiteError, match=r"'h.0.attn/mat\*'.*name those to stop after"):
+    with pytest.raises(hl.SiteError, match=r"'h.0.attn/mat\*'.*name the functions to stop after"):
         hl.run(model, x, capture="h.0.attn/mat*", stop=True)  # The number of matching functions is unknown in advance.
     hooks = hl.Hooks(model)
     hooks.stop_after("h.0.attn/matmul#1")
