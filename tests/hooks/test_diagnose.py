@@ -1,4 +1,4 @@
-"""Why nothing passed: what is said of hooks that did not fire, and when nothing is said."""
+"""Why nothing passed: the warnings about hooks that did not fire, and when there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients can do with hooks beyond the methods of `Hooks`."""
+"""The functions on hooks that only the clients of the kernel use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookline._sites.resolve import find_places
 
 
 class Seeing(Observer):
-    """Notes what it is called with."""
+    """An observer that keeps the values it is called with."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -26,7 +26,7 @@ class Seeing(Observer):
 
 
 class Keeping(OutputObserver):
-    """Notes what the hot path gives it."""
+    """An observer that keeps the outputs it gets on the hot path."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""The life of hooks: they rest, act again, nest in blocks, come and go inside them, and are dropped."""
+"""The life of hooks: paused, active again, in nested blocks, added and removed inside blocks, and dropped."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_dropping_the_last_reference_removes_the_hooks() -> None:
     mine = hooks["mine"]
     del hooks
     gc.collect()
-    assert torch.equal(model(x), plain + 1), "a selection holds the hooks it was taken from"
+    assert torch.equal(model(x), plain + 1), "a selection did not keep the hooks alive that it was taken from"
     del mine
     assert state_of(model) == before
 
@@ -303,7 +303,7 @@ def test_a_second_block_does_not_show_the_values_of_the_first_as_its_own() -> No
         model(x * 2)
         assert torch.equal(acts["0"], expected)
     with hooks:
-        pass  # No forward, no complaint.
+        pass  # No forward, no warning.
     assert torch.equal(acts["0"], expected)
     hooks.remove()
 

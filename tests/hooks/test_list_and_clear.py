@@ -1,4 +1,4 @@
-"""What is attached to a model: listed with its owner, and cleared."""
+"""The hooks on a model, listed with their owners and cleared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""capture, patch, edit, skip, stop and run: what they do to a model, and what they refuse."""
+"""capture, patch, edit, skip, stop and run: their effect on a model, and the arguments they refuse."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_run_takes_any_function_that_runs_the_model_that_is_given() -> None:
     assert list(acts) == ["h.0"]
     _, acts = hl.run(nn.Sequential(model, nn.ReLU()), x, capture="h.0", model=model)
     assert list(acts) == ["h.0"]
-    _, acts = hl.run(lambda x: model.h[0](x), x, capture="h.0", model=model)  # A part of it is enough.
+    _, acts = hl.run(lambda x: model.h[0](x), x, capture="h.0", model=model)  # It may run a part of the model.
     assert list(acts) == ["h.0"]
     assert hl.run(lambda model, x: x, model, x, model=model) is x
 
@@ -169,7 +169,7 @@ def test_a_skipped_value_is_not_the_callers_own_tensor() -> None:
     assert value.eq(-1).all()
     x = torch.full((2, 4), -1.0)
     assert hl.run(model, x, skip="0").eq(0).all()
-    assert x.eq(-1).all(), "what passes on in the place of an output is overwritten, not the model's input"
+    assert x.eq(-1).all(), "the in-place ReLU wrote into the model's input, not into a copy"
 
 
 @pytest.mark.parametrize(
@@ -312,6 +312,6 @@ def test_run_does_not_hand_the_model_what_was_meant_for_hookline(option: str) ->
             return self.body(x)
 
     model, x = Open(), torch.ones(2)
-    hl.run(model, x, capture="body", device="here")  # The model's own.
+    hl.run(model, x, capture="body", device="here")  # An argument of the model, not an option.
     with pytest.raises(hl.HooklineError, match=f"no option '{option}'"):
         hl.run(model, x, capture="body", **{option: "all"})

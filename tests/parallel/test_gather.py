@@ -1,4 +1,4 @@
-"""Models that are themselves parallel, in two processes: what passes is whole, or said to be a part."""
+"""Parallel models, in two processes: a captured value is whole, or is reported to be a part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MARKED = ["h.*.mlp.up", "h.*.mlp.up:input", "h.*.mlp.down:input", "h.*.mlp.down"
 
 @on_two_ranks
 def test_what_tensor_parallelism_cuts_is_gathered_on_every_rank(rank: int) -> None:
-    for bias in (True, False):  # Without a bias what `down` gives is a sum that is yet to be made.
+    for bias in (True, False):  # Without a bias, the output of `down` is a partial sum.
         bare, x = Net(bias=bias), batch()
         _, expected = hl.run(bare, x, capture=MARKED)
         for grad in (True, False):
@@ -245,7 +245,7 @@ def test_parts_subscripts_transforms_and_parameters_are_of_the_whole(rank: int) 
         model(x)
         with pytest.raises(hl.CacheFull):
             [model(x) for _ in range(20)]
-    assert len(acts.calls("h.0.mlp.up")) == 5  # Each rank holds half of 384 bytes.
+    assert len(acts.calls("h.0.mlp.up")) == 5  # Each rank holds half of 384 bytes per call.
     with pytest.raises(hl.StoreError, match="is or holds a .*DTensor"):
         acts.save("acts.safetensors")
     with hl.capture(model, "h.0.mlp.up", detach=False), pytest.raises(hl.HooklineError, match="in parts.*gather=False"):
@@ -286,7 +286,7 @@ def test_a_rank_that_does_not_come_is_missed_in_words(rank: int) -> None:
     model, x = cut(Net()), batch()
     hl.run(model, x, capture="h.0.mlp.up")
     store: Any = dist.distributed_c10d._get_default_store()
-    before, ranks.PATIENCE = store.timeout, 0.2
+    before, patience, ranks.PATIENCE = store.timeout, ranks.PATIENCE, 0.2
     if rank == 0:
         store.set_timeout(datetime.timedelta(seconds=0.5))
         with (
@@ -296,7 +296,7 @@ def test_a_rank_that_does_not_come_is_missed_in_words(rank: int) -> None:
         ):
             model(x)
         store.set_timeout(before)
-    ranks.PATIENCE = 20.0
+    ranks.PATIENCE = patience
     dist.barrier()
     site, other = ("h.0.mlp.up", "h.0.mlp.up:input")[:: 1 if rank == 0 else -1]
     with pytest.raises(hl.HooklineError, match=f"'{site}': rank . is at '{other}' while"):
@@ -320,7 +320,7 @@ def test_models_made_parallel_or_compiled_after_their_hooks_are_seen_whole(rank:
         model(x)
         met = ranks._meetings.total()
         model(x)
-        assert ranks._meetings.total() == met  # Once for each place.
+        assert ranks._meetings.total() == met  # The ranks meet once for each place.
         with pytest.raises(hl.HooklineError, match="not the same on ranks"), unmarked:
             model(x)
         unmarked.remove()
@@ -354,7 +354,7 @@ def test_sharded_data_parallelism_passes_whole_values_of_this_ranks_batch(rank: 
     for site, value in expected.items():
         assert type(acts[site]) is Tensor, site
         torch.testing.assert_close(acts[site], value, msg=site)
-    assert hooks.at("h.0").of("capture")  # They have found out that nothing is cut, and are on the hot path.
+    assert hooks.at("h.0").of("capture")  # Nothing is sharded, so the hooks are on the hot path.
     assert all(hook.action.copies_on_write for hook in hooks)  # type: ignore[union-attr]
     hooks.remove()
     assert ranks.replica(model) == ranks.Replica((0, 1))
@@ -373,7 +373,7 @@ def test_values_under_mixed_precision_have_the_dtype_they_pass_with(rank: int) -
         ":input": torch.bfloat16,
         "h.0": torch.bfloat16,
         "head": torch.bfloat16,
-        "": torch.bfloat16,  # The model's own value: FSDP casts it on its way out.
+        "": torch.bfloat16,  # FSDP casts the model's output.
     }
 
 

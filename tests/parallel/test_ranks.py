@@ -102,7 +102,7 @@ def test_ranks_can_meet_and_agree(rank: int) -> None:
             parallel.agree((0, 1), other, "'x'")
         torch.set_rng_state(state)
     large = torch.zeros(1 << 20, dtype=torch.bfloat16)
-    large[rank :: 1 << 16] = 1  # As a sparse activation is: nearly all of it is the same.
+    large[rank :: 1 << 16] = 1  # Like a sparse activation: nearly equal on both ranks.
     with pytest.raises(hl.HooklineError, match="not the same on ranks"):
         parallel.agree((0, 1), large, "'x'")
     with pytest.raises(hl.HooklineError, match="1 tensors pass on rank 0, and 2 on rank 1|2 tensors .* 1, and 1 .* 0"):
@@ -110,7 +110,7 @@ def test_ranks_can_meet_and_agree(rank: int) -> None:
 
 
 class Stage(nn.Module):
-    """The first or the second half of a Net, under the names that its modules have there."""
+    """The first or the second half of a Net. The modules keep their names in the Net."""
 
     def __init__(self, net: Net, rank: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Stage(nn.Module):
 
 
 def steps(stage: Any, rank: int, x: Tensor) -> Callable[[], Any]:
-    """Return a step of a pipeline of two stages, by which the last gives its output."""
+    """Return a function that runs one step of a two-stage pipeline. On the last rank it returns the output."""
     from torch.distributed.pipelining import ScheduleGPipe
 
     schedule = ScheduleGPipe(stage, n_microbatches=2)
@@ -135,13 +135,13 @@ def steps(stage: Any, rank: int, x: Tensor) -> Callable[[], Any]:
 
 @on_two_ranks
 def test_a_stage_of_a_pipeline_passes_microbatches_and_its_rehearsal_is_not_seen(rank: int) -> None:
-    from torch.distributed.pipelining import PipelineStage  # Not in the process of other tests: see ranks.py.
+    from torch.distributed.pipelining import PipelineStage  # Imported only in the ranks' processes.
 
     net, x = Net(depth=4), batch(4)
     here, there = ("h.1", "h.2")[:: 1 if rank == 0 else -1]
     with torch.no_grad():
         _, expected = hl.run(net, x, capture=here)
-        for inside in (False, True):  # Whether the hooks are on the stage, or on a part of it.
+        for inside in (False, True):  # True: the hooks are on a part of the stage.
             module = Stage(copy.deepcopy(net), rank)
             step = steps(PipelineStage(module, rank, 2, torch.device("cpu")), rank, x)
             hooked: nn.Module = module.h if inside else module
@@ -152,12 +152,12 @@ def test_a_stage_of_a_pipeline_passes_microbatches_and_its_rehearsal_is_not_seen
             hooks.edit(site + ".norm", seen.append)
             before = 0 if inside else 1
             for _ in range(before):
-                module(x[:2])  # Outside of the pipeline, after which the hooks know that they act here.
+                module(x[:2])  # Outside the pipeline. This shows the hooks that they act on this rank.
             for _ in range(2):
                 step()
             assert [value.shape[0] for value in acts.calls(site)] == [2] * (before + 4)
             assert len(seen) == before + 4
-            assert re.search(rf"mlp +{before + 4} ", repr(last))  # How many calls there were.
+            assert re.search(rf"mlp +{before + 4} ", repr(last))  # The number of calls.
             for first in (before, before + 2):
                 torch.testing.assert_close(torch.cat(acts.calls(site)[first : first + 2]), expected[here])
             if not inside:

@@ -1,4 +1,4 @@
-"""Scales of colours, labels and titles, which all pictures share."""
+"""Colour scales, labels and titles, which all pictures share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_nan_and_infinity_have_colours_of_their_own_and_are_counted(signs):
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names == ["1 NaN", "2 Inf"]
     shown, nan, infinite = (image.to_rgba(image.get_array()) for image in figure.axes[0].images)
-    assert shown[1, 2, 3] == 0  # Nothing is drawn there but the mark.
+    assert shown[1, 2, 3] == 0  # Transparent: only the NaN mark is drawn there.
     assert nan[1, 2, 3] == infinite[2, 0, 3] == 1
     colours = {tuple(nan[1, 2, :3]), tuple(infinite[2, 0, :3])}
     assert len(colours) == 2

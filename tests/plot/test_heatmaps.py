@@ -36,7 +36,7 @@ def test_averaged_heads_of_multihead_attention_are_attention():
     with hl.capture(model, "") as acts:
         model(x, x, x)
     figure = drawn(acts.plot("[1]", sample=1, tokens=[[*"abcde"], [*"fghij"]]))
-    first, _colour_bar = figure.axes  # The two are samples, of which one is drawn with its own tokens, and not heads.
+    first, _colour_bar = figure.axes  # The first dimension is samples, not heads: one is drawn.
     assert torch.equal(torch.from_numpy(first.images[0].get_array().data), acts[""][1][1].double())
     assert labels_of(first.xaxis) == [*"fghij"]
     assert "sample 1 of 2" in text_of(figure)

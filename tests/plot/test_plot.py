@@ -1,4 +1,4 @@
-"""Pictures: which is drawn of what, what is in it, and that nothing else is touched."""
+"""Pictures: which kind suits which value, what it shows, and that drawing has no side effects."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ assert "matplotlib.pyplot" not in sys.modules
 import matplotlib.pyplot
 print(matplotlib.pyplot.get_fignums())
 """
-    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}  # No display either.
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}  # No display.
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=120)
     assert done.stdout == b"[]\n", done.stderr
     assert done.stderr.count(b"\x89PNG") == 5

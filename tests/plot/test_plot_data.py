@@ -25,15 +25,15 @@ def test_a_softmax_over_keys_is_attention_in_any_precision_and_with_padded_queri
     assert kind_of(pattern) == kind_of(pattern.bfloat16()) == "attention"
     assert kind_of(torch.zeros(2, 4, 6, 6)) == kind_of(torch.ones(2, 4, 6, 6, dtype=torch.long)) == "maps"
     assert kind_of(pattern - pattern.flip(-1)) == "maps"
-    assert kind_of(pattern.mean(1)) == "attention"  # As MultiheadAttention returns it.
-    assert kind_of(torch.randn(2, 6, 5).softmax(-1)) == "tokens"  # Which expert takes a token, say.
+    assert kind_of(pattern.mean(1)) == "attention"  # The shape that MultiheadAttention returns.
+    assert kind_of(torch.randn(2, 6, 5).softmax(-1)) == "tokens"  # For example, router weights of experts.
 
 
 def test_dimensions_too_many_are_joined_and_too_few_are_added():
     assert shaped(torch.zeros(2, 3, 4, 5, 6), "maps").shape == (6, 4, 5, 6)
     assert shaped(torch.zeros(5, 6), "tokens").shape == (1, 5, 6)
     assert shaped(torch.zeros(2, 3, 4), "units").shape == (6, 4)
-    assert shaped(torch.zeros(3, 4, 4), "attention").shape == (3, 1, 4, 4)  # Of samples, and not of heads.
+    assert shaped(torch.zeros(3, 4, 4), "attention").shape == (3, 1, 4, 4)  # Three samples, not three heads.
 
 
 def test_measures_are_those_of_the_elements():

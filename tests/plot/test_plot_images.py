@@ -1,4 +1,4 @@
-"""The pictures of docs/plots.md are what its code draws; HOOKLINE_IMAGES=1 writes them anew."""
+"""The pictures in docs/plots.md are the ones that its code draws; HOOKLINE_IMAGES=1 redraws them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from PIL import Image, ImageChops, ImageStat  # noqa: E402
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """Run the page, and return the pictures it wrote by the names they have in the docs."""
+    """Run the page, and return the pictures it wrote, by their names in the docs."""
     folder = tmp_path_factory.mktemp("page")
     before = Path.cwd()
     os.chdir(folder)
@@ -50,6 +50,6 @@ def test_the_pictures_of_the_page_are_those_that_its_code_draws(fresh):
         assert max(ImageStat.Stat(image).stddev) > 15, f"{name} is blank"
         difference = ImageChops.difference(committed.resize(image.size), image).convert("L")
         differ = sum(difference.histogram()[48:]) / (image.width * image.height)
-        assert differ < 0.08, f"{differ:.1%} of {name} differ; HOOKLINE_IMAGES=1 draws it anew"
+        assert differ < 0.08, f"{differ:.1%} of {name} differs; HOOKLINE_IMAGES=1 redraws it"
         shown.discard(name)
-    assert not shown, "nothing draws these"
+    assert not shown, f"the page shows pictures that its code does not draw: {sorted(shown)}"

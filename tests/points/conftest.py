@@ -14,7 +14,7 @@ KINDS = ("own", "lens") if importlib.util.find_spec("transformer_lens") else ("o
 
 @pytest.fixture(params=KINDS, autouse=True)
 def kind_of_points(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Say whose hook points `auto_hook` makes. `test_hook_points_transformer_lens.py` overrides this fixture."""
+    """Choose whose hook points `auto_hook` creates. `test_hook_points_transformer_lens.py` overrides this fixture."""
     if request.param == "own":
         monkeypatch.setattr(hook_points, "lens", lambda: None)
     hook_points.as_point.cache_clear()

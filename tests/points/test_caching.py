@@ -1,4 +1,4 @@
-"""run_with_cache and the caching hooks: what is kept, under which names, and why something is not there."""
+"""run_with_cache and the caching hooks: the values they keep, their names, and why one may be missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.points_models import Around, Manual, Nothing, Several
 
 
 class Scalar(nn.Module):
-    """Returns a loss; what is hidden is overwritten in place."""
+    """A model that returns a loss and overwrites its hidden values in place."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Scalar(nn.Module):
 
 
 class Attention(nn.Module):
-    """Values of the shapes that TransformerLens has: batch, position, head, width."""
+    """Attention whose values have TransformerLens's dimensions: batch, position, head, width."""
 
     def __init__(self):
         super().__init__()

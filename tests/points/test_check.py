@@ -1,4 +1,4 @@
-"""check: it passes where hook points work, lists what can't, and each of its checks fails where it should."""
+"""check: it passes where hook points work, lists the points that can't fire, and each check fails where it should."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fed(nn.Module):
 
 
 class Lossy(Fed):
-    """Computes something that nobody uses."""
+    """Calls a layer whose result is not used."""
 
     def __init__(self):
         super().__init__()
@@ -42,14 +42,14 @@ class Lossy(Fed):
 
 
 class Shy(Fed):
-    """Does something else when it is hooked."""
+    """Returns a different output when it is hooked."""
 
     def forward(self, x):
         return self.fc(x) + ("forward" in self.fc.__dict__)
 
 
 class Marked(Fed):
-    """Keeps a mark of having been hooked."""
+    """Sets an attribute when it is hooked."""
 
     def forward(self, x):
         if "forward" in self.fc.__dict__:
@@ -67,7 +67,7 @@ class Drawing(Fed):
 
 
 class Registering(Fed):
-    """Leaves a hook of torch's on itself, when it is hooked."""
+    """Registers one of torch's hooks when it is hooked."""
 
     def forward(self, x):
         if "forward" in self.fc.__dict__:
@@ -76,7 +76,7 @@ class Registering(Fed):
 
 
 class Changing(Fed):
-    """Becomes something else when it is hooked."""
+    """Changes its class when it is hooked."""
 
     def forward(self, x):
         if "forward" in self.fc.__dict__:
@@ -85,7 +85,7 @@ class Changing(Fed):
 
 
 class Stubborn(Fed):
-    """Puts its layer's own forward back before it calls it."""
+    """Restores its layer's original forward before it calls the layer."""
 
     def forward(self, x):
         self.fc.forward = nn.Linear.forward.__get__(self.fc)
@@ -93,21 +93,21 @@ class Stubborn(Fed):
 
 
 class Uncertain(Fed):
-    """Gives something else each time."""
+    """Returns a different output each time."""
 
     def forward(self, x):
         return self.fc(x) * next(numbers)
 
 
 class Generating(Fed):
-    """Returns what can be read only once."""
+    """Returns a generator, which can be read only once."""
 
     def forward(self, x):
         return (row for row in self.fc(x))
 
 
 class Stateful(nn.Module):
-    """Everything that a run changes by itself: statistics, counters, lists, random numbers of three kinds."""
+    """A model whose every run changes statistics, counters, lists and random numbers of three kinds."""
 
     def __init__(self):
         super().__init__()
@@ -306,7 +306,7 @@ def test_each_check_fails_where_it_should(kind, check, point, detail):
 
 def test_a_value_that_differs_from_what_torch_sees_fails():
     class Late(nn.Module):
-        """Changes its output in a hook of torch's, which comes after the forward that is watched."""
+        """Changes its layer's output in one of torch's hooks, which runs after the forward that `check` sees."""
 
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""HookPoint: its hook functions, their order, levels and contexts, whatever passes there."""
+"""HookPoint: its hook functions, their order, levels and contexts, for values of any kind."""
 
 from __future__ import annotations
 

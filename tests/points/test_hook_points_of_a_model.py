@@ -1,4 +1,4 @@
-"""The points of a model: which there are, what parameters have, names, blocks, threads."""
+"""The hook points of a model: which exist, points of parameters, names, blocks, threads."""
 
 from __future__ import annotations
 

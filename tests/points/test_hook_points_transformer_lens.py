@@ -1,4 +1,4 @@
-"""With transformer_lens installed, points and hooked models are of its classes, and give what it gives."""
+"""With transformer_lens installed, points and hooked models are instances of its classes and give its values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Written(HookedRootModule):
 
 
 class Plain(nn.Module):
-    """The same model, by somebody who has not heard of it."""
+    """The same model without hook points, by an author who does not use transformer_lens."""
 
     def __init__(self, written: Written) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""auto_hook on models and on classes: the model stays what it is, and is hooked everywhere."""
+"""auto_hook on models and on classes: the model works as before, and has a hook point everywhere."""
 
 from __future__ import annotations
 
