@@ -1,4 +1,4 @@
-"""Site: one place, one canonical text, read from any spelling of it."""
+"""Site: one place has one canonical text, and any spelling of it is accepted."""
 
 from __future__ import annotations
 

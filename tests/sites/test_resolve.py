@@ -1,4 +1,4 @@
-"""What a `where` means in a model: text, objects, types, expressions, predicates, pairs and lists of all of these."""
+"""The places that a `where` matches: text, objects, types, expressions, predicates, pairs, and lists of these."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_ports_see_what_goes_in_and_out_however_it_is_passed() -> None:
 
 
 class Variadic(nn.Module):
-    """Takes any number of tensors, and nothing at all too."""
+    """A module that takes any number of tensors, including none."""
 
     def forward(self, first: Tensor | None = None, *others: Tensor, **named: Tensor) -> Tensor:
         return sum([*others, *named.values()], torch.zeros(2))

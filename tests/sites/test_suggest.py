@@ -1,4 +1,4 @@
-"""Names that match nothing: what they may have meant, said in a word."""
+"""Names that match nothing: the error suggests a name that the user may have meant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hookline as hl
 
 
 class Attention(nn.Module):
-    """Takes its arguments by name, as those of transformers do."""
+    """Attention that takes its arguments by name, as in transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
 
 
 class Language(nn.Module):
-    """Holds a model under a name that is easily forgotten."""
+    """A model inside another, under a prefix that is easily forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Language(nn.Module):
 
 
 MEANT = {
-    # A prefix that was left out, or is one too many.
+    # A prefix is missing, or there is one too many.
     "h.1.mlp": "transformer.h.1.mlp",
     "h.1.mlp:input": "transformer.h.1.mlp",
     "h.*.mlp": "transformer.h.*.mlp",
@@ -70,7 +70,7 @@ MEANT = {
     "model.transformer.h.1.mlp": "transformer.h.1.mlp",
     "module.head": "head",
     "h.1.atnn": "transformer.h.1.attn",
-    # A number that is one too many, and a list that is never called itself.
+    # A number that is too large, and a ModuleList, which is never called.
     "transformer.h.3": "transformer.h.2",
     "transformer.h.-1": "transformer.h.2",
     "transformer.h.12.mlp": "transformer.h.2.mlp",
@@ -78,7 +78,7 @@ MEANT = {
     "transformer.h.3/relu": "transformer.h.2",
     "transfomer.h": "transformer.h.*",
     "h": "transformer.h.*",
-    # As TransformerLens and torchvision write it.
+    # Names as in TransformerLens and torchvision.
     "blocks.0.hook_resid_post": "transformer.h.0",
     "blocks.2.hook_resid_pre": "transformer.h.2:input",
     "blocks.1.hook_mlp_out": "transformer.h.1.mlp",
@@ -89,7 +89,7 @@ MEANT = {
     "transformer.h.0.relu_1": "transformer.h.0.relu#1",
     "transformer.h.0.add": "transformer.h.0/add",
     "flatten": "/flatten",
-    # As Python writes it.
+    # Names as in Python code.
     "transformer.h[1]": "transformer.h.1",
     "transformer.h[-1]": "transformer.h.2",
     "transformer.h[1:]": "transformer.h.{1,2}",

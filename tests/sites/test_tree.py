@@ -1,4 +1,4 @@
-"""A model's modules by name, also where the model is wrapped."""
+"""A model's modules by name, including the modules of a wrapped model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests and records that can not be are refused, with what to do."""
+"""Invalid manifests and records are refused, and the error says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as Parquet and as `datasets`: what comes back is what was stored, bit by bit."""
+"""Rows as Parquet and as `datasets`: they come back bit for bit as they were stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ODD = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, 
 
 
 def back(table, name: str, told=None) -> torch.Tensor:
-    """Make the tensor of a column again: the way that the docs show."""
+    """Return a column as the original tensor, with the code that the docs show."""
     told = told or json.loads(table.schema.metadata[b"hookline"])[name]
     dtype = getattr(torch, told["dtype"].removeprefix("torch."))
     column = table[name].combine_chunks()

@@ -1,4 +1,4 @@
-"""Stores elsewhere: in memory, and on a real S3 server of this machine."""
+"""Stores that are not in a local folder: in memory, and on a real S3 server on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTHS = [5, 1, 0, 7, 3, 2, 9, 4, 6, 1, 8]
 
 
 class Server:
-    """moto's S3 on a free port. One request at a time: moto looks before it puts, S3 does both in one step."""
+    """moto's S3 server on a free port, one request at a time: its check before a put is not atomic, unlike S3's."""
 
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -90,7 +90,7 @@ def bucket(server):
 
 @pytest.fixture(params=["memory", "s3"])
 def url(request):
-    """A folder that is not there yet."""
+    """The URL of a folder that does not exist yet."""
     if request.param == "s3":
         yield f"{request.getfixturevalue('bucket')}/acts"
         return
@@ -136,7 +136,7 @@ def test_a_store_elsewhere_reads_as_one_here(url, tmp_path):
             assert ours[index].equal(theirs[index])
         assert torch.cat(list(ours.scan(16))).equal(theirs[:])
         assert ours.samples[:].equal(theirs.samples[:])
-        ours[2:5].zero_()  # Nobody else's.
+        ours[2:5].zero_()  # The rows are a copy.
         assert ours[:].equal(theirs[:])
     assert there.rows("h.3", sample=6).equal(here.rows("h.3", sample=6))
     assert there.verify().files == 6
@@ -254,7 +254,7 @@ def test_a_killed_writer_leaves_only_objects_that_no_record_names(bucket):
     process = subprocess.Popen(command, env=environment)
     while len(committed(root)) < 7:
         assert process.poll() is None
-    process.send_signal(signal.SIGKILL)  # In the middle of whatever it does.
+    process.send_signal(signal.SIGKILL)  # At an arbitrary moment.
     process.wait()
     store = Store(url, partial=True)
     assert 7 <= len(committed(root)) < 40
@@ -273,7 +273,7 @@ def test_what_is_cached_here_is_not_asked_for_again(bucket, server, tmp_path, mo
     cached = Store(f"simplecache::{bucket}/acts")
     assert cached["h"][[1, 30]].equal(rows[[1, 30]])
     with monkeypatch.context() as patch:
-        patch.setattr(server, "moto", None)  # It answers no more.
+        patch.setattr(server, "moto", None)  # The server no longer answers.
         assert cached["h"][[2, 40]].equal(rows[[2, 40]])
         assert cached["h"][:].equal(rows)
 
@@ -307,7 +307,7 @@ def test_what_cannot_be_reached_is_told_in_words(bucket, monkeypatch):
 
 @pytest.mark.parametrize(("module", "extra"), [("fsspec.core", "remote"), ("s3fs", "s3")])
 def test_a_package_that_is_missing_is_named(module, extra, monkeypatch):
-    from fsspec.registry import _registry  # Where fsspec remembers what it has imported.
+    from fsspec.registry import _registry  # The file systems that fsspec has imported.
 
     _registry.pop("s3", None)
     monkeypatch.setitem(sys.modules, module, None)

@@ -18,14 +18,14 @@ from hookline._store.disk_format import Array
 from hookline._store.store import Store
 from tests.support.stores import DTYPES, Plan, bits, expected, join, same, take, write
 
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # Where waiting for the disk takes no time.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # No waiting for the disk.
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 
 @st.composite
 def stores(draw):
-    """Draw some arrays and what each unit has of them."""
+    """Draw some arrays and the rows that each unit holds."""
     shapes = st.lists(st.integers(0, 3), max_size=2).map(tuple)
     arrays = tuple(
         Array(f"h.{number}", draw(st.sampled_from(DTYPES)), draw(shapes)) for number in range(draw(st.integers(1, 3)))
@@ -107,7 +107,7 @@ LARGE = Array("h.0", torch.float32, (256,))
 
 
 def large(path, units=3, rows=2000):
-    """Write a store with units of more bytes than are copied."""
+    """Write a store whose units are too large to be copied."""
     values = torch.randn(units, rows, 256)
     write(path, (LARGE,), [Plan(rows, [dict(enumerate(unit.split(1)))]) for unit in values])
     return values.view(-1, 256)

@@ -1,4 +1,4 @@
-"""A folder as the place of a store: files are there wholly or not at all, and the dead are told from the living."""
+"""A store in a folder: files appear whole or not at all, and leftovers of dead writers are told from live ones."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_two_processes_at_the_same_units_write_each_once(tmp_path):
     store = Store(tmp_path)
     store.verify()
     units = store["h"][:].view(12, -1)
-    assert (units == units[:, :1]).all()  # Each wholly of one writer.
+    assert (units == units[:, :1]).all()  # Each unit comes from one writer.
     assert remove_leftovers(open_storage(tmp_path)) == []
 
 

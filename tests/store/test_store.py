@@ -1,4 +1,4 @@
-"""Opening, joining, checking and printing a store; and whatever is wrong with one is said."""
+"""Opening, joining, checking and printing a store; every problem with one is reported."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_something_else_is_not_appended(acts, arrays, model, message):
 
 
 def test_what_lies_beside_the_records_says_nothing_of_the_rows(tmp_path):
-    """Earlier versions kept an index derived from the records, which could say that rows are of other samples."""
+    """Earlier versions kept an index derived from the records, which could assign rows to the wrong samples."""
     values, acts = torch.arange(80.0).view(40, 2, 1), tmp_path / "acts"
     array = Array("h", torch.float32, (1,))
     write(acts, (array,), [Plan(2, [{0: rows[:1], 1: rows[1:]}]) for rows in values])
@@ -179,7 +179,7 @@ def test_what_lies_beside_the_records_says_nothing_of_the_rows(tmp_path):
     for unit, record in enumerate(json.loads(path.read_bytes()) for path in records):
         attempt, (file,) = int(record["attempt"], 16), record["files"]
         signed = attempt - (1 << 64) if attempt >> 63 else attempt
-        row = [unit, signed, 2 * unit, 2, 0, 0]  # Its order is that at the start of the pool: [1, 0].
+        row = [unit, signed, 2 * unit, 2, 0, 0]  # Points to the order [1, 0], at the start of the pool.
         table.append([*row, file["rows"], file["bytes"], int(file["crc32"], 16), -2, -1])
     data = torch.tensor(table).numpy().tobytes() + torch.tensor([1, 0]).numpy().tobytes()
     head = json.dumps({"format": ["hookline index", 1], "shapes": [[40, 11], [2], [0, 5]], "skipped": []}).encode()

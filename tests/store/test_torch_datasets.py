@@ -32,7 +32,7 @@ def store(tmp_path):
 
 
 def numbers_in(loader) -> list[int]:
-    """Return which rows came, in the order in which they came."""
+    """Return the numbers of the rows, in the order in which the loader returned them."""
     return [int(number) for batch in loader for number in batch.flatten().tolist()]
 
 
@@ -42,7 +42,7 @@ def joined(parts) -> list[int]:
 
 @pytest.fixture
 def counted(tmp_path):
-    """5,000 rows, each its own number, in units of 700 samples."""
+    """A store of 5,000 rows in units of 700 samples. The value of each row is its number."""
     return made(tmp_path / "counted", {"n": list(torch.arange(5000).view(-1, 1))}, unit=700)
 
 
@@ -174,7 +174,7 @@ def test_the_order_follows_from_the_seed_and_the_epoch(counted):
     dataset = counted.dataset("n", shuffle=True)
     dataset.set_epoch(2)
     assert numbers_in(dataset) == alone[2]
-    assert numbers_in(dataset) not in alone  # The one after it.
+    assert numbers_in(dataset) not in alone  # The epoch after it.
 
 
 def test_two_loaders_of_one_dataset_at_once_lose_nothing(counted):
@@ -241,7 +241,7 @@ def test_a_window_mixes_rows_of_many_places(tmp_path):
     store = made(tmp_path, {"n": list(torch.arange(20_000).view(-1, 1).split(100))}, unit=20)
     epoch = torch.tensor(numbers_in(store.dataset("n", shuffle=True, window=32_768)))
     units = epoch.view(-1, 500) // 2000
-    assert min(len(some.unique()) for some in units) >= 6  # Of ten, in any 500 rows on end.
+    assert min(len(some.unique()) for some in units) >= 6  # Any 500 consecutive rows come from six units of ten.
     whole = torch.tensor(numbers_in(store.dataset("n", shuffle=True)))
     assert abs(torch.corrcoef(torch.stack([whole.double(), torch.arange(20_000).double()]))[0, 1]) < 0.05
 
@@ -276,7 +276,7 @@ def test_epochs_are_counted_over_processes():
     assert sorted(found) == [0, 1, 2, 3]
     assert epochs.begin() == 4
     path = epochs._path
-    assert os.path.exists(path)  # Though four copies of it are gone.
+    assert os.path.exists(path)  # Kept, though four copies of `epochs` are gone.
     lost = pickle.loads(pickle.dumps(epochs))
     del epochs
     assert not os.path.exists(path)

@@ -88,7 +88,7 @@ def test_a_unit_that_was_made_again_is_read_and_verify_tells_a_store_that_was_op
     values = many(acts)
     store = Store(acts)
     assert same(store["h"][:], values)
-    # Its record has the size of the one before.
+    # The new record has the same size as the old one.
     record = acts / "units" / "00000007.json"
     size = record.stat().st_size
     record.unlink()

@@ -1,4 +1,4 @@
-"""Units are there wholly or not at all, and what a finished one holds is what was given, bit for bit."""
+"""A unit is there whole or not at all, and a finished one holds the given rows, bit for bit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_sweep_takes_what_nobody_holds(acts):
     with Unit(acts, told, 1) as unit:
         unit.append(0, torch.zeros(1, 4, dtype=torch.bfloat16))
         assert remove_leftovers(acts) == []
-        unit._shards[0].close()  # As the system does when a process dies.
+        unit._shards[0].close()  # The operating system does this when a process dies.
         assert len(remove_leftovers(acts)) == 1
     assert files(acts) == kept
 
@@ -93,7 +93,7 @@ def test_a_sweep_takes_another_attempt_at_a_unit_that_is_done(acts, monkeypatch)
     monkeypatch.setattr(acts, "read", lambda name: read.append(name) or own(name))
     assert len(remove_leftovers(acts)) == 1
     assert files(acts) == kept
-    assert {*read} == {"units/00000001.json"}  # A store with many units is not read whole.
+    assert {*read} == {"units/00000001.json"}  # Not all records of a store are read.
 
 
 def test_a_store_of_something_else_is_refused_in_words(acts):
@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_unit(acts):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(30):
             unit.append(0, rows)
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8_000  # Kilobytes, of 120,000 written.
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8_000  # Kilobytes; 120,000 were written.
 
 
 def test_a_spec_that_is_no_json_is_refused(acts):
@@ -261,7 +261,7 @@ def test_the_rows_of_every_file_begin_on_a_page(acts):
 
 
 class Interrupted:
-    """A place at which something happens once a record was, or was to be, created."""
+    """A storage that raises an error just before or just after it creates a record."""
 
     def __init__(self, inner, error, before=False):
         self.inner, self.error, self.before = inner, error, before

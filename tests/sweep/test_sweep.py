@@ -1,4 +1,4 @@
-"""`hl.sweep`: one place after the other is changed, alone, and what is measured is what that change gives."""
+"""`hl.sweep`: it changes one place at a time, and measures the effect of each change."""
 
 from __future__ import annotations
 

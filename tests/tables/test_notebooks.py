@@ -1,4 +1,4 @@
-"""HTML for notebooks: nested by module, escaped, with histograms of what is there, and nothing disturbed by looking."""
+"""HTML for notebooks: nested by module, escaped, with histograms of the values, and without side effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHOUT_END = {"path", "br", "hr", "img", "input", "meta", "link"}
 
 
 class Checked(HTMLParser):
-    """Reads HTML, and holds it to be closed where it was opened; knows how deep each row is, and the texts of all."""
+    """An HTML parser that checks that every tag is closed, and collects the depth and text of each row."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Checked(HTMLParser):
 
 
 def rows(thing: object) -> list[tuple[int, str]]:
-    """Return how deep each row is, and its first words."""
+    """Return the depth and the first word of each row."""
     found = Checked(thing._repr_html_()).rows  # type: ignore[attr-defined]
     return [(depth, text.split("  ")[0].split()[0]) for depth, text in found[1:]]
 
@@ -62,12 +62,12 @@ def test_rows_are_nested_as_the_modules_are() -> None:
     values = {name: torch.randn(3) for name in ("wte", "h.0.mlp.0", "h.0.mlp", "h.0", "h.0:input", "h.1.mlp", "head")}
     assert rows(hl.Cache(values)) == [
         (0, "wte"),
-        (1, "h"),  # No row of its own, but two blocks.
+        (1, "h"),  # Has no value, but holds two blocks.
         (2, "h.0"),
         (2, "h.0:input"),
         (3, "h.0.mlp"),
         (3, "h.0.mlp.0"),
-        (1, "h.1.mlp"),  # What holds nothing else is left out.
+        (1, "h.1.mlp"),  # `h.1` holds nothing else, so it has no row.
         (0, "head"),
     ]
 

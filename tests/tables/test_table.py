@@ -1,4 +1,4 @@
-"""Tables as text: columns line up, numbers stand right, and what is too much is cut where it hurts least."""
+"""Tables as text: columns line up, numbers are right-aligned, and a long table is cut where it loses least."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(header: tuple[str, ...], rows: list[tuple[object, ...]], title: str = 
 
 
 def unlike(number: int) -> str:
-    """Return a name that has no number in it."""
+    """Return a name in which letters stand for the digits of a number."""
     return f"h.{''.join('abcdefghij'[int(digit)] for digit in str(number))}"
 
 
@@ -239,4 +239,4 @@ def test_every_row_of_a_long_table_takes_time_in_proportion():
     rows = [(f"layers.{number}", number) for number in range(4000)]
     began = time.process_time()
     assert len(Table(("site", "calls"), rows).text(whole=True).splitlines()) == 4002
-    assert time.process_time() - began < 2  # It was 10 s when each cell looked at its whole column.
+    assert time.process_time() - began < 2  # It took 10 s when each cell read its whole column.

@@ -1,4 +1,4 @@
-"""In a real terminal: tables fit it, rich draws them where it is installed, and nothing else reaches it."""
+"""In a real terminal, tables fit the width, rich draws them where it is installed, and nothing else is printed."""
 
 from __future__ import annotations
 

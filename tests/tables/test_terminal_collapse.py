@@ -1,4 +1,4 @@
-"""Repeated blocks are one row: whatever the nesting, and only where the rows say the same."""
+"""Repeated blocks collapse into one row, at any nesting, if their rows are the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_is_alike_in_every_number_is_collapsed_at_any_nesting() -> None:
     numbers = [(stage, block, expert) for stage in range(3) for block in range(4) for expert in range(8)]
     rows = [["stage.{}.block.{}.experts.{}.w".format(*three)] for three in numbers]
     assert names(rows) == ["stage.{0…2}.block.{0…3}.experts.{0…7}.w"]
-    assert len(names(rows, enough=32)) == 32  # No more than there has to be.
+    assert len(names(rows, enough=32)) == 32  # Collapses no more than it has to.
 
 
 def test_other_types_shapes_and_numbers_that_have_to_agree_stay_apart() -> None:

@@ -1,4 +1,4 @@
-"""Copies of tensors: equal, and a write on one side leaves the other alone."""
+"""Copies of tensors are equal, and a write to one does not change the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether one value fits in the place of another."""
+"""Whether one value can replace another."""
 
 from __future__ import annotations
 
