@@ -1,6 +1,6 @@
-"""Every architecture that transformers can build small from its config alone, with an input that it takes.
+"""Every architecture of which transformers can build a small model from its config alone, with a fitting input.
 
-Nobody here wrote these models, and no table of them is kept: sizes are set by the names that configs share.
+There is no list of these models here: the sizes are set by the names that configs share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
 
 
 def small(kind: Any) -> Any:
-    """Return a config of a class with every size that it names made small."""
+    """Return a config of a class in which every size that SMALL names is small."""
     usual = kind()
     chosen: dict[str, Any] = {}
     for name, size in SMALL.items():
@@ -75,7 +75,7 @@ def model_of(name: str) -> nn.Module:
 
 
 def inputs_of(model: nn.Module) -> dict[str, Any]:
-    """Return what a model takes: words, a picture, or sound."""
+    """Return the inputs for a model: words, an image, or sound."""
     taken = inspect.signature(type(model).forward).parameters
     given: dict[str, Any] = {}
     if "input_ids" in taken:
@@ -97,13 +97,13 @@ def inputs_of(model: nn.Module) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """Return every architecture that has a model of words, pictures or sound."""
+    """Return the names of all architectures that have a causal language model or a base model."""
     with_model = [*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *modeling_auto.MODEL_MAPPING_NAMES]
     return sorted(dict.fromkeys(name for name in with_model if name in transformers.CONFIG_MAPPING))
 
 
 def again(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return inputs that share nothing with others."""
+    """Return a deep copy of the inputs."""
     return copy.deepcopy(inputs)
 
 

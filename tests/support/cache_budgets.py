@@ -1,4 +1,4 @@
-"""Caches with a limit: models to fill them with, and a look at what they hold and where."""
+"""Caches with a limit: models to fill them, and functions that show what they hold and where."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hookline._cache.record import EMPTY
 from hookline._values.nested import children
 from tests.support.states import bits
 
-VALUE = 4 * 8 * 16  # The bytes of an activation of this model.
+VALUE = 4 * 8 * 16  # The bytes of one activation of `model_of()`.
 
 
 x = torch.randn(8, 16)
 
 
 class Echo(nn.Module):
-    """Returns what it is given, at several places."""
+    """A module that returns its input through one of several places."""
 
     def __init__(self, places: int = 3) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def budget_of(hooks: hl.Hooks) -> Budget:
 
 
 def kept_in(acts: hl.Cache) -> list[CountedValue]:
-    """Return what a cache holds, as its budgets see it."""
+    """Return the values of a cache that its budgets count."""
     found = [value for record in acts._all() for value in record._held()]
     parts = [part for value in found for part in getattr(value, "arrived", {0: value}).values()]
     return [part for part in parts if isinstance(part, CountedValue)]
@@ -66,7 +66,7 @@ def paths_of(acts: hl.Cache) -> list[Path]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are bit for bit the same, in structure, dtype, shape, device and memory order."""
+    """Return True if two values have the same structure, dtypes, shapes, devices and bits."""
     if isinstance(one, Tensor):
         alike = (one.dtype, one.shape, one.device, type(one)) == (other.dtype, other.shape, other.device, type(other))
         return alike and bits(one) == bits(other)
@@ -77,7 +77,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def agree(acts: hl.Cache, expected: hl.Cache) -> bool:
-    """Whether two caches read the same, whichever way they are read."""
+    """Return True if two caches give the same values, calls and table."""
     return (
         list(acts) == list(expected)
         and all(same(acts[site], expected[site]) for site in expected)

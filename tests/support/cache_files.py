@@ -1,4 +1,4 @@
-"""Files of caches: whether two values are the same to the bit, and what a writer left behind."""
+"""Files of caches: compare values bit for bit, and list the files that a writer left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPORARY = files._TEMPORARY
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two values have the same types and the same bits."""
+    """Return True if two values have the same types and the same bits."""
     if isinstance(left, torch.Tensor):
         return (left.dtype, left.shape, bits(left)) == (right.dtype, right.shape, bits(right))
     if type(left) is not type(right):

@@ -1,4 +1,4 @@
-"""A folder as people have it: models, texts, pictures, tensors, what was captured; and commands run in it."""
+"""A user's folder of models, texts, pictures, tensors and captures; and functions that run commands in it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ model = Net()
 
 
 def made(path: Path) -> Path:
-    """Fill a folder."""
+    """Fill a folder with models, texts and tensors, and return it."""
     of(gpt2).save_pretrained(path / "gpt2")
     tokenizer().save_pretrained(path / "gpt2")
     tokenizer().save_pretrained(path / "plain")
@@ -95,7 +95,7 @@ def with_pictures(path: Path) -> Path:
 
 
 def run(*arguments: str | Path, input: str | None = None) -> Result:
-    """Run a command in this process, with something on stdin."""
+    """Run a command in this process, with `input` on stdin."""
     words = [str(argument) for argument in arguments]
     asked = words[:1] if words[0] in cli.COMMANDS else cli.COMMANDS
     app = cli.application(asked)
@@ -103,19 +103,19 @@ def run(*arguments: str | Path, input: str | None = None) -> Result:
 
 
 def said(*arguments: str | Path) -> str:
-    """Return what a command that works writes to stdout."""
+    """Run a command that must succeed, and return what it writes to stdout."""
     result = run(*arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 def told(*arguments: str | Path) -> Any:
-    """Return what a command says to a script."""
+    """Run a command with --json, and return the parsed output."""
     return json.loads(said(*arguments, "--json"), parse_constant=_refuse)
 
 
 def refused(*arguments: str | Path) -> str:
-    """Return the one line of a command that is refused."""
+    """Run a command that must be refused, and return its error line."""
     result = run(*arguments)
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -125,7 +125,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 def lines_of(text: str) -> list[list[str]]:
-    """Return the commands of a piece of shell, those that go over several lines as one."""
+    """Return the commands in a block of shell code, each as a list of words; continued lines are joined."""
     whole = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in whole if line and not line.startswith("#")]
 

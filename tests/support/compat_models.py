@@ -23,7 +23,7 @@ from hookline.compat.tacklebox.hook_management import (
 
 
 class Mixed(nn.Module):
-    """Parameters, a container, a point of its author's, and a buffer."""
+    """A model with parameters, a container, a hook point of its author, and a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Decorated(nn.Module):
     """What it is for."""
 
     def __init__(self, width=4):
-        super(Decorated, self).__init__()  # noqa: UP008  # With a class that was replaced this fails.
+        super(Decorated, self).__init__()  # noqa: UP008  # Fails if auto_hook replaces the class.
         self.fc1 = nn.Linear(width, width)
         self.W = nn.Parameter(torch.eye(width))
 
@@ -54,7 +54,7 @@ class Decorated(nn.Module):
 
 
 class Model(nn.Module):
-    """Children called as the README calls them; the ReLU writes in place, `unused` never runs."""
+    """A model with the child names of the README. The ReLU writes in place, and `unused` never runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def paths(model: nn.Module, path: Any) -> list[str]:
 
 
 class Log:
-    """Hooks that note what they see, as functions of their own."""
+    """A log, and hook functions that write their arguments to it."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []

@@ -1,9 +1,9 @@
-"""What hookline's work comes to, counted: bytecodes, calls of Python functions and of C functions. No clock.
+"""The cost of hookline's work, counted in bytecodes, calls of Python functions and calls of C functions. No clock.
 
     python -m tests.support.cost            prints today's counts beside the bounds
 
 Counts do not depend on the machine, on its load, or on the run, so `tests/test_cost.py` can hold the library to them.
-After a change that makes something cheaper, put what this prints for the bounds into `BOUNDS`.
+After a change that makes something cheaper, copy the printed bounds to `BOUNDS`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hookline._hooks.short_forms import short_form
 
 Run = Callable[[], object]
 
-# For each piece of work, at most so many bytecodes and calls of C functions: those of today and SLACK more. Python 3.10
-# to 3.13 differ by less than a tenth, and 3.11 needs the most.
+# The bounds for each piece of work, in bytecodes and calls of C functions: today's counts times SLACK. Python 3.10 to
+# 3.13 differ by less than a tenth, and 3.11 needs the most.
 SLACK = 1.12
 BOUNDS: dict[str, tuple[int, int]] = {
     "capture in a block": (164, 7),
@@ -63,7 +63,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
 
 
 class Counts(NamedTuple):
-    """What ran: how many bytecodes, and which functions how often."""
+    """The bytecodes and function calls that ran, counted."""
 
     bytecodes: Counter[tuple[CodeType, str]]  # By code and by the name of the instruction.
     python: Counter[CodeType]
@@ -71,23 +71,23 @@ class Counts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All bytecodes."""
+        """The number of all bytecodes."""
         return self.bytecodes.total()
 
     def __sub__(self, other: Counts) -> Counts:
-        """What ran more often here than there."""
+        """Return the counts by which this exceeds `other`."""
         return Counts(*(Counter(mine) - Counter(theirs) for mine, theirs in zip(self, other, strict=True)))
 
 
 def is_of_hookline(code: CodeType) -> bool:
-    """Whether a function is one of hookline's."""
+    """Return True if a function is hookline's."""
     return "/hookline/" in code.co_filename.replace("\\", "/")
 
 
 def count(run: Run) -> Counts:
-    """Run something a few times, and count what happens in the last of them."""
+    """Run a function several times, and count the bytecodes and calls of one run."""
     run()
-    gc.disable()  # What it would find, and what is told then, is not of this run.
+    gc.disable()  # Freeing objects of earlier runs, and warnings about them, would be counted.
     try:
         bytecodes = _count_bytecodes(run)
         python, c = _count_calls(run)
@@ -142,7 +142,7 @@ def _count_calls(run: Run) -> tuple[Counter[CodeType], Counter[str]]:
         run()
     finally:
         sys.setprofile(before)
-    c.subtract(["setprofile"])  # The one that ends this.
+    c.subtract(["setprofile"])  # The call below that ends the count.
     return python, +c
 
 
@@ -151,12 +151,12 @@ X = torch.ones(1, 2)
 
 
 def model_of(depth: int) -> nn.Sequential:
-    """`depth` linear layers with an Identity after each."""
+    """Return a model of `depth` linear layers with an Identity after each."""
     return nn.Sequential(*[one for _ in range(depth) for one in (nn.Linear(2, 2), nn.Identity())]).eval()
 
 
 class Subject(NamedTuple):
-    """What a piece of work is done on: a model, some of its linear layers by name, and what to undo at the end."""
+    """The subject of a piece of work: a model, names of some linear layers, and a stack of what to undo at the end."""
 
     model: nn.Sequential
     names: list[str]
@@ -173,25 +173,25 @@ Prepare = Callable[[Subject], Run]
 
 
 def counted(prepare: Prepare, size: int, depth: int = MANY, grad: bool = False) -> Counts:
-    """Count a piece of work on so many layers of a model."""
+    """Count a piece of work on `size` of the `depth` linear layers of a model."""
 
     def work() -> Counts:
         model, names = model_of(depth), [str(2 * number) for number in range(size)]
         with ExitStack() as stack, torch.set_grad_enabled(grad):
             return count(prepare(Subject(model, names, stack)))
 
-    with ThreadPoolExecutor(1) as thread:  # Some work looks through the stack, and that of a thread begins anew.
+    with ThreadPoolExecutor(1) as thread:  # Some work walks the stack, which is short in a new thread.
         return thread.submit(work).result()
 
 
 def of_one_more(few: Counts, many: Counts) -> tuple[float, float]:
-    """Return the bytecodes and C calls of one item more."""
+    """Return the bytecodes and C calls of one more item."""
     items = MANY - FEW
     return (many.total - few.total) / items, (many.c.total() - few.c.total()) / items
 
 
 def forward(add: Callable[[hl.Hooks, list[str]], object]) -> Prepare:
-    """A forward with hooks that are there already."""
+    """Prepare a forward with hooks that are already attached."""
 
     def prepare(subject: Subject) -> Run:
         add(subject.hooks(), subject.names)
@@ -201,7 +201,7 @@ def forward(add: Callable[[hl.Hooks, list[str]], object]) -> Prepare:
 
 
 def deep(frames: int) -> Prepare:
-    """A forward with values patched that is called from deep within a program."""
+    """Prepare a forward with patched values, called `frames` frames deep."""
 
     def prepare(subject: Subject) -> Run:
         run = FORWARD["patch"](subject)
@@ -215,37 +215,37 @@ def deep(frames: int) -> Prepare:
 
 
 def bare(subject: Subject) -> Run:
-    """A forward without hooks."""
+    """Prepare a forward without hooks."""
     return lambda: subject.model(X)
 
 
 def in_a_block(subject: Subject) -> Run:
-    """A forward inside a block."""
+    """Prepare a forward inside a block."""
     subject.stack.enter_context(hl.capture(subject.model, subject.names))
     return lambda: subject.model(X)
 
 
 def stopped(subject: Subject) -> Run:
-    """A forward that ends at the last of the layers."""
+    """Prepare a forward that stops at the last of the named layers."""
     hooks = subject.hooks()
     hooks.capture(subject.names[-1], stop=True)
     return lambda: subject.model(X)
 
 
 def bare_part(subject: Subject) -> Run:
-    """A forward of the part that runs then, without hooks."""
+    """Prepare a forward, without hooks, of the part that runs in `stopped`."""
     part = subject.model[: 2 * len(subject.names) - 1]
     return lambda: part(X)
 
 
 def backward(subject: Subject) -> Run:
-    """A forward and backward with gradients captured."""
+    """Prepare a forward and backward with gradients captured."""
     subject.hooks().capture((subject.names, ":grad_output"))
     return lambda: subject.model(X).sum().backward()
 
 
 def block(where: Callable[[Subject], Any]) -> Prepare:
-    """A block that is entered and left."""
+    """Prepare a block that is entered and left."""
 
     def prepare(subject: Subject) -> Run:
         chosen = where(subject)
@@ -260,7 +260,7 @@ def block(where: Callable[[Subject], Any]) -> Prepare:
 
 
 def switch(subject: Subject) -> Run:
-    """Hooks that are activated and deactivated."""
+    """Prepare hooks that are activated and deactivated together."""
     hooks = subject.hooks()
     hooks.capture(subject.names)
 
@@ -272,7 +272,7 @@ def switch(subject: Subject) -> Run:
 
 
 def one_by_one(subject: Subject) -> Run:
-    """Hooks that are deactivated and activated one by one."""
+    """Prepare hooks that are deactivated and activated one by one."""
     hooks = subject.hooks()
     hooks.capture(subject.names)
 
@@ -286,12 +286,12 @@ def one_by_one(subject: Subject) -> Run:
 
 
 def find(where: Callable[[Subject], Any]) -> Prepare:
-    """A short form that is made and not entered."""
+    """Prepare a short form that is created but not entered."""
     return lambda subject: lambda: short_form(subject.model).capture(where(subject))
 
 
 def read(subject: Subject) -> Run:
-    """Reading values."""
+    """Prepare reading the captured values."""
     _, acts = hl.run(subject.model, X, capture=subject.names)
     return lambda: [acts[name] for name in subject.names]
 
@@ -329,7 +329,7 @@ LARGER: dict[str, Prepare] = {
 
 
 def measure() -> dict[str, tuple[float, float]]:
-    """Count every piece of work: bytecodes and C calls for one of its items."""
+    """Return the bytecodes and C calls of every piece of work, for one more item."""
     found = {name: of_one_more(counted(one, FEW), counted(one, MANY)) for name, one in {**FORWARD, **ELSEWHERE}.items()}
     found["capture, autograd on"] = of_one_more(*(counted(FORWARD["capture"], size, grad=True) for size in (FEW, MANY)))
     found["a gradient"] = of_one_more(*(counted(backward, size, grad=True) for size in (FEW, MANY)))
@@ -347,7 +347,7 @@ def measure() -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    """Print today's counts beside the bounds, and the bounds that go with today's."""
+    """Print today's counts beside the bounds, and the new bounds for today's counts."""
     lines = [f"{'each':40s} {'bytecodes':>10s} {'bound':>6s} {'C calls':>8s} {'bound':>6s}"]
     today = measure()
     for name, (bytecodes, calls) in today.items():

@@ -1,4 +1,4 @@
-"""Running the examples of a page. `python -m tests.support.documentation PAGE` runs those of one page."""
+"""Run the examples of a page. `python -m tests.support.documentation PAGE` runs those of one page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def anchors(text: str) -> set[str]:
     found: Counter[str] = Counter()
     result = set()
     for heading in _HEADING.findall(_BLOCK.sub("", text)):
-        title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip())  # A link counts with its text.
+        title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip())  # Of a link, only the text counts.
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         result.add(f"{anchor}-{found[anchor]}" if found[anchor] else anchor)
         found[anchor] += 1
@@ -47,7 +47,7 @@ def links(text: str) -> list[str]:
 
 
 def broken_links(path: Path) -> list[str]:
-    """Return the relative links of a page that lead to no file, or to no heading of a Markdown file."""
+    """Return the relative links of a page whose file, or whose heading in a Markdown file, does not exist."""
     broken = []
     for link in links(path.read_text(encoding="utf-8")):
         name, _, anchor = link.partition("#")
@@ -60,7 +60,7 @@ def broken_links(path: Path) -> list[str]:
 
 
 def run_examples(test: doctest.DocTest) -> None:
-    """Run a doctest; all its failures together are one."""
+    """Run a doctest, and report all its failures in one."""
     failures: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=failures.append, clear_globs=False)
     if failures:

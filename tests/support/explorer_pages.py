@@ -1,4 +1,4 @@
-"""A page read back, as its front end does; and a small model to make pages of."""
+"""Read a page back as its front end does; and a small model to write pages about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Scripts(HTMLParser):
-    """Collects what a browser would take for scripts."""
+    """An HTML parser that collects what a browser would treat as scripts."""
 
     def __init__(self) -> None:
         super().__init__()

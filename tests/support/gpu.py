@@ -1,4 +1,4 @@
-"""Models on a CUDA device, what writes into their values, and how much memory is held."""
+"""Models on a CUDA device, functions that write into their values, and the memory in use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_gpt(depth: int = 2) -> tuple[GPT, Tensor]:
 
 
 def stages_of(model: GPT, x: Tensor) -> list[Tensor]:
-    """The output of each block, by hand."""
+    """Return the output of each block, computed by hand."""
     stages = []
     for block in model.h:
         x = block(x, scale=0.5)
@@ -44,7 +44,7 @@ def stages_of(model: GPT, x: Tensor) -> list[Tensor]:
 
 
 def is_right_or_told(read: Callable[[], Tensor], expected: Tensor, told: str) -> bool:
-    """Whether what is read is right, or reading it raises with these words."""
+    """Return True if the value read is right, or if reading it raises an error with the text `told`."""
     try:
         value = read()
     except RuntimeError as error:
@@ -53,7 +53,7 @@ def is_right_or_told(read: Callable[[], Tensor], expected: Tensor, told: str) ->
 
 
 def rows(y: Tensor) -> Tensor:
-    """An index for the rows of a matrix."""
+    """Return an index of zeros, one for each row of a matrix."""
     return torch.zeros(y.shape[0], dtype=torch.long, device=y.device)
 
 
@@ -105,12 +105,12 @@ def held() -> float:
 
 
 def about(mebibytes: float) -> Any:
-    """Allow for what the allocator leaves unused of a block."""
+    """Match a number of mebibytes, with some slack for memory that the allocator leaves unused in a block."""
     return pytest.approx(mebibytes, abs=1)
 
 
 def wide_model(*layers: nn.Module) -> tuple[nn.Sequential, Tensor]:
-    """A model whose activations are 16 MiB each, and an input."""
+    """Return a model whose activations are 16 MiB each, and an input."""
     linear = [nn.Linear(1024, 1024, bias=False) for _ in range(2)]
     model = nn.Sequential(linear[0], *layers, linear[1]).to(DEVICE)
     x = torch.randn(4096, 1024, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Models and data to harvest, and the rows that come of them."""
+"""Models and data to harvest, and the rows to expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def net() -> nn.Sequential:
 
 
 class Tagger(nn.Module):
-    """A tiny model of token sequences, with the words of transformers."""
+    """A tiny model of token sequences, with the argument names of transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ BATCHES = [X[:8], X[8:20], X[20:21], X[21:]]
 
 
 class Broken:
-    """A dataset of which one sample can't be loaded, and one is too much for the model."""
+    """A dataset of which one sample can't be loaded, and another makes the model fail."""
 
     def __len__(self) -> int:
         return 30
@@ -86,12 +86,12 @@ class Fussy(nn.Module):
 
 def changed(model: nn.Sequential) -> nn.Sequential:
     with torch.no_grad():
-        model[2].weight[1, 5] += 1e-3  # Not even one that the harvest sees.
+        model[2].weight[1, 5] += 1e-3  # The harvests stop before this layer.
     return model
 
 
 class Endless(IterableDataset):
-    """Batches of which nobody knows how many there are; its length is a guess, and wrong."""
+    """Samples of unknown number: the stated length is a wrong guess."""
 
     def __iter__(self):
         return iter(X[:40])

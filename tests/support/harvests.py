@@ -1,4 +1,4 @@
-"""A harvest small enough to be killed hundreds of times, and what its store holds, whoever wrote it."""
+"""A harvest small enough to be killed hundreds of times, and the contents of its store in a comparable form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SITES = ("embed", "layers.*", "head[:, 0]")
 
 
 class Reader(nn.Module):
-    """An embedding, two layers that work in place, a head."""
+    """A model with an embedding, two layers with in-place activations, and a head."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -33,13 +33,13 @@ class Reader(nn.Module):
 
 
 def model() -> nn.Module:
-    """Return the model: what travels to other processes is this function."""
+    """Return the model. Other processes get this function, not the weights."""
     torch.manual_seed(7)
     return Reader().eval()
 
 
 class Sentences:
-    """Sentences of different lengths. Which were loaded is noted in a file, if one is given."""
+    """Sentences of different lengths. The numbers of those loaded are written to the file `notes`, if given."""
 
     def __init__(self, number: int = 64, notes: Path | None = None) -> None:
         self.number = number
@@ -64,7 +64,7 @@ class Sentences:
 
 
 class Batches:
-    """The same as batches, of which nobody knows how many will come."""
+    """The same sentences as batches of unknown number."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         data = Sentences()
@@ -89,22 +89,22 @@ def committed(to: Path) -> set[int]:
 
 
 def loaded(notes: Path) -> list[int]:
-    """Return the units that were loaded, in order; not the few samples by which the data are known again."""
+    """Return the units that were loaded, in order, without the single samples loaded for the fingerprint."""
     numbers = [int(line) for line in notes.read_text().split()]
     return [number // 4 for before, number in pairwise(numbers) if number % 4 == 3 and before == number - 1]
 
 
 def contents(to: Path) -> dict[str, Any]:
-    """Return every file of a store: bytes by name without the attempt, records without it too. A stray one fails.
+    """Return every file of a store, by name, without the attempt in names and records. A stray file fails.
 
-    Hidden files are not the store's: a killed process leaves them, empty or small, and they go when they are old.
+    Hidden files do not count: a killed process leaves them, empty or small, and they are removed when they are old.
     """
     found: dict[str, Any] = {}
     attempts = {}
     for path in to.glob("units/[0-9]*.json"):
         record = json.loads(path.read_bytes())
         attempts[path.stem] = record.pop("attempt")
-        record.pop("checksum", None)  # Of the record itself, with the attempt.
+        record.pop("checksum", None)  # It depends on the attempt.
         found[f"units/{path.name}"] = record
     for path in sorted(to.rglob("*")):
         name = path.relative_to(to).as_posix()
@@ -112,8 +112,8 @@ def contents(to: Path) -> dict[str, Any]:
             continue
         if name.startswith("data/"):
             unit, attempt = path.stem.split("-")[:2]
-            assert attempts.get(unit) == attempt, f"{name} is not a record's"
+            assert attempts.get(unit) == attempt, f"{name} belongs to no record"
             name = name.replace(f"-{attempt}", "")
-            assert name not in found, f"{name} is there twice"
+            assert name not in found, f"{name} exists for two attempts"
         found[name] = path.read_bytes()
     return found

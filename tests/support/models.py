@@ -1,4 +1,4 @@
-"""Small models that many tests use, each built as some real models are; ways to copy a model, and a loss."""
+"""Small models that many tests use, each built like some real models; ways to copy a model, and a loss."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GPT(nn.Module):
 
 
 class Nested(nn.Module):
-    """Returns a dict with a tuple, None and a number in it."""
+    """A model that returns a dict with a tuple, None and a number in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Nested(nn.Module):
 
 
 def mlp() -> nn.Sequential:
-    """Two linear layers with a ReLU between them."""
+    """Return two linear layers with a ReLU between them."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
 def tokens(batch: int = 2, length: int = 5, width: int = 8) -> Tensor:
-    """A batch of token vectors for GPT."""
+    """Return a batch of token vectors for GPT."""
     return torch.randn(batch, length, width)
 
 
@@ -70,7 +70,7 @@ Pair = namedtuple("Pair", "left right")
 
 @dataclasses.dataclass
 class Result:
-    """What a model may return instead of a tuple."""
+    """A dataclass that a model may return instead of a tuple."""
 
     logits: Tensor
     hidden: tuple[Tensor, ...] = ()
@@ -89,7 +89,7 @@ class Returns(nn.Module):
 
 
 class Gives(nn.Module):
-    """Returns the value it was made with, whatever it is given."""
+    """A module that returns the value it was constructed with, whatever its input."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Gives(nn.Module):
 
 
 class Overwrites(nn.Module):
-    """Passes its input through a module, then writes into every tensor that came out."""
+    """Passes its input through a module, then writes into every tensor of the output."""
 
     def __init__(self, function: Callable[[Tensor], Any], write: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Autoencoder(nn.Module):
 
 
 class Uses(nn.Module):
-    """Does with its parameter `W` what it is told to."""
+    """A module that applies a function to its parameter `W` and its input."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Uses(nn.Module):
 
 
 class Shares(nn.Module):
-    """One matrix for the embedding and the head, which has its own name for it, and a third use of it."""
+    """One matrix is the weight of the embedding and of the head, and the forward uses it a third time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Shares(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A model with methods: one goes through forward, one around it."""
+    """A model with two methods: one calls forward, the other bypasses it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Encoder(nn.Module):
 
 
 class AttentionInMethods(nn.Module):
-    """Most of its work is in methods."""
+    """Attention that does most of its work in methods."""
 
     def __init__(self, width: int = 8, heads: int = 2) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class LayerInMethods(nn.Module):
 
 
 class ModelInMethods(nn.Module):
-    """A method does most of its forward."""
+    """A model that does most of its forward in a method."""
 
     def __init__(self, depth: int = 2) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ ORDER = (
 
 
 def stages_of_attention(attention: Attention, x: Tensor) -> dict[str, Tensor]:
-    """The forward of Attention by hand, every value of interest as a tensor of its own."""
+    """Compute the forward of Attention by hand, with every value of interest as a separate tensor."""
     parts = F.linear(x, attention.qkv.weight, attention.qkv.bias).unflatten(-1, (3, 2, -1))
     query, key, value = (parts[:, :, number].transpose(1, 2) for number in range(3))
     stages = {"transpose#0": query, "transpose#1": key, "transpose#2": value}
@@ -327,7 +327,7 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 class Scaled(torch.autograd.Function):
-    """The identity, whose gradient is what a function makes of it: the oracle of an edited gradient."""
+    """The identity, with a function applied to its gradient: the reference for an edited gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

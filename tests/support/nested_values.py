@@ -1,4 +1,4 @@
-"""Nested values of every kind: drawn at random, and compared to the bit."""
+"""Nested values of every kind: drawn at random, and compared bit for bit."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Frozen:
 
 
 class Holder:
-    """An object that is not a container, as a distribution or a key-value cache."""
+    """An object that is not a container, like a distribution or a key-value cache."""
 
     def __init__(self, inside: Any) -> None:
         self.inside = inside
 
 
 def photo(value: Any) -> Any:
-    """Return all there is to a value, as something that can be compared: types, shapes, bits."""
+    """Return the types, shapes and bits of a value, as an object that can be compared."""
     if isinstance(value, Tensor):
         return (value.dtype, tuple(value.shape), value.detach().contiguous().numpy().tobytes())
     if isinstance(value, dict):

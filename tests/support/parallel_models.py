@@ -1,4 +1,4 @@
-"""A model, and copies of it that two ranks hold together."""
+"""A model, and copies of it that are sharded over two ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, HIDDEN = 4, 8
 
 
 class MLP(nn.Module):
-    """Two layers that tensor parallelism cuts, and an activation between them."""
+    """Two layers that tensor parallelism shards, with an activation between them."""
 
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 
 def cut(bare: nn.Module, down: Any = None, **options: Any) -> nn.Module:
-    """Return a copy of a Net whose layers are cut among the two ranks."""
+    """Return a copy of a Net whose layers are sharded over the two ranks by tensor parallelism."""
     model = copy.deepcopy(bare)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     plan = {"h.*.mlp.up": ColwiseParallel(**options), "h.*.mlp.down": down or RowwiseParallel()}

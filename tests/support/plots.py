@@ -1,4 +1,4 @@
-"""What is in a figure, and a cache to draw."""
+"""Read the contents of a figure; and a cache to draw."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NAN, INF = float("nan"), float("inf")
 
 
 def drawn(figure):
-    """Lay a figure out and draw it, if not into a file: whatever warns or fails does so here."""
+    """Lay out and draw a figure without a file, so that any warning or error appears here. Return the figure."""
     figure.draw_without_rendering()
     return figure
 
 
 def text_of(figure):
-    """Return every text of a figure."""
+    """Return all text of a figure."""
     drawn(figure)
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
 

@@ -1,4 +1,4 @@
-"""Models for hook points, and functions to put there."""
+"""Models for hook points, and hook functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Decorated(Base):
     scale = 2
 
     def __init__(self, width: int = 4) -> None:
-        super(Decorated, self).__init__()  # noqa: UP008  # A class that was replaced by another would fail here.
+        super(Decorated, self).__init__()  # noqa: UP008  # Fails if auto_hook replaces the class.
         self.fc1 = nn.Linear(width, width)
         self.W = nn.Parameter(torch.eye(width))
 
@@ -56,7 +56,7 @@ def double(tensor, hook):
 
 
 class Several(nn.Module):
-    """Returns tensors in a dict, a list, a tuple, beside what is not a tensor."""
+    """Returns tensors in a dict, a list and a tuple, beside values that are not tensors."""
 
     def forward(self, x):
         return {"first": x + 1, "rest": [x + 2, None, (3, x + 3)]}
@@ -68,7 +68,7 @@ class Nothing(nn.Module):
 
 
 class Around(nn.Module):
-    """Calls one module, and returns what it returns."""
+    """Calls another module, and returns its output."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

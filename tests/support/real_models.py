@@ -19,7 +19,7 @@ GENERATES = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 
 
 class Real(NamedTuple):
-    """One architecture: how to build it, what to give it, and a layer that passes hidden states on."""
+    """One architecture: how to build it, its inputs, and a layer that outputs hidden states."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Tensor]]
@@ -125,7 +125,7 @@ SENTENCES = ["the cat sat on a mat", "a dog ran", "it", "the dog sat on the cat 
 
 
 def tokenizer(side: str = "right", pad: str | None = "[PAD]", **options: Any) -> Any:
-    """A tokenizer of words; number 0 is padding if there is any."""
+    """Return a tokenizer of words; token 0 is the padding, if there is any."""
     model = tokenizers.models.WordLevel({word: at for at, word in enumerate(["[PAD]", "[UNK]", *WORDS])}, "[UNK]")
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -139,7 +139,7 @@ def numbers(text: str) -> list[int]:
 
 
 def of(build: Callable[[], nn.Module], seed: int = 0) -> Any:
-    """A model whose weights are large enough that every position matters."""
+    """Return a model whose weights are large enough that every position matters."""
     torch.manual_seed(seed)
     model = build().eval()
     for parameter in model.parameters():
@@ -149,7 +149,7 @@ def of(build: Callable[[], nn.Module], seed: int = 0) -> Any:
 
 
 def alone(model: nn.Module, site: str, text: str, **more: Any) -> Tensor:
-    """What passes at a site when one text runs by itself, with no padding."""
+    """Return the value at a site when one text runs by itself, without padding."""
     ids = torch.tensor([numbers(text)])
     with torch.no_grad(), hl.capture(model, site) as acts:
         model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)

@@ -1,4 +1,4 @@
-"""Run a function on another thread, without garbage collection, or for its warnings; run Python in a new process."""
+"""Run a function on another thread, without garbage collection, or to collect warnings; run Python in a new process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
 def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function returns, or the exception it raises, on a thread of its own."""
+    """Run a function on a new thread; return its result, or the exception it raises."""
     found: list[Any] = []
 
     def work() -> None:
@@ -32,7 +32,7 @@ def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Let reference counting alone free things."""
+    """Turn off garbage collection, so that only reference counting frees objects."""
     gc.collect()
     gc.disable()
     try:
@@ -42,7 +42,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def said(run: Callable[[], Any]) -> list[str]:
-    """Return what a run warns of."""
+    """Run a function, and return its warnings as text."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         run()
@@ -53,21 +53,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of such a process, with `more` in it."""
+    """Return the environment variables for a new Python process, with `more` added."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **more}
 
 
-def python(*arguments: object, fails: bool = False, **more: str) -> str:
-    """Run Python with `more` in its environment, and return what it prints; what it says too if it is to fail."""
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=300)
+def python(*arguments: object, fails: bool = False, command: Sequence[str] = (sys.executable,), **more: str) -> str:
+    """Run Python with `more` in its environment, and return its stdout, followed by its stderr if it must fail."""
+    line = [*command, *map(str, arguments)]
+    done = subprocess.run(line, env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stdout + (done.stderr if fails else "")
-
-
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start Python with some code, and do not wait for it."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=pipe, stderr=pipe, text=True)

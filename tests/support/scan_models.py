@@ -1,4 +1,4 @@
-"""Models that a run on fake tensors does not suffice for, and what a scan says of its run."""
+"""Models for which a run on fake tensors does not suffice, and a scan's notes about its run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REAL = "on a real run"
 
 
 class DataDependent(nn.Module):
-    """Looks at its values to decide what to run, so that shapes alone don't suffice; and has state to be changed."""
+    """Reads its values to decide what to run, so that shapes alone don't suffice; and has state that a run changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class DataDependent(nn.Module):
 
 
 class Stateful(nn.Module):
-    """Keeps state in every way there is; `look` makes it need the real run."""
+    """Keeps state in every possible way; `look` makes it need the real run."""
 
     def __init__(self, look: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The script that torchrun runs: the same for any number of ranks. One of them dies once, in the middle."""
+"""The script that torchrun runs, the same for any number of ranks. One rank dies once, in the middle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tests.support import harvests
 
 
 class Dying(harvests.Sentences):
-    """Sentences that kill who loads one when so many units are done, the first time; who loaded which is noted."""
+    """Sentences that once, after `units` units are done, kill the process that loads one. Each rank notes its loads."""
 
-    def __init__(self, folder: Path, units: int | None = None) -> None:
+    def __init__(self, folder: Path, units: int | None = None, seconds: float = 0.01) -> None:
         super().__init__(96)
         self.folder = folder
         self.units = units
+        self.seconds = seconds  # How long it takes to load one.
 
     def __getitem__(self, index: int) -> torch.Tensor:
         rank = os.environ.get("RANK", "alone")
@@ -33,15 +34,15 @@ class Dying(harvests.Sentences):
         ):
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(self.seconds)
         return super().__getitem__(index)
 
 
 def wait_for_all(folder: Path) -> None:
-    """Wait until every rank is here, so that on a busy machine too they work at the same time."""
+    """Wait until every rank is here, so that they work at the same time even on a busy machine."""
     run = os.environ["TORCHELASTIC_RUN_ID"] + os.environ["TORCHELASTIC_RESTART_COUNT"]
     (folder / f"here-{run}-{os.environ['RANK']}").touch()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while len(list(folder.glob(f"here-{run}-*"))) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < deadline:
         time.sleep(0.01)
 

@@ -1,8 +1,8 @@
-"""Ctrl-C at every moment of the threads that write. A script: it hangs where a lock stays held.
+"""Press Ctrl-C at every moment of the writer threads' work. A script, because it hangs if a lock stays held.
 
-Where a signal arrives can't be chosen. So KeyboardInterrupt is raised where Python itself looks for signals (after a
-call, at the start of a function and of each round of a loop), one moment after the other: in `writer_threads.py`
-and in the standard library's `threading.py`, which it calls.
+A signal can't be timed exactly. Instead, KeyboardInterrupt is raised at each place where Python checks for signals
+(after a call, at the start of a function and of each round of a loop), one place per run: in
+`writer_threads.py` and in the standard library's `threading.py`, which it calls.
 
     python -m tests.support.script_interrupt_writer_threads
 """
@@ -21,12 +21,12 @@ import torch
 from hookline._harvest import writer_threads
 
 FILES = (writer_threads.__file__, threading.__file__)
-LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD")  # Instructions after which Python looks for signals.
-SECONDS = 60  # After so many without an end, the script says where each thread is, and fails.
+LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD")  # Instructions after which Python checks for signals.
+SECONDS = 60  # After this time the script prints the stack of each thread, and fails.
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at one moment of this thread."""
+    """A trace function that raises KeyboardInterrupt at one moment of this thread."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -50,7 +50,7 @@ class Interrupt:
 
 
 def work() -> None:
-    """Give two lanes more than they may hold, and wait for all of it."""
+    """Give two writer threads more than they may hold, and wait until they have written all."""
     buffers = writer_threads.BufferPool()
     with writer_threads.WriterThreads(2, limit=40) as threads:
         for number in range(6):
@@ -59,12 +59,12 @@ def work() -> None:
 
 
 def interrupted(at: int) -> bool:
-    """Run the work and interrupt it; return False if it was over before."""
+    """Run the work and interrupt it; return False if it ended before the interrupt."""
     interrupt = Interrupt(at)
     sys.settrace(interrupt)
     try:
         work()
-    except (KeyboardInterrupt, RuntimeError):  # "release unlocked lock", where `Thread.start` is interrupted.
+    except (KeyboardInterrupt, RuntimeError):  # "release unlocked lock", if `Thread.start` is interrupted.
         pass
     finally:
         sys.settrace(None)
@@ -72,7 +72,7 @@ def interrupted(at: int) -> bool:
 
 
 def main() -> None:
-    """Interrupt at every moment until there is none left."""
+    """Interrupt one run at each moment, until a run ends without an interrupt."""
     at = 0
     while True:
         faulthandler.dump_traceback_later(SECONDS, exit=True)

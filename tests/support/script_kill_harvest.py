@@ -1,10 +1,10 @@
-"""Kill a harvest at many moments, each time starting it again. A script: it loads everything once, then forks.
+"""Kill a harvest at many moments, and restart it each time. A script, so that it loads everything once, then forks.
 
-Half of the deaths come from outside after a random time. The others are aimed: the child counts its calls of the
-functions by which files are made, and dies just before or just after one of them.
+Half of the kills come from outside after a random time. The others are aimed: the child counts its calls of the
+functions that write files, and kills itself just before or just after one of them.
 
-    python -m tests.support.script_kill_harvest 200 6                 # so many deaths, with this seed
-    python -m tests.support.script_kill_harvest 200 6 --batches       # of a harvest of batches of unknown number
+    python -m tests.support.script_kill_harvest 200 6                 # the number of kills, and the seed
+    python -m tests.support.script_kill_harvest 200 6 --batches       # a harvest of an unknown number of batches
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILES = ("open", "write", "pwrite", "writev", "fsync", "fdatasync", "link", "ren
 
 
 class Aim(NamedTuple):
-    """Which call of which function is the last, and whether it is made."""
+    """The call of a file function at which the process dies, and whether it dies after the call or before."""
 
     function: str
     call: int
@@ -37,7 +37,7 @@ class Aim(NamedTuple):
 
 
 class Deaths:
-    """Counts the calls of each function that makes files; before or after a certain one, the process dies."""
+    """Counts the calls of each function that writes files, and kills the process before or after one of them."""
 
     def __init__(self, aim: Aim | None = None) -> None:
         self.calls: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class Deaths:
 
 
 def child(to: Path, notes: Path, aim: Aim | None = None) -> tuple[int, int]:
-    """Start the harvest in a forked process; return its number, and a pipe that tells its calls when it is done."""
+    """Start the harvest in a forked process; return its pid, and a pipe that gets its counted calls at the end."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -88,12 +88,12 @@ def child(to: Path, notes: Path, aim: Aim | None = None) -> tuple[int, int]:
 
 
 def ended(pid: int, pipe: int) -> tuple[bool, str]:
-    """Wait for a child; return whether it was killed, and what it told."""
+    """Wait for a child; return True if it was killed, and what it wrote to the pipe."""
     _, status = os.waitpid(pid, 0)
     told = os.read(pipe, 10000).decode()
     os.close(pipe)
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
-        raise SystemExit("a harvest failed that nobody killed")
+        raise SystemExit("a harvest failed without being killed")
     return os.WIFSIGNALED(status), told
 
 
@@ -103,7 +103,7 @@ def begun(pipe: int) -> None:
 
 
 def undisturbed(to: Path) -> tuple[float, dict[str, int]]:
-    """Let a harvest run to its end; return how long it takes, and its calls."""
+    """Let a harvest run to its end; return its duration in seconds, and its calls."""
     pid, pipe = child(to, to.with_suffix(".notes"))
     begun(pipe)
     start = time.perf_counter()
@@ -112,40 +112,40 @@ def undisturbed(to: Path) -> tuple[float, dict[str, int]]:
 
 
 class Tally:
-    """What was seen."""
+    """The number of kills, stores and leftover files."""
 
     def __init__(self) -> None:
         self.timed = self.aimed = self.stores = self.fruitful = self.spared = self.orphans = self.hidden = self.lost = 0
 
     @property
     def kills(self) -> int:
-        """How many harvests died while they ran."""
+        """The number of harvests that were killed while they ran."""
         return self.timed + self.aimed
 
 
 def one_attempt(to: Path, seconds: float, calls: dict[str, int], chance: random.Random, tally: Tally) -> bool:
-    """Start a harvest, try to kill it, and check what it left; return whether it got to its end."""
+    """Start a harvest, try to kill it, and check what it left; return True if it ended before it was killed."""
     before = harvests.committed(to)
     notes = to.with_suffix(".notes")
     notes.unlink(missing_ok=True)
     is_aimed = chance.random() < 0.5
-    part = chance.choice([0.3, 0.6, 1.0])  # Of a whole run: short ones make stores that died many times.
+    part = chance.choice([0.3, 0.6, 1.0])  # Of a whole run. Short ones give stores that were killed many times.
     aim = None
-    if is_aimed:  # At any function alike: the rare ones are those that matter.
+    if is_aimed:  # All functions have the same chance, because the rare ones matter most.
         function = chance.choice(sorted(calls))
         aim = Aim(function, chance.randint(1, max(int(calls[function] * part), 1)), chance.random() < 0.5)
     pid, pipe = child(to, notes, aim)
     begun(pipe)
     if not is_aimed:
         time.sleep(chance.uniform(0, seconds * part))
-        os.kill(pid, signal.SIGKILL)  # A child that is done stays until it is waited for: nobody else has its number.
+        os.kill(pid, signal.SIGKILL)  # Nobody else has this pid: a child that ended keeps it until `waitpid`.
     killed, _ = ended(pid, pipe)
     after = harvests.committed(to)
-    assert before <= after, "a unit that was done is lost"
+    assert before <= after, "a finished unit is lost"
     if notes.exists():
         loaded = {*harvests.loaded(notes)}
-        assert not before & loaded, "a unit that was done is done again"
-        assert after - before <= loaded, "a unit was done without its samples"
+        assert not before & loaded, "a finished unit was done again"
+        assert after - before <= loaded, "a unit was finished without loading its samples"
         tally.lost = max(tally.lost, len(loaded - after))
     tally.timed += killed and not is_aimed
     tally.aimed += killed and is_aimed
@@ -155,12 +155,12 @@ def one_attempt(to: Path, seconds: float, calls: dict[str, int], chance: random.
 
 
 def files_of(to: Path) -> int:
-    """Return how many data files there are."""
+    """Return the number of data files."""
     return sum(1 for path in (to / "data").rglob("*") if path.is_file()) if (to / "data").is_dir() else 0
 
 
 def sweep_hidden(to: Path) -> int:
-    """Sweep a store when its hidden files are old; return how many there were. None may be left."""
+    """Make a store's hidden files old, remove leftovers, and check that none is left; return how many there were."""
     hidden = list(to.rglob(".*"))
     for path in hidden:
         os.utime(path, (0, 0))
@@ -170,7 +170,7 @@ def sweep_hidden(to: Path) -> int:
 
 
 def main(number: int, seed: int) -> None:
-    """Kill until there were so many deaths; every store that got to its end is compared with the undisturbed one."""
+    """Kill harvests as often as asked, and compare every finished store with the undisturbed one."""
     chance, tally, start = random.Random(seed), Tally(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder, "undisturbed")

@@ -1,4 +1,4 @@
-"""What is compared before and after: the state of a model, the values and the bits of tensors."""
+"""States to compare before and after: the attributes of a model, the values and the bits of tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookline._values.nested import leaves
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """Return everything that hooks could change on a model: its modules' attributes, hook tables, flags and numbers."""
+    """Return everything that hooks could change on a model: the attributes, hook tables and flags of its modules."""
     found: dict[str, Any] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         found[f"{path} class"] = type(module)
@@ -24,7 +24,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _freeze(value: Any) -> Any:
-    """Return what compares equal exactly while `value` is the same object with the same content."""
+    """Return a key that stays equal as long as `value` is the same object with the same content."""
     if isinstance(value, Tensor):
         return id(value), value._version, value.requires_grad, value.dtype, id(value.grad)
     if isinstance(value, dict):
@@ -44,10 +44,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 def modes_left() -> int:
-    """Return how many torch function modes are on."""
+    """Return the number of active torch function modes."""
     return torch._C._len_torch_function_stack()
 
 
 def hooks_left() -> list[str]:
-    """Return the sites that are hooked now, on any model."""
+    """Return the sites that are hooked at the moment, on any model."""
     return [str(tap.site) for one in lifecycle.lifecycles() for tap in one.taps if tap.shadow is not None]

@@ -1,4 +1,4 @@
-"""Small stores to test with, and what must be read of them: plain lists of tensors, one for each sample."""
+"""Small stores for tests, and the rows to expect from them: plain lists of tensors, one for each sample."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DTYPES = [dtype for dtype in _untrusted_files.DTYPES.values() if _untrusted_file
 
 @dataclass
 class Plan:
-    """One unit: for each array and stored sample its rows; the order in which they are stored; positions, if any."""
+    """One unit to write: the rows of each array and sample, the order of the samples, and positions, if any."""
 
     samples: int
     rows: list[dict[int, Tensor]]  # For each array, by offset from the unit's first sample.
     order: list[int] | None = None
-    skipped: dict[int, str] = field(default_factory=dict)  # By offset.
-    positions: dict[int, Tensor] | None = None  # Of the rows of the first array, and those with equal lengths.
+    skipped: dict[int, str] = field(default_factory=dict)  # Reasons, by offset.
+    positions: dict[int, Tensor] | None = None  # For the first array, and arrays with the same lengths.
     pieces: int = 1
 
 
@@ -42,7 +42,7 @@ def bits(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> T
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same bit for bit."""
+    """Return True if two tensors are equal bit for bit."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if not one.nbytes:
@@ -56,7 +56,7 @@ def memory(tensor: Tensor) -> Any:
 
 
 def take(rows: Tensor, index: Any) -> Tensor:
-    """Return rows by number, of dtypes too that torch can't index."""
+    """Return rows by number, even of dtypes that torch can't index."""
     if not rows.nbytes:
         return torch.empty(len(torch.arange(len(rows))[index]), *rows.shape[1:], dtype=rows.dtype)
     found = torch.from_numpy(memory(rows)).view(len(rows), -1)[index]
@@ -64,7 +64,7 @@ def take(rows: Tensor, index: Any) -> Tensor:
 
 
 def join(parts: list[Tensor], like: Array) -> Tensor:
-    """Return rows one after the other, of dtypes too that torch can't join."""
+    """Concatenate rows, even of dtypes that torch can't concatenate."""
     count, full = sum(map(len, parts)), [part for part in parts if part.nbytes]
     if not full:
         return torch.empty(count, *like.shape, dtype=like.dtype)
@@ -83,7 +83,7 @@ def write(path: str | os.PathLike[str], arrays: tuple[Array, ...], plans: list[P
 
 
 def write_unit(unit: Unit, arrays: tuple[Array, ...], first: int, plan: Plan) -> bool:
-    """Write one unit, each array in some pieces."""
+    """Write one unit, each array in `plan.pieces` pieces. Return True if it was committed."""
     stored = plan.order if plan.order is not None else sorted(plan.rows[0])
     for array, rows in enumerate(plan.rows):
         for piece in join([rows[offset] for offset in stored], arrays[array]).chunk(plan.pieces):
@@ -130,7 +130,7 @@ def many(path, units=40):
 
 
 def seal(value):
-    """Return JSON with the right checksum, whatever it says."""
+    """Return a JSON object with the right checksum, whatever its content."""
     value.pop("checksum", None)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return json.dumps({**value, "checksum": f"{zlib.crc32(text.encode()):08x}"}).encode()
@@ -139,7 +139,7 @@ def seal(value):
 def made(
     path: str | os.PathLike[str], samples: Mapping[str, Sequence[Tensor]], unit: int = 4, **options: object
 ) -> Store:
-    """Write a store of arrays, each the rows of sample 0, 1, ..., so many samples a unit; return it."""
+    """Write and return a store with `unit` samples per unit. `samples` has, by array, the rows of sample 0, 1, ..."""
     root, count = open_storage(path), len(next(iter(samples.values())))
     arrays = [Array(name, some[0].dtype, tuple(some[0].shape[1:])) for name, some in samples.items()]
     manifest = begin(root, Manifest({"made": "by hand"}, tuple(arrays), -(-count // unit)))
@@ -154,7 +154,7 @@ def made(
 
 
 def tokens(lengths: Sequence[int], width: int = 3, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    """Return the rows of samples of some lengths: random, but the first number of each row is the row's own."""
+    """Return random rows of samples of these lengths. The first element of each row is the row's number, modulo 256."""
     rows = torch.randn(sum(lengths), width)
     rows[:, 0] = torch.arange(len(rows)) % 256
     return list(rows.to(dtype).split(list(lengths)))

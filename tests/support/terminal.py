@@ -1,4 +1,4 @@
-"""A real terminal for tests: a program runs in a pty of a given size, and what it shows there is returned."""
+"""A real terminal for tests: run a program in a pty of a given size, and return what it shows there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def shown(command: list[str], typed: str = "", columns: int = 100, lines: int = 40, **environment: str) -> str:
-    """Run a command of Python in a terminal, type into it, and return all that it wrote there, escapes and all."""
+    """Run a Python command in a terminal, type into it, and return all its output, including escape codes."""
     own, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     unset = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
@@ -35,7 +35,7 @@ def shown(command: list[str], typed: str = "", columns: int = 100, lines: int = 
 
 
 def session(code: list[str], **options: object) -> dict[str, str]:
-    """Type lines into an interactive session; return what each of them shows, by its text."""
+    """Type lines into an interactive session; return the output of each line, by the text of the line."""
     typed = "".join(f"{line}\nprint('mark', {number})\n" for number, line in enumerate(code))
     output = shown(["-q", "-i"], f"{typed}exit()\n", **options)  # type: ignore[arg-type]
     parts = re.split(r"mark \d+\n", output.replace("\x1b[?2004h", "").replace("\x1b[?2004l", "").replace("\r", ""))
@@ -48,7 +48,7 @@ def plain(text: str) -> str:
 
 
 def _without_echo(part: str, line: str) -> str:
-    """Leave out what was typed: a terminal shows it, at once or when it is read."""
+    """Remove the typed text, which a terminal echoes at once or when it is read."""
     echoed = (line, "print('mark'", "exit()")
     kept = [one for one in part.splitlines() if not plain(one).removeprefix(">>> ").startswith(echoed)]
     return "\n".join(one.removeprefix(">>> ") for one in kept)
@@ -57,5 +57,5 @@ def _without_echo(part: str, line: str) -> str:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Nobody has the other end any more.
+    except OSError:  # The process has closed the other end.
         return b""

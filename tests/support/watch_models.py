@@ -1,4 +1,4 @@
-"""Models that make bad values, and the error that a watch raises."""
+"""Models that produce bad values, and the error that a watch raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Root(nn.Module):
-    """A module that makes NaN of what is negative, in its own forward, after a child that is fine."""
+    """A module that turns negative values into NaN in its own forward, after a child without bad values."""
 
     def __init__(self):
         super().__init__()
